@@ -1,0 +1,52 @@
+# Every target sets up what it needs: a machine with Python, git and make is enough.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: demo test check faults fuzz bench matrix format clean
+
+demo: .venv/ready
+	$(BIN)/python examples/demo.py
+
+test: .venv/ready
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Every write step of every scenario, killed, torn, shortened and failed; power cuts; seeded bugs. Minutes.
+faults: .venv/ready
+	$(BIN)/python -m tests.faults
+
+# Coverage-guided fuzzing of the pack reader. SECONDS=60 by default.
+fuzz: .venv/fuzz
+	$(BIN)/python tests/fuzz/fuzz_pack.py --seconds $(or $(SECONDS),60)
+
+bench: .venv/bench
+	$(BIN)/python bench/store.py
+
+# The wheel, alone, on every Python that is here: no torch, the numpy half of the tests.
+matrix: .venv/ready
+	$(BIN)/python tests/matrix.py
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,torch,diffusers,transformers]"
+	touch $@
+
+.venv/bench: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	touch $@
+
+.venv/fuzz: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check atheris
+	touch $@
+
+clean:
+	rm -rf .venv .venvs build dist bench/out

@@ -1,0 +1,204 @@
+"""Everything precook can complain about.
+
+    PrecookError
+    ├── IdentityError            a value that cannot be identified (also a TypeError)
+    ├── SourceError              a source that cannot be read
+    │   └── SourceChangedError   ... because it changed meanwhile
+    ├── TreeError                a tree that cannot be stored (also a TypeError)
+    ├── MissingTorchError        a torch tensor is asked for and torch is not installed
+    ├── EncodeError              an encoder that broke its promise
+    ├── MissingEntryError        no entry under that key (also a KeyError)
+    │   └── DamagedEntryError    ... because its bytes are not what was put
+    └── StoreError
+        ├── NoStoreError         nothing there
+        ├── NotAStoreError       something else is there
+        ├── NewerFormatError     made by a newer precook
+        ├── LockedError          somebody else holds the lock
+        ├── ReadOnlyError        writing is not allowed here
+        ├── NoSpaceError         the disk or the quota is full
+        ├── StoreWriteError      the disk refused a write
+        ├── DamagedPackError     a pack that is not what its name says
+        └── ClosedStoreError     used after close, or across a fork
+
+An error carries its facts as attributes, a `hint` with the next step, and the `exit_code` of the command line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from precook.values import Key
+
+
+class PrecookError(Exception):
+    """Base of every error of ours."""
+
+    hint: str = ""
+    exit_code: int = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if hint is not None:
+            self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class IdentityError(PrecookError, TypeError):
+    """A value whose identity cannot be stated; `where` is its place inside what was given."""
+
+    exit_code = 2
+
+    def __init__(self, where: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.where = where
+
+
+class SourceError(PrecookError):
+    """A source that cannot be read."""
+
+    def __init__(self, path: Path, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{printable(path)}: {message}", hint=hint)
+        self.path = path
+
+
+class SourceChangedError(SourceError):
+    """A source that changed while it was being read."""
+
+    hint = "try again when nothing writes to it"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "changed while it was being read")
+
+
+class TreeError(PrecookError, TypeError):
+    """A tree that cannot be stored; `where` is the path of the offending part."""
+
+    exit_code = 2
+
+    def __init__(self, where: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{where}: {message}", hint=hint)
+        self.where = where
+
+
+class MissingTorchError(PrecookError):
+    """An entry holds torch tensors and torch is not installed here."""
+
+    hint = 'install precook[torch], or read with tensors="numpy"'
+
+    def __init__(self) -> None:
+        super().__init__("this entry holds torch tensors and torch is not installed")
+
+
+class EncodeError(PrecookError):
+    """An encoder that returned something else than it promised; nothing of that batch was stored."""
+
+
+class MissingEntryError(PrecookError, KeyError):
+    """No entry is stored under this key."""
+
+    def __init__(self, key: Key, message: str | None = None, *, hint: str | None = None) -> None:
+        super().__init__(message or f"no entry {key.hex}", hint=hint)
+        self.key = key
+
+
+class DamagedEntryError(MissingEntryError):
+    """An entry whose bytes are not what was put: a miss that says so."""
+
+    hint = "encode it again; `precook verify` lists every damaged entry"
+    exit_code = 4
+
+    def __init__(self, key: Key, pack: Path, reason: str) -> None:
+        super().__init__(key, f"entry {key.hex} in {printable(pack)} is damaged: {reason}")
+        self.pack = pack
+        self.reason = reason
+
+
+class StoreError(PrecookError):
+    """Something about the store as a whole."""
+
+    def __init__(self, path: Path, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{printable(path)}: {message}", hint=hint)
+        self.path = path
+
+
+class NoStoreError(StoreError):
+    """There is no store at this place."""
+
+    hint = "check the path, or write a first entry to create one"
+    exit_code = 10
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "no store there")
+
+
+class NotAStoreError(StoreError):
+    """This directory holds something that is not a store."""
+
+    hint = "choose an empty or a new directory"
+    exit_code = 10
+
+
+class NewerFormatError(StoreError):
+    """This store, or a pack in it, was made by a newer precook."""
+
+    hint = "upgrade precook; nothing was changed"
+    exit_code = 12
+
+    def __init__(self, path: Path, found: int, known: int) -> None:
+        super().__init__(path, f"format {found}, this precook knows formats up to {known}")
+        self.found = found
+        self.known = known
+
+
+class LockedError(StoreError):
+    """Somebody else held a lock for longer than we waited."""
+
+    hint = "wait for the other process, or look for one that hangs"
+    exit_code = 11
+
+
+class ReadOnlyError(StoreError):
+    """Writing is not allowed: opened read-only, a read-only mount, or missing permission."""
+
+    hint = "open a store you may write to"
+    exit_code = 13
+
+
+class NoSpaceError(StoreError):
+    """The disk or the quota is full; what was stored before is unharmed."""
+
+    hint = "free some space and try again"
+    exit_code = 14
+
+
+class StoreWriteError(StoreError):
+    """The operating system refused a write; what was stored before is unharmed."""
+
+    hint = "look at the disk's health, then try again"
+
+
+class DamagedPackError(StoreError):
+    """A pack that is not what its name says: none of its entries is used."""
+
+    hint = "run `precook verify`; its entries will be encoded again"
+    exit_code = 4
+
+
+class ClosedStoreError(StoreError):
+    """A store or writer used after it was closed, or in a process forked from the one that opened it."""
+
+    hint = "open it again"
+
+
+def printable(text: object) -> str:
+    """`text` with everything that could steer a terminal or forge a line escaped."""
+    return "".join(
+        char if char.isprintable() and not "\ud800" <= char <= "\udfff" else char.encode("unicode_escape").decode()
+        for char in str(text)
+    )

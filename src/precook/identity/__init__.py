@@ -1,0 +1,1 @@
+"""What things are: digests, the canonical form, recipes and the identity of models, tokenizers and processors."""

@@ -1,0 +1,61 @@
+"""Recipes: everything about how an entry is made, and the keys they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from precook.errors import IdentityError
+from precook.identity.canonical import canonical
+from precook.identity.digests import derived_digest
+from precook.values import Digest, Key
+
+_RECIPE_CONTEXT = "precook recipe 1"
+_KEY_CONTEXT = "precook key 1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """An encoder's identity and settings: a kind and plain data.
+
+    Two recipes are equal when their canonical forms are; whatever decides the encoder's output belongs into `data`.
+
+    >>> vae = Recipe("vae", {"weights": "…", "dtype": "float16"})
+    >>> vae.key("a picture's digest", size=(1024, 768)) == vae.key("a picture's digest", size=[1024, 768])
+    True
+    >>> vae.key("a picture's digest", size=(768, 1024)) == vae.key("a picture's digest", size=(1024, 768))
+    False
+    """
+
+    kind: str
+    data: object
+    form: bytes = field(init=False, repr=False)
+    """The canonical form that `digest` is the digest of; stored with the entries so that they can be explained."""
+    digest: Digest = field(init=False)
+
+    def __post_init__(self) -> None:
+        if type(self.kind) is not str or not self.kind:
+            raise IdentityError("", f"a recipe's kind is a name, not {self.kind!r}")
+        form = canonical([self.kind, self.data])
+        object.__setattr__(self, "form", form)
+        object.__setattr__(self, "digest", recipe_digest(form))
+
+    @property
+    def hex(self) -> str:
+        """The digest as 64 hexadecimal digits."""
+        return self.digest.hex
+
+    def key(self, *inputs: object, **settings: object) -> Key:
+        """The key of what this recipe makes of these inputs and settings: plain data or digests."""
+        form = canonical([self.digest, list(inputs), settings])
+        return Key(derived_digest(_KEY_CONTEXT, form))
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Recipe) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def recipe_digest(form: bytes) -> Digest:
+    """The digest of the recipe with this canonical form."""
+    return Digest(derived_digest(_RECIPE_CONTEXT, form))

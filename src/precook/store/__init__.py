@@ -1,0 +1,1 @@
+"""Keep it: trees to packs and back, the index, writers and readers."""

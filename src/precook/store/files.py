@@ -1,0 +1,136 @@
+"""Files that appear whole and stay: the order of writes that survives a kill and a power cut.
+
+Everything the store writes outside SQLite goes through `publish`. The store calls these functions through the module,
+so that the fault harness can seed each classic mistake and prove that it would notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from precook.errors import NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
+
+PARTIAL = ".partial"
+_BUFFERS_AT_ONCE = 512  # below IOV_MAX everywhere
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def publish(path: Path, buffers: Sequence[Any]) -> None:
+    """Write `buffers` to `path` so that its name appears only when every byte is durable, and stays.
+
+    On any failure nothing is published and the partial file is removed if the disk lets us. A failed fsync is never
+    tried again: the kernel may have dropped the data and report success the second time.
+    """
+    partial, descriptor = _create_partial(path)
+    try:
+        try:
+            write_all(descriptor, buffers)
+            sync_file(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(partial, path)  # noqa: PTH104 - each step of the order of writes stands here by name
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)  # noqa: PTH108
+        raise
+    sync_directory(path.parent)
+
+
+def write_all(descriptor: int, buffers: Sequence[Any]) -> None:
+    """Write every byte of every buffer: a write that takes only some of them is continued."""
+    pending = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
+    at = 0
+    while at < len(pending):
+        written = os.writev(descriptor, pending[at : at + _BUFFERS_AT_ONCE])
+        while at < len(pending) and written >= pending[at].nbytes:
+            written -= pending[at].nbytes
+            at += 1
+        if written:
+            pending[at] = pending[at][written:]
+
+
+def sync_file(descriptor: int) -> None:
+    """Make a file's content durable."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make a directory's names durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_file(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directories(path: Path) -> None:
+    """Create a directory and its missing parents, each durable before anything is put into it."""
+    if path.is_dir():
+        return
+    make_directories(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+    sync_directory(path.parent)
+
+
+def _create_partial(path: Path) -> tuple[Path, int]:
+    """A new file beside `path`, locked for as long as its writer lives: `sweep` takes only those of the dead."""
+    while True:
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return partial, descriptor
+        except BlockingIOError:
+            pass  # a sweep took it between our open and our lock, and will remove it
+        os.close(descriptor)
+
+
+def sweep_partial(path: Path) -> bool:
+    """Remove a partial file whose writer is dead; whether it was."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about writing to the store at `path` into our errors."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(path, error) from error
+
+
+def explain(path: Path, error: OSError) -> StoreError:
+    """Our error for one of the operating system's."""
+    reason = error.strerror or str(error)
+    if error.errno in _NO_SPACE:
+        return NoSpaceError(path, f"no space left: {reason}")
+    if error.errno in _NOT_ALLOWED:
+        return ReadOnlyError(path, f"cannot be written: {reason}")
+    hint = "close some files or raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else None
+    return StoreWriteError(path, f"writing failed: {reason}", hint=hint)

@@ -1,0 +1,140 @@
+"""The store directory: what lies where, and whether a directory is a store at all."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from precook.errors import NewerFormatError, NotAStoreError
+from precook.store import files
+from precook.store.pack import FORMAT
+
+_TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# This directory is a precook store: what it holds can be made again.\n"
+    "# About this tag: https://bford.info/cachedir/\n"
+)
+_LINE = re.compile(r'([a-z_]+) = (?:(\d+)|"([^"\\\x00-\x1f]*)")')
+_OURS_BEFORE_CREATION = {"CACHEDIR.TAG", "index.lock"}
+_PACK = re.compile(r"([0-9a-f]{64})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names inside a store; pure, apart from the functions below."""
+
+    root: Path
+
+    @property
+    def marker(self) -> Path:
+        """The file that makes a directory a store."""
+        return self.root / "store.toml"
+
+    @property
+    def packs(self) -> Path:
+        """Where packs lie, spread over 256 directories."""
+        return self.root / "packs"
+
+    @property
+    def index(self) -> Path:
+        """The derived database."""
+        return self.root / "index.sqlite"
+
+    @property
+    def lock(self) -> Path:
+        """Held while the index or the marker is written."""
+        return self.root / "index.lock"
+
+    def pack(self, pack_id: str) -> Path:
+        """The file of a pack."""
+        return self.packs / pack_id[:2] / f"{pack_id}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What store.toml says."""
+
+    format: int
+    id: str
+    """Random, so that an index copied from another store is noticed."""
+    created: str
+
+
+def read_marker(layout: Layout) -> Marker | None:
+    """The marker of an existing store, None where a store may be made, an error where something else lies."""
+    try:
+        text = layout.marker.read_text("utf-8")
+    except FileNotFoundError:
+        _refuse_foreign(layout.root)
+        return None
+    except NotADirectoryError as error:
+        raise NotAStoreError(layout.root, "not a directory") from error
+    except UnicodeDecodeError as error:
+        raise NotAStoreError(layout.root, "store.toml is not text", hint="restore it from a backup") from error
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise NotAStoreError(layout.root, f"store.toml has a line {line[:60]!a} that precook does not write")
+        found[match[1]] = match[2] if match[2] is not None else match[3]
+    if not found.get("format", "").isdigit():
+        raise NotAStoreError(layout.root, "store.toml does not say which format it has")
+    version = int(found["format"])
+    if version > FORMAT:
+        raise NewerFormatError(layout.root, version, FORMAT)
+    return Marker(version, found.get("id", ""), found.get("created", ""))
+
+
+def create_store(layout: Layout) -> Marker:
+    """Write the marker of a new store; the caller holds the lock and has seen that there is none."""
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    marker = Marker(FORMAT, secrets.token_hex(16), created)
+    files.publish(layout.root / "CACHEDIR.TAG", [_TAG.encode()])
+    text = (
+        "# A precook store. docs/format.md describes it; index.sqlite can be deleted, the rest cannot.\n"
+        f'format = {marker.format}\nid = "{marker.id}"\ncreated = "{marker.created}"\n'
+    )
+    files.publish(layout.marker, [text.encode()])
+    return marker
+
+
+def list_packs(layout: Layout) -> tuple[set[str], list[Path]]:
+    """Ids of the packs that lie in the store, and the partial files beside them."""
+    ids: set[str] = set()
+    partials: list[Path] = []
+    try:
+        folders = [folder for folder in layout.packs.iterdir() if len(folder.name) == 2]  # noqa: PLR2004
+    except FileNotFoundError:
+        return ids, partials
+    for folder in folders:
+        try:
+            names = [path.name for path in folder.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for name in names:
+            match = _PACK.fullmatch(name)
+            if match is not None and match[1].startswith(folder.name):
+                ids.add(match[1])
+            elif name.endswith(files.PARTIAL):
+                partials.append(folder / name)
+    return ids, partials
+
+
+def _refuse_foreign(root: Path) -> None:
+    try:
+        names = {path.name for path in root.iterdir()}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError as error:
+        raise NotAStoreError(root, "not a directory") from error
+    foreign = {name for name in names - _OURS_BEFORE_CREATION if not name.endswith(files.PARTIAL)}
+    if "packs" in foreign and "index.sqlite" in foreign:
+        raise NotAStoreError(root, "packs without store.toml", hint="restore store.toml from a backup")
+    if foreign:
+        example = min(foreign)
+        raise NotAStoreError(root, f"not a store: it holds {example!a} and no store.toml")

@@ -1,0 +1,117 @@
+"""Leaves: the tensors of a tree, on their way in and out.
+
+On the way in a leaf is copied once, so that its owner may go on using it. On the way out it is given the type it had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.errors import TreeError
+from precook.store.dtypes import DType, from_numpy_type, from_torch_type, load_torch, loaded_torch
+
+Library = Literal["numpy", "torch"]
+Bytes = npt.NDArray[np.uint8]
+
+MAX_RANK = 15
+MAX_DIM = 2**32 - 1
+MAX_BYTES = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor as bytes: contiguous, in C order, owned by nobody else."""
+
+    dtype: DType
+    library: Library
+    shape: tuple[int, ...]
+    data: Bytes
+
+
+def is_tensor(value: object) -> bool:
+    """Whether `value` is a leaf that holds numbers."""
+    torch = loaded_torch()
+    return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
+
+
+def read_leaf(value: Any, where: str) -> Leaf:
+    """A copy of a tensor, or a `TreeError` that says why it cannot be stored."""
+    leaf = _from_numpy(value, where) if isinstance(value, np.ndarray) else _from_torch(value, where)
+    if len(leaf.shape) > MAX_RANK:
+        raise TreeError(where, f"a tensor of {len(leaf.shape)} dimensions; at most {MAX_RANK} can be stored")
+    size = leaf.dtype.size
+    for dim in leaf.shape:
+        # Counted without the zeros: an empty tensor must not claim a huge shape either.
+        size *= max(dim, 1)
+        if dim > MAX_DIM or size > MAX_BYTES:
+            raise TreeError(where, f"a tensor of shape {leaf.shape} is too large to store")
+    return leaf
+
+
+def as_library(array: npt.NDArray[Any], dtype: DType, library: Library) -> Any:
+    """The tensor over `array`, which holds the leaf's elements as `dtype.bits`."""
+    if library == "torch":
+        torch = loaded_torch() or load_torch()
+        tensor = torch.from_numpy(array)
+        return tensor.view(getattr(torch, dtype.torch)) if dtype.foreign else tensor
+    return array.view(dtype.numpy_type()) if dtype.foreign else array
+
+
+def _from_numpy(array: npt.NDArray[Any], where: str) -> Leaf:
+    if type(array) is not np.ndarray:
+        name = type(array).__qualname__
+        raise TreeError(where, f"a numpy {name} would come back as an ndarray", hint="give numpy.asarray(it)")
+    dtype = from_numpy_type(array.dtype)
+    if dtype is None:
+        raise TreeError(
+            where, f"numpy arrays of type {array.dtype} cannot be stored", hint="convert it with .astype(...)"
+        )
+    data = np.array(array, order="C", copy=True).reshape(-1).view(np.uint8)
+    return Leaf(dtype, "numpy", array.shape, data)
+
+
+def _from_torch(tensor: Any, where: str) -> Leaf:
+    torch = load_torch()
+    if type(tensor) is not torch.Tensor:
+        name = type(tensor).__qualname__
+        raise TreeError(where, f"a torch {name} would come back as a plain tensor", hint="give it.detach()")
+    if tensor.requires_grad:
+        raise TreeError(where, "the tensor requires grad, which cannot be stored", hint="give it.detach()")
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise TreeError(where, f"a {tensor.layout} tensor on {tensor.device} has no plain bytes to store")
+    dtype = from_torch_type(tensor.dtype)
+    if dtype is None:
+        raise TreeError(where, f"tensors of type {tensor.dtype} cannot be stored", hint="convert it with .to(...)")
+    host = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    data = np.array(host.reshape(-1).view(torch.uint8).numpy(), copy=True)
+    return Leaf(dtype, "torch", tuple(tensor.shape), data)
+
+
+def has_nan(leaf: Leaf) -> bool:
+    """Whether a leaf holds a NaN, in any type that has one."""
+    array = leaf.data.view(leaf.dtype.bits)
+    if not leaf.dtype.foreign:
+        return array.dtype.kind in "fc" and bool(np.isnan(array).any())
+    low, high = _NAN_BITS[leaf.dtype.name]
+    magnitude = array & (
+        np.iinfo(array.dtype).max if leaf.dtype.name in _UNSIGNED_NAN else np.iinfo(array.dtype).max >> 1
+    )
+    return bool(((magnitude >= low) & (magnitude <= high)).any())
+
+
+_NAN_BITS = {
+    "BF16": (0x7F81, 0x7FFF),
+    "F8_E4M3": (0x7F, 0x7F),
+    "F8_E5M2": (0x7D, 0x7F),
+    "F8_E8M0": (0xFF, 0xFF),
+    "F8_E4M3FNUZ": (0x80, 0x80),
+    "F8_E5M2FNUZ": (0x80, 0x80),
+    "F4": (0x100, 0x100),
+}
+"""The bit patterns that mean NaN, without the sign; F4 has none."""
+_UNSIGNED_NAN = {"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
+"""Types whose NaN is one pattern of all bits, the sign included."""

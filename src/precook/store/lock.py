@@ -1,0 +1,45 @@
+"""The lock around every write to the index."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from precook.errors import LockedError
+from precook.store import files
+
+PATIENCE = 60.0
+"""Seconds to wait for another writer; a commit takes milliseconds."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, patience: float = PATIENCE) -> Iterator[None]:
+    """Hold the lock at `path`: one holder among all threads and processes, freed by the kernel when its holder dies.
+
+    The descriptor is opened anew each time, so threads exclude each other too, and nothing is left to close in a fork.
+    """
+    with files.explained(path.parent):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        _acquire(descriptor, path, time.monotonic() + patience)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path, deadline: float) -> None:
+    pause = 0.001
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise LockedError(path, "another process holds the lock of this store") from None
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        else:
+            return

@@ -1,0 +1,236 @@
+"""Packs on disk: reading heads and rows from files that may be anything.
+
+The first read of a row copies it with `pread` and checks it: a bad sector is then an error like any other, where a
+mapping would end the process. Later reads come from mappings. Each row of a private mapping is handed out once and the
+table is mapped anew when it is asked for again, so tensors may be written to and nobody else ever sees those writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.errors import DamagedPackError
+from precook.store.header import header_length
+from precook.store.mapping import map_file
+from precook.store.pack import MAX_HEAD, Head, LeafColumn, Table, checksum, pack_id, pair, parse_head, parse_pack_header
+
+LARGE = 16 << 10
+"""Leaves from this size on are handed out from a mapping; smaller ones are cheaper to copy."""
+
+Array = npt.NDArray[Any]
+
+
+class RowDamagedError(ValueError):
+    """A row that is not what was put; the message says how that was noticed."""
+
+
+class PackFile:
+    """An opened pack: its head, and its tables to read rows from. Safe to use from several threads."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        with _open_regular(path) as descriptor:
+            self.head = _read_head(descriptor, path, name)
+            self._file = _look(descriptor)
+        self.tables = tuple(TableFile(self, table) for table in self.head.tables)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file as it is; a file cut short has less than its head says."""
+        return self._file[2]
+
+    def locate(self, row: int) -> tuple[TableFile, int]:
+        """The table that holds a row of the pack, and its number there."""
+        for table in self.tables:
+            if row < table.table.rows:
+                return table, row
+            row -= table.table.rows
+        raise RowDamagedError("the pack has fewer rows")
+
+    def first_row(self, table: TableFile) -> int:
+        """The pack's number of a table's first row."""
+        return sum(other.table.rows for other in self.tables[: self.tables.index(table)])
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[int]:
+        """A descriptor of the very file whose head was read."""
+        with _open_regular(self.path) as descriptor:
+            if _look(descriptor) != self._file:
+                raise RowDamagedError("the file was changed or replaced")
+            yield descriptor
+
+    def map(self, *, private: bool) -> npt.NDArray[np.uint8]:
+        """The file as an array."""
+        with self.open() as descriptor:
+            return map_file(descriptor, self.nbytes, private=private)
+
+
+class TableFile:
+    """The rows of one table of a pack."""
+
+    __slots__ = ("_gift", "_lock", "_source", "_taken", "checked", "pack", "signature", "table")
+
+    def __init__(self, pack: PackFile, table: Table) -> None:
+        self.pack = pack
+        self.table = table
+        self.checked = bytearray(table.rows)
+        """Nonzero for rows that were read from the disk and passed their checksum in this process."""
+        self._lock = threading.Lock()
+        shapes = [leaf.shape for leaf in table.leaves]
+        self.signature = None if None in shapes else (table.skeleton, shapes)
+        """What two tables must share so that all their rows can be stacked; None where shapes vary inside this one."""
+        self._source: list[Array] | None = None
+        self._gift: list[Array] | None = None
+        self._taken = bytearray()
+
+    def renew_lock(self) -> None:
+        """Forget who holds the lock: in a forked child its holder may not exist."""
+        self._lock = threading.Lock()
+
+    def key(self, row: int) -> bytes:
+        """The key of a row."""
+        return bytes(self.table.keys[row])
+
+    def read(self, row: int, *, check: bool) -> list[Array]:
+        """A row's leaves, read from the disk into memory of their own."""
+        if any(sum(leaf.span(row)) > self.pack.nbytes for leaf in self.table.leaves):
+            raise RowDamagedError("the pack is cut short")
+        arrays = [np.empty(leaf.row_shape(row), leaf.dtype.bits) for leaf in self.table.leaves]
+        self.read_into(row, arrays, check=check)
+        return arrays
+
+    def read_into(self, row: int, arrays: list[Array], *, check: bool) -> None:
+        """Read a row's leaves from the disk into contiguous arrays of their shapes."""
+        with self.pack.open() as descriptor:
+            for leaf, array in zip(self.table.leaves, arrays, strict=True):
+                _read_span(descriptor, array, leaf.span(row)[0])
+        if check:
+            self.check(row, arrays)
+        self.checked[row] = 1
+
+    def check(self, row: int, arrays: list[Array]) -> None:
+        """Compare a row's leaves with its checksum."""
+        table = self.table
+        found = checksum(
+            key=table.keys[row].tobytes(),
+            recipe=self.pack.head.recipe_digests[table.recipes[row]],
+            skeleton=table.skeleton,
+            values=table.values.row(row),
+            labels=table.labels.row(row),
+            leaves=((leaf.row_shape(row), array) for leaf, array in zip(table.leaves, arrays, strict=True)),
+        )
+        if found != table.checksums[row].tobytes():
+            raise RowDamagedError("its checksum does not match")
+
+    def take(self, row: int) -> tuple[list[Array], bool]:
+        """A checked row's leaves, large ones without a copy; and whether the table was mapped anew for it."""
+        fresh = False
+        with self._lock:
+            if self._source is None:
+                self._source = self._columns(self.pack.map(private=False))
+            if self._gift is None or self._taken[row]:
+                fresh = True
+                self._gift = self._columns(self.pack.map(private=True))
+                self._taken = bytearray(self.table.rows)
+            self._taken[row] = 1
+            arrays = []
+            for leaf, source, gift in zip(self.table.leaves, self._source, self._gift, strict=True):
+                array = _row(leaf, gift, row)
+                arrays.append(array if array.nbytes >= LARGE else _row(leaf, source, row).copy())
+            return arrays, fresh
+
+    def view(self, row: int) -> list[Array]:
+        """A checked row's leaves as they are mapped, read-only (0-d ones as scalars)."""
+        source = self._source
+        if source is None:
+            with self._lock:
+                source = self._source = self._columns(self.pack.map(private=False))
+        if self.signature is not None:
+            return [column[row] for column in source]
+        return [_row(leaf, column, row) for leaf, column in zip(self.table.leaves, source, strict=True)]
+
+    def forget(self) -> None:
+        """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
+        with self._lock:
+            self._gift = None
+
+    def _columns(self, mapping: npt.NDArray[np.uint8]) -> list[Array]:
+        return [_column(leaf, mapping, self.table.rows) for leaf in self.table.leaves]
+
+
+def _column(leaf: LeafColumn, mapping: npt.NDArray[np.uint8], rows: int) -> Array:
+    if leaf.shape is None:
+        return mapping[leaf.start : pair(leaf.offsets, rows - 1)[1] + leaf.start].view(leaf.dtype.bits)
+    column = mapping[leaf.start : leaf.start + rows * leaf.row_bytes].view(leaf.dtype.bits)
+    return column.reshape(rows, *leaf.shape)
+
+
+def _row(leaf: LeafColumn, column: Array, row: int) -> Array:
+    if leaf.shape is not None:
+        return column[row, ...]
+    begin, end = pair(leaf.offsets, row)
+    size = leaf.dtype.size
+    return column[begin // size : end // size].reshape(leaf.row_shape(row))
+
+
+def _read_span(descriptor: int, array: Array, offset: int) -> None:
+    """Fill an array from the file; one that ends too early is damage."""
+    if not array.nbytes:
+        return
+    pending = memoryview(array.reshape(-1).view(np.uint8).data)
+    while pending.nbytes:
+        size = os.preadv(descriptor, [pending], offset)
+        if size == 0:
+            raise RowDamagedError("the pack is cut short")
+        pending = pending[size:]
+        offset += size
+
+
+@contextlib.contextmanager
+def _open_regular(path: Path) -> Iterator[int]:
+    # A FIFO must not hang us and a link must not lead us elsewhere.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _look(descriptor: int) -> tuple[int, int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size
+
+
+def _read_head(descriptor: int, path: Path, name: str) -> Head:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise DamagedPackError(path, "not a regular file")
+    size = os.fstat(descriptor).st_size
+    try:
+        length = header_length(os.pread(descriptor, 8, 0))
+        if length > size:
+            raise DamagedPackError(path, "cut short inside its header")
+        header = parse_pack_header(_pread(descriptor, length, 0))
+        end = length + header.directory
+        if end > size or end > MAX_HEAD:
+            raise DamagedPackError(path, "cut short inside its directory")
+        head = _pread(descriptor, end, 0)
+        if pack_id(head) != name:
+            raise DamagedPackError(path, "its head does not match its name")
+        return parse_head(header, head)
+    except ValueError as error:
+        raise DamagedPackError(path, f"not a pack: {error}") from error
+
+
+def _pread(descriptor: int, size: int, offset: int) -> bytes:
+    data = np.empty(size, np.uint8)
+    _read_span(descriptor, data, offset)
+    return data.tobytes()

@@ -1,0 +1,249 @@
+"""Reads: from a key to its tree, by the packs' own word.
+
+The index proposes a place, the pack's key column confirms it, the checksum vouches for the bytes. After the first read
+of an entry nothing here touches SQL or the disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, ReadOnlyError
+from precook.store.index import Index, Place
+from precook.store.layout import Layout
+from precook.store.lazy import LazyTensor
+from precook.store.leaves import Library, as_library
+from precook.store.pack import Head
+from precook.store.packfile import Array, PackFile, RowDamagedError, TableFile
+from precook.store.stack import Stack, Verify
+from precook.store.tree import Tree, read_values
+from precook.values import Key
+
+_log = logging.getLogger("precook")
+
+_HEADS = 256 << 20
+"""Bytes of heads kept in memory."""
+_PLACES = 1_000_000
+"""Keys whose place is remembered."""
+_GIVEN = 1 << 30
+"""Bytes handed out before private mappings are let go: a bound on what tensors that were written to keep in memory."""
+
+
+class Reader:
+    """Reads entries of one store; safe to use from several threads and after a fork."""
+
+    def __init__(self, layout: Layout, *, read_only: bool, verify: Verify) -> None:
+        self._layout = layout
+        self._read_only = read_only
+        self._verify = verify
+        self._lock = threading.Lock()
+        self._packs: OrderedDict[str, PackFile] = OrderedDict()
+        self._head_bytes = 0
+        self._places: dict[bytes, tuple[TableFile, int]] = {}
+        self._given = 0
+        self._given_from: set[TableFile] = set()
+        self.bad_packs: dict[str, str] = {}
+        """Packs that could not be used, and why."""
+        self.bad_rows: set[Place] = set()
+        """Damaged rows found by this process, which a read-only store cannot note in its index."""
+
+    def after_fork(self) -> None:
+        """Replace the locks, which another thread may have held in the parent."""
+        self._lock = threading.Lock()
+        for pack in self._packs.values():
+            for table in pack.tables:
+                table.renew_lock()
+
+    def heads(self, ids: Iterable[str]) -> Iterator[Head]:
+        """The heads of packs, passing over those that are damaged or gone."""
+        for name in ids:
+            try:
+                yield PackFile(self._layout.pack(name), name).head
+                self.bad_packs.pop(name, None)
+            except FileNotFoundError:
+                continue
+            except (DamagedPackError, OSError) as error:
+                self._note_bad_pack(name, error)
+
+    def get(self, index: Index, key: Key, *, tensors: Library | None = None, lazy: bool = False) -> Tree:
+        """The tree under a key; `MissingEntryError`, or `DamagedEntryError` if all copies of it are damaged."""
+        damaged: DamagedEntryError | None = None
+        while True:
+            place = self._places.get(key.bytes) or self._find(index, key)
+            if place is None:
+                raise damaged or MissingEntryError(key)
+            table, row = place
+            try:
+                if lazy:
+                    return _build(table, row, self._lazy_leaves(index, key, table, row, tensors))
+                return self._tree(table, row, tensors)
+            except FileNotFoundError:
+                self._forget_pack(index, table)
+            except (RowDamagedError, OSError) as error:
+                damaged = self.damaged(index, key, table, row, error)
+
+    def stack(self, index: Index, keys: Sequence[Key], *, tensors: Library | None = None) -> Tree:
+        """One tree for all keys: each tensor stacked along a new first dimension, each plain part a list."""
+        self.resolve(index, keys)
+        stack: Stack | None = None
+        for number, key in enumerate(keys):
+            damaged: DamagedEntryError | None = None
+            while True:
+                place = self._places.get(key.bytes) or self._find(index, key)
+                if place is None:
+                    raise damaged or MissingEntryError(key)
+                try:
+                    stack = stack or Stack(*place, rows=len(keys), verify=self._verify)
+                    stack.fill(number, key, *place)
+                    break
+                except FileNotFoundError:
+                    self._forget_pack(index, place[0])
+                except (RowDamagedError, OSError) as error:
+                    damaged = self.damaged(index, key, *place, error)
+        assert stack is not None
+        return stack.tree(tensors)
+
+    def resolve(self, index: Index, keys: Sequence[Key]) -> None:
+        """Look up the places of all keys at once."""
+        unknown = [key.bytes for key in keys if key.bytes not in self._places]
+        for place in index.find(unknown) if unknown else ():
+            if place.key not in self._places:
+                self._admit(index, place)
+
+    def checksum(self, index: Index, key: Key) -> bytes | None:
+        """The checksum under which a key is stored."""
+        place = self._places.get(key.bytes) or self._find(index, key)
+        return None if place is None else place[0].table.checksums[place[1]].tobytes()
+
+    def _lazy_leaves(
+        self, index: Index, key: Key, table: TableFile, row: int, tensors: Library | None
+    ) -> list[LazyTensor]:
+        def load(number: int) -> Any:
+            try:
+                array = self._arrays(table, row)[number]
+            except (RowDamagedError, OSError) as error:
+                raise self.damaged(index, key, table, row, error) from error
+            leaf = table.table.leaves[number]
+            return as_library(array, leaf.dtype, tensors or leaf.library)
+
+        return [
+            LazyTensor(leaf.row_shape(row), leaf.dtype, tensors or leaf.library, functools.partial(load, number))
+            for number, leaf in enumerate(table.table.leaves)
+        ]
+
+    def damaged(self, index: Index, key: Key, table: TableFile, row: int, error: Exception) -> DamagedEntryError:
+        """Make a damaged place a miss, here and in the index, and say so once."""
+        self._places.pop(key.bytes, None)
+        pack = table.pack
+        first = pack.first_row(table)
+        place = Place(key.bytes, pack.head.id, first + row)
+        found = DamagedEntryError(key, pack.path, str(error))
+        if place not in self.bad_rows:
+            _log.warning("%s", found)
+        self.bad_rows.add(place)
+        if not self._read_only and isinstance(error, RowDamagedError):
+            # A read error may pass; bytes that differ from their checksum will not.
+            try:
+                index.mark_damaged(place, str(error))
+            except ReadOnlyError as refused:
+                _log.warning("cannot note the damage: %s", refused)
+        return found
+
+    def pack(self, name: str) -> PackFile:
+        """An opened pack, kept while there is room for its head."""
+        pack = self._packs.get(name)
+        if pack is None:
+            pack = PackFile(self._layout.pack(name), name)
+            with self._lock:
+                self._packs[name] = pack
+                self._head_bytes += pack.head.nbytes
+                while self._head_bytes > _HEADS and len(self._packs) > 1:
+                    _, old = self._packs.popitem(last=False)
+                    self._head_bytes -= old.head.nbytes
+                    self._places = {k: place for k, place in self._places.items() if place[0].pack is not old}
+        return pack
+
+    def _tree(self, table: TableFile, row: int, tensors: Library | None) -> Tree:
+        arrays = self._arrays(table, row)
+        leaves = [
+            as_library(array, leaf.dtype, tensors or leaf.library)
+            for array, leaf in zip(arrays, table.table.leaves, strict=True)
+        ]
+        return _build(table, row, leaves)
+
+    def _arrays(self, table: TableFile, row: int) -> list[Array]:
+        if not table.checked[row]:
+            return table.read(row, check=self._verify is not False)
+        try:
+            arrays, fresh = table.take(row)
+        except OSError:
+            # No mappings left to give, or the pack is gone: reading it says which.
+            return table.read(row, check=self._verify is not False)
+        if self._verify == "always":
+            table.check(row, arrays)
+        self._note_given(table, arrays, fresh=fresh)
+        return arrays
+
+    def _note_given(self, table: TableFile, arrays: list[Array], *, fresh: bool) -> None:
+        if fresh:
+            self._given_from.add(table)
+        self._given += sum(array.nbytes for array in arrays)
+        if self._given > _GIVEN:
+            tables, self._given_from, self._given = self._given_from, set(), 0
+            for each in tables:
+                each.forget()
+
+    def _find(self, index: Index, key: Key) -> tuple[TableFile, int] | None:
+        for place in index.find([key.bytes]):
+            if self._admit(index, place):
+                return self._places[key.bytes]
+        return None
+
+    def _admit(self, index: Index, place: Place) -> bool:
+        """Believe a place once its pack confirms it."""
+        if place in self.bad_rows or place.pack in self.bad_packs:
+            return False
+        try:
+            pack = self.pack(place.pack)
+            table, row = pack.locate(place.row)
+        except FileNotFoundError:
+            index.refresh()
+            return False
+        except (DamagedPackError, RowDamagedError, OSError) as error:
+            self._note_bad_pack(place.pack, error)
+            if not self._read_only and isinstance(error, DamagedPackError):
+                index.drop_packs([place.pack])
+            return False
+        if table.key(row) != place.key:
+            _log.warning("the index of %s names a wrong row; it is made anew", self._layout.root)
+            index.rebuild()
+            return False
+        if len(self._places) >= _PLACES:
+            self._places = {}
+        self._places[place.key] = (table, row)
+        return True
+
+    def _forget_pack(self, index: Index, table: TableFile) -> None:
+        """A pack is gone, its entries perhaps moved to another: forget it and ask the index again."""
+        with self._lock:
+            self._packs.pop(table.pack.head.id, None)
+            self._places = {key: place for key, place in self._places.items() if place[0].pack is not table.pack}
+        index.refresh()
+
+    def _note_bad_pack(self, name: str, error: Exception) -> None:
+        if name not in self.bad_packs:
+            _log.warning("%s", error)
+        self.bad_packs[name] = str(error)
+
+
+def _build(table: TableFile, row: int, leaves: list[Any]) -> Tree:
+    try:
+        values = read_values(table.table.values.row(row))
+    except ValueError as error:
+        raise RowDamagedError(f"its plain values cannot be read: {error}") from error
+    return table.table.build(leaves, values)

@@ -1,0 +1,61 @@
+"""Stacks: many entries of one shape, copied once, straight into one buffer for each leaf."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from precook.errors import TreeError
+from precook.store.leaves import Library, as_library
+from precook.store.packfile import Array, TableFile
+from precook.store.tree import Tree, read_values
+from precook.values import Key
+
+Verify = bool | Literal["always"]
+"""When an entry's checksum is checked: True at this process's first read of it, "always" at each read, False never."""
+
+
+class Stack:
+    """A batch in the making."""
+
+    def __init__(self, table: TableFile, row: int, *, rows: int, verify: Verify) -> None:
+        self._model = table.table
+        self._verify = verify
+        self._shapes: list[Any] = [leaf.row_shape(row) for leaf in self._model.leaves]
+        self._buffers: list[Array] = [
+            np.empty((rows, *shape), leaf.dtype.bits)
+            for leaf, shape in zip(self._model.leaves, self._shapes, strict=True)
+        ]
+        self._texts: list[bytes] = [b""] * rows
+        self._signature = (self._model.skeleton, self._shapes)
+
+    def fill(self, number: int, key: Key, table: TableFile, row: int) -> None:
+        """Copy one entry to its place in the batch."""
+        if table.signature != self._signature:
+            self._compare(key, table, row)
+        if not table.checked[row]:
+            table.read_into(row, [buffer[number, ...] for buffer in self._buffers], check=self._verify is not False)
+        else:
+            for buffer, source in zip(self._buffers, table.view(row), strict=True):
+                buffer[number] = source
+            if self._verify == "always":
+                # The copy, which is still in the processor's cache.
+                table.check(row, [buffer[number, ...] for buffer in self._buffers])
+        self._texts[number] = table.table.values.row(row)
+
+    def tree(self, tensors: Library | None) -> Tree:
+        """The batch: tensors with a new first dimension, plain parts as lists."""
+        leaves = [
+            as_library(buffer, leaf.dtype, tensors or leaf.library)
+            for buffer, leaf in zip(self._buffers, self._model.leaves, strict=True)
+        ]
+        rows = read_values(b"[" + b",".join(self._texts) + b"]")
+        return self._model.build(leaves, [list(parts) for parts in zip(*rows, strict=True)])
+
+    def _compare(self, key: Key, table: TableFile, row: int) -> None:
+        other = table.table
+        if other.skeleton != self._model.skeleton:
+            raise TreeError(key.hex, "differs in nesting or type from the first entry of the stack")
+        if [leaf.row_shape(row) for leaf in other.leaves] != self._shapes:
+            raise TreeError(key.hex, "differs in shape from the first entry of the stack")

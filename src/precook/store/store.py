@@ -1,0 +1,413 @@
+"""The store: the front of everything that is kept."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from precook.errors import ClosedStoreError, MissingEntryError, NoStoreError, ReadOnlyError
+from precook.report import SILENT, Reporter
+from precook.store import files
+from precook.store.cached import Cached
+from precook.store.index import EntryRow, Index
+from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
+from precook.store.lock import locked
+from precook.store.reader import Reader
+from precook.store.stack import Verify
+from precook.store.verify import Verification, verify_packs
+from precook.store.writer import Commit, Writer
+from precook.values import Key
+
+if TYPE_CHECKING:
+    from precook.identity.recipe import Recipe
+    from precook.store.tree import Tree
+
+FLUSH_BYTES = 64 << 20
+FLUSH_SECONDS = 2.0
+
+_RAISE: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeStats:
+    """What one recipe takes."""
+
+    form: bytes
+    """The recipe's canonical form; empty for entries put without one."""
+    entries: int
+    nbytes: int
+    newest: int
+    """When its newest entry was written, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a store holds."""
+
+    path: Path
+    format: int
+    id: str
+    read_only: bool
+    entries: int
+    packs: int
+    payload_bytes: int
+    """Bytes of tensors and plain values."""
+    pack_bytes: int
+    """Bytes of the pack files."""
+    index_bytes: int
+    recipes: tuple[RecipeStats, ...]
+    damaged: tuple[tuple[Key, str], ...]
+    """Entries found damaged, with the reason."""
+    bad_packs: tuple[tuple[str, str], ...]
+    """Packs that could not be used, with the reason."""
+
+
+class Store:
+    """A directory of entries that any number of threads and processes may read and write.
+
+    Opened with `precook.open`; a context manager. It may be used after a fork, and pickled to another process by path.
+    """
+
+    def __init__(
+        self, path: Path, *, read_only: bool, verify_reads: Verify, flush_bytes: int, flush_seconds: float
+    ) -> None:
+        self._layout = Layout(path)
+        self._asked_read_only = read_only
+        self._verify_reads: Verify = verify_reads
+        self._flush_bytes = flush_bytes
+        self._flush_seconds = flush_seconds
+        self._lock = threading.RLock()
+        self._closed = False
+        self._own_writer: Writer | None = None
+        self._marker = read_marker(self._layout)
+        if self._marker is None and read_only:
+            raise NoStoreError(path)
+        # On a read-only mount every write would fail; without one, no file is created that a reader does not need.
+        self._read_only = read_only or (self._marker is not None and not os.access(path, os.W_OK))
+        self._reader = Reader(self._layout, read_only=self._read_only, verify=verify_reads)
+        self._index: Index | None = None
+        if self._marker is not None:
+            self._start(self._marker)
+        _OPEN_STORES.add(self)
+
+    @property
+    def path(self) -> Path:
+        """Where the store lies."""
+        return self._layout.root
+
+    @property
+    def read_only(self) -> bool:
+        """Whether writing is refused."""
+        return self._read_only
+
+    def put(
+        self, key: Key, tree: Tree, *, recipe: Recipe | None = None, labels: Mapping[str, object] | None = None
+    ) -> None:
+        """Store a tree under a key: durable when it returns.
+
+        The first tree under a key stays; a key says what made its entry, so a second one can only be the same.
+        """
+        writer = self._writer()
+        writer.put(key, tree, recipe=recipe, labels=labels)
+        writer.flush()
+
+    def writer(self, *, flush_bytes: int | None = None, flush_seconds: float | None = None) -> Writer:
+        """A writer that gathers entries into large commits; use it in a `with` block."""
+        self._check_open()
+        if self._read_only:
+            raise ReadOnlyError(self.path, "opened read-only")
+        return Writer(
+            self._commit,
+            self.path,
+            flush_bytes=flush_bytes or self._flush_bytes,
+            flush_seconds=self._flush_seconds if flush_seconds is None else flush_seconds,
+        )
+
+    def get(
+        self,
+        key: Key,
+        default: Any = _RAISE,
+        *,
+        lazy: bool = False,
+        tensors: Literal["numpy", "torch"] | None = None,
+    ) -> Tree:
+        """The tree under a key, each leaf as it went in; `tensors` overrides the library.
+
+        Without a `default`, a key that has no entry raises `MissingEntryError`, a damaged entry `DamagedEntryError`.
+        With `lazy=True` the leaves are `LazyTensor`s and nothing is read yet.
+        """
+        try:
+            return self._reader.get(self._existing(key), key, tensors=tensors, lazy=lazy)
+        except MissingEntryError:
+            if default is _RAISE:
+                raise
+            return default
+
+    def get_many(
+        self, keys: Iterable[Key], default: Any = _RAISE, *, tensors: Literal["numpy", "torch"] | None = None
+    ) -> list[Tree]:
+        """The trees under many keys, in order."""
+        keys = list(keys)
+        if not keys:
+            return []
+        if self._index is not None:
+            self._reader.resolve(self._existing(keys[0]), keys)
+        return [self.get(key, default, tensors=tensors) for key in keys]
+
+    def stack(self, keys: Iterable[Key], *, tensors: Literal["numpy", "torch"] | None = None) -> Tree:
+        """One tree for many entries of equal nesting and shapes, in as few copies as there are bytes.
+
+        Each tensor gains a first dimension, each part without tensors becomes a list.
+        """
+        keys = list(keys)
+        if not keys:
+            message = "stack needs at least one key"
+            raise ValueError(message)
+        return self._reader.stack(self._existing(keys[0]), keys, tensors=tensors)
+
+    def missing(self, keys: Iterable[Key]) -> list[Key]:
+        """The keys that have no entry, in order, each once."""
+        self._check_open()
+        wanted = dict.fromkeys(keys)
+        if self._index is None:
+            return list(wanted)
+        present = self._index.present([key.bytes for key in wanted])
+        gone = {place.key for place in self._reader.bad_rows} if self._read_only else set()
+        return [key for key in wanted if key.bytes not in present or key.bytes in gone]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, Key) and not self.missing([key])
+
+    def __len__(self) -> int:
+        self._check_open()
+        return self._index.count() if self._index is not None else 0
+
+    def cached(
+        self,
+        function: Callable[[list[Any]], Sequence[Tree]],
+        recipe: Recipe,
+        *,
+        batch_size: int = 64,
+        allow_nan: bool = False,
+        tensors: Literal["numpy", "torch"] | None = None,
+    ) -> Cached:
+        """`function`, called only for inputs whose result is not stored yet.
+
+        `function` takes a list of inputs and returns one tree for each; `recipe` must say everything that decides them.
+        """
+        return Cached(self, function, recipe, batch_size=batch_size, allow_nan=allow_nan, tensors=tensors)
+
+    def entries(self) -> Iterator[EntryRow]:
+        """Every stored entry in order of keys: key, size, age and recipe, without reading it."""
+        self._check_open()
+        if self._index is not None:
+            yield from self._index.rows()
+
+    def stats(self) -> Stats:
+        """Counts and sizes."""
+        self._check_open()
+        marker = self._marker
+        if marker is None or self._index is None:
+            raise NoStoreError(self.path)
+        recipes = tuple(RecipeStats(*row) for row in self._index.totals())
+        packs = self._index.packs()
+        index_bytes = self._layout.index.stat().st_size if self._layout.index.exists() else 0
+        return Stats(
+            path=self.path,
+            format=marker.format,
+            id=marker.id,
+            read_only=self._read_only,
+            entries=self._index.count(),
+            packs=len(packs),
+            payload_bytes=sum(recipe.nbytes for recipe in recipes),
+            pack_bytes=sum(size for _, size in packs),
+            index_bytes=index_bytes,
+            recipes=recipes,
+            damaged=tuple((Key(key), reason) for key, _, reason in self._index.damage()),
+            bad_packs=tuple(sorted(self._reader.bad_packs.items())),
+        )
+
+    def verify(
+        self,
+        *,
+        subset: tuple[int, int] = (1, 1),
+        max_seconds: float | None = None,
+        report: Reporter = SILENT,
+    ) -> Verification:
+        """Read every pack, or the k-th of n parts of them, from the disk and check every byte. Changes nothing."""
+        self._check_open()
+        if self._marker is None:
+            raise NoStoreError(self.path)
+        return verify_packs(self._layout, subset=subset, max_seconds=max_seconds, report=report)
+
+    def reindex(self) -> int:
+        """Make the index anew from the packs; the number of entries found."""
+        self._check_open()
+        if self._index is None:
+            raise NoStoreError(self.path)
+        self._index.rebuild()
+        return len(self)
+
+    def close(self) -> None:
+        """Flush what `put` began and let go of the index. Tensors that were handed out stay valid."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                if self._own_writer is not None:
+                    self._own_writer.close()
+            finally:
+                self._closed = True
+                if self._index is not None:
+                    self._index.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
+        # Another process opens the store anew by its path: nothing of ours can be shared across a spawn.
+        options = (self._asked_read_only, self._verify_reads, self._flush_bytes, self._flush_seconds)
+        return _reopen, (self.path, *options)
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.path)!r}{', read_only=True' if self._read_only else ''})"
+
+    def _start(self, marker: Marker) -> Index:
+        index = Index(self._layout, marker.id, self._reader.heads, read_only=self._read_only)
+        index.refresh()
+        if not self._read_only:
+            for partial in list_packs(self._layout)[1]:
+                files.sweep_partial(partial)
+        self._marker = marker
+        self._index = index
+        return index
+
+    def _existing(self, key: Key) -> Index:
+        """The index; without a store there is nothing under any key."""
+        self._check_open()
+        if not isinstance(key, Key):
+            message = f"a key is a precook.Key, not a {type(key).__name__}"
+            raise TypeError(message)
+        if self._index is None and not self._appeared():
+            raise MissingEntryError(key)
+        assert self._index is not None
+        return self._index
+
+    def _appeared(self) -> bool:
+        """Whether another process has made the store since it was opened here."""
+        with self._lock:
+            marker = read_marker(self._layout)
+            if marker is not None and self._index is None:
+                self._start(marker)
+        return self._index is not None
+
+    def _commit(self) -> Commit:
+        """What a writer commits with; the store is created here, before its first commit."""
+        with self._lock:
+            if self._index is None:
+                with files.explained(self.path):
+                    files.make_directories(self.path)
+                with locked(self._layout.lock), files.explained(self.path):
+                    marker = read_marker(self._layout) or create_store(self._layout)
+                self._start(marker)
+            assert self._index is not None
+            return Commit(self._layout, self._index, self._reader)
+
+    def _writer(self) -> Writer:
+        """The writer behind `put`, made anew after a fork or a failure."""
+        with self._lock:
+            if self._own_writer is None or not self._own_writer.usable:
+                self._own_writer = self.writer()
+            return self._own_writer
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedStoreError(self.path, "this store is closed")
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    verify_reads: Verify = True,
+    flush_bytes: int = FLUSH_BYTES,
+    flush_seconds: float = FLUSH_SECONDS,
+) -> Store:
+    """Open the store at `path`; where there is none, it is created by the first write.
+
+    `verify_reads`: True checks each entry when this process first reads it, "always" at every read, False never.
+    `flush_bytes` and `flush_seconds` say when a writer commits what it has gathered.
+
+    >>> import tempfile, numpy
+    >>> from precook import Recipe, open
+    >>> with open(tempfile.mkdtemp() + "/cache") as store:
+    ...     key = Recipe("example", {"version": 1}).key("a cat")
+    ...     store.put(key, {"ids": numpy.arange(3), "text": "a cat"})
+    ...     store.get(key)
+    {'ids': array([0, 1, 2]), 'text': 'a cat'}
+    """
+    if flush_bytes < 1 or flush_seconds < 0:
+        message = "flush_bytes must be positive and flush_seconds must not be negative"
+        raise ValueError(message)
+    if verify_reads not in (True, False, "always"):
+        message = f'verify_reads is True, False or "always", not {verify_reads!r}'
+        raise ValueError(message)
+    return Store(
+        Path(path),
+        read_only=read_only,
+        verify_reads=verify_reads,
+        flush_bytes=flush_bytes,
+        flush_seconds=flush_seconds,
+    )
+
+
+def _reopen(path: Path, read_only: bool, verify_reads: Verify, flush_bytes: int, flush_seconds: float) -> Store:  # noqa: FBT001
+    return Store(
+        path, read_only=read_only, verify_reads=verify_reads, flush_bytes=flush_bytes, flush_seconds=flush_seconds
+    )
+
+
+# The one labelled home of what a fork has to know: SQLite must not be carried into a child, and no lock may be held
+# by a thread that the child does not have.
+_OPEN_STORES: weakref.WeakSet[Store] = weakref.WeakSet()
+_FORKING: list[Store] = []
+
+
+def _before_fork() -> None:
+    for store in list(_OPEN_STORES):
+        store._lock.acquire()  # noqa: SLF001
+        if store._index is not None:  # noqa: SLF001
+            store._index.lock.acquire()  # noqa: SLF001
+            store._index.close()  # noqa: SLF001
+        _FORKING.append(store)
+
+
+def _after_fork_in_parent() -> None:
+    while _FORKING:
+        store = _FORKING.pop()
+        if store._index is not None:  # noqa: SLF001
+            store._index.lock.release()  # noqa: SLF001
+        store._lock.release()  # noqa: SLF001
+
+
+def _after_fork_in_child() -> None:
+    while _FORKING:
+        store = _FORKING.pop()
+        store._lock = threading.RLock()  # noqa: SLF001
+        store._reader.after_fork()  # noqa: SLF001
+        if store._index is not None:  # noqa: SLF001
+            store._index.lock = threading.RLock()  # noqa: SLF001
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

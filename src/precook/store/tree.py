@@ -1,0 +1,211 @@
+"""Trees: any nesting of plain values and tensors, taken apart for a pack and put together again.
+
+A tree becomes a skeleton (its nesting, with a numbered place for each tensor and for each largest part without
+tensors), the tensors, and the plain parts as JSON. Entries with the same skeleton share a table in a pack.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precook.errors import TreeError
+from precook.identity.canonical import MAX_DEPTH, JsonValue, dict_form, dump_json, scalar_form
+from precook.store.leaves import Leaf, is_tensor, read_leaf
+
+Tree = Any
+"""Nested dict, list, tuple, None, bool, int, float, str, bytes and torch or numpy tensors."""
+
+Build = Callable[[Sequence[Any], Sequence[Any]], Tree]
+"""Puts a tree together from its tensors and its plain parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A tree taken apart."""
+
+    skeleton: bytes
+    """JSON: the nesting, and each leaf's dtype, rank and library."""
+    leaves: tuple[Leaf, ...]
+    paths: tuple[str, ...]
+    """Where each leaf hangs in the tree, e.g. `prompt.hidden`: for the names of columns, never for finding them."""
+    values: bytes
+    """JSON: the plain parts, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A part without tensors, as JSON."""
+
+    form: JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """A part of the skeleton: something below it holds a tensor."""
+
+    form: JsonValue
+
+
+class _Taker:
+    """Takes one tree apart."""
+
+    def __init__(self) -> None:
+        self.leaves: list[Leaf] = []
+        self.paths: list[str] = []
+        self.values: list[JsonValue] = []
+
+    def take(self, node: Tree, path: tuple[object, ...]) -> _Plain | _Mixed:
+        if len(path) > MAX_DEPTH:
+            raise TreeError(_where(path), f"nested more than {MAX_DEPTH} levels deep")
+        kind = type(node)
+        if kind is dict:
+            return self._dict(node, path)
+        if kind is list or kind is tuple:
+            parts = [self.take(item, (*path, i)) for i, item in enumerate(node)]
+            return self._join(parts, lambda forms: {"$tuple": forms} if kind is tuple else forms)
+        if is_tensor(node):
+            self.leaves.append(read_leaf(node, _where(path)))
+            self.paths.append(".".join(map(str, path)))
+            return _Mixed({"$tensor": len(self.leaves) - 1})
+        if kind in (type(None), bool, int, float, str, bytes):
+            return _Plain(_value_form(node))
+        hint = "store plain values and tensors; give .item() of a numpy scalar" if hasattr(node, "item") else None
+        raise TreeError(_where(path), f"a {kind.__module__}.{kind.__qualname__} cannot be stored", hint=hint)
+
+    def _dict(self, node: dict[object, Tree], path: tuple[object, ...]) -> _Plain | _Mixed:
+        for key in node:
+            if type(key) is not str and type(key) is not int:
+                raise TreeError(_where((*path, key)), "a dict key must be a str or an int")
+        parts = [self.take(item, (*path, key)) for key, item in node.items()]
+        return self._join(parts, lambda forms: dict_form(list(zip(node, forms, strict=True))))
+
+    def _join(self, parts: list[_Plain | _Mixed], wrap: Callable[[list[JsonValue]], JsonValue]) -> _Plain | _Mixed:
+        if all(isinstance(part, _Plain) for part in parts):
+            return _Plain(wrap([part.form for part in parts]))
+        return _Mixed(wrap([self.place(part) for part in parts]))
+
+    def place(self, part: _Plain | _Mixed) -> JsonValue:
+        """The part's form in the skeleton: a plain part leaves only its number there."""
+        if isinstance(part, _Mixed):
+            return part.form
+        self.values.append(part.form)
+        return {"$plain": len(self.values) - 1}
+
+
+def take_apart(tree: Tree) -> Parts:
+    """Take a tree apart, copying its tensors; a part that cannot be stored is named in a `TreeError`."""
+    taker = _Taker()
+    nesting = taker.place(taker.take(tree, ()))
+    leaves = [[leaf.dtype.name, len(leaf.shape), leaf.library] for leaf in taker.leaves]
+    return Parts(
+        skeleton=dump_json({"tree": nesting, "leaves": leaves}),
+        leaves=tuple(taker.leaves),
+        paths=tuple(taker.paths),
+        values=dump_json(taker.values),
+    )
+
+
+def read_values(values: bytes) -> list[Any]:
+    """The plain parts of a tree, from their JSON; `ValueError` if it is not what `take_apart` wrote."""
+    parts = _VALUES.decode(values.decode("ascii"))
+    if type(parts) is not list:
+        message = "plain values are not a list"
+        raise ValueError(message)
+    return parts
+
+
+def builder(nesting: JsonValue, *, leaves: int, values: int) -> Build:
+    """The function that puts trees of this nesting together; `ValueError` if it is no nesting of so many parts."""
+    used: list[tuple[str, int]] = []
+    build = _builder(nesting, used)
+    expected = [("$tensor", i) for i in range(leaves)] + [("$plain", i) for i in range(values)]
+    if sorted(used) != sorted(expected):
+        message = f"a skeleton of {leaves} tensors and {values} plain parts does not use each of them once"
+        raise ValueError(message)
+    return build
+
+
+def _builder(form: JsonValue, used: list[tuple[str, int]]) -> Build:
+    if isinstance(form, list):
+        items = [_builder(item, used) for item in form]
+        return lambda leaves, values: [build(leaves, values) for build in items]
+    tag, content = _untag(form)
+    if tag is None:
+        return _dict_builder([(key, _builder(item, used)) for key, item in content.items()])
+    if tag == "$dict":
+        return _dict_builder(
+            [(_check_key(_VALUES.decode(json.dumps(key))), _builder(item, used)) for key, item in content]
+        )
+    if tag == "$tuple":
+        items = [_builder(item, used) for item in content]
+        return lambda leaves, values: tuple(build(leaves, values) for build in items)
+    if tag in ("$tensor", "$plain") and type(content) is int:
+        used.append((tag, content))
+        return (lambda leaves, _: leaves[content]) if tag == "$tensor" else (lambda _, values: values[content])
+    message = f"unknown part {tag} in a skeleton"
+    raise ValueError(message)
+
+
+def _dict_builder(items: list[tuple[Any, Build]]) -> Build:
+    return lambda leaves, values: {key: build(leaves, values) for key, build in items}
+
+
+def _value_form(value: object) -> JsonValue:
+    if isinstance(value, float) and not math.isfinite(value):
+        # All 64 bits: a NaN's sign and payload come back as they went in.
+        return {"$bits": struct.pack(">d", value).hex()}
+    return scalar_form(value)
+
+
+def _read_object(form: dict[str, Any]) -> Any:
+    """A JSON object, its items read already, as the value it stands for."""
+    tag, content = _untag(form)
+    if tag is None:
+        return form
+    if tag == "$tuple":
+        return tuple(content)
+    if tag == "$dict":
+        return {_check_key(key): item for key, item in content}
+    if tag == "$bytes":
+        return base64.b64decode(content, validate=True)
+    if tag == "$str":
+        return bytes.fromhex(content).decode("utf-8", "surrogatepass")
+    if tag == "$bits":
+        return struct.unpack(">d", bytes.fromhex(content))[0]
+    if tag == "$int":
+        return int(content, 16)
+    message = f"unknown plain value {tag}"
+    raise ValueError(message)
+
+
+# The decoder calls back for each object from the inside out, which makes reading a value one pass in C.
+_VALUES = json.JSONDecoder(object_hook=_read_object)
+
+
+def _check_key(key: object) -> str | int:
+    if type(key) is not str and type(key) is not int:
+        message = "a dict key is neither str nor int"
+        raise ValueError(message)
+    return key
+
+
+def _untag(form: JsonValue) -> tuple[str | None, JsonValue]:
+    """A tagged object's tag and content; an object without a tag is a dict with text keys."""
+    if not isinstance(form, dict):
+        message = f"unexpected {form!r} in a skeleton"
+        raise ValueError(message)  # noqa: TRY004 - damaged bytes, not a caller's mistake
+    if len(form) == 1:
+        ((tag, content),) = form.items()
+        if tag.startswith("$"):
+            return tag, content
+    return None, form
+
+
+def _where(path: tuple[object, ...]) -> str:
+    return "tree" + "".join(f"[{part!r}]" for part in path)

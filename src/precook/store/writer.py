@@ -1,0 +1,268 @@
+"""Writes: entries are gathered and committed together, one pack per commit.
+
+A commit runs in a thread of its own, so that the caller prepares the next entries while the disk works on the last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from precook.errors import ClosedStoreError, PrecookError, TreeError
+from precook.identity.canonical import canonical
+from precook.store import files
+from precook.store.header import MAX_HEADER, header_length
+from precook.store.pack import pack_id, parse_head, parse_pack_header
+from precook.store.packing import Entry, build_pack, make_entry
+from precook.store.tree import Parts, Tree, take_apart
+from precook.values import Key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from precook.identity.recipe import Recipe
+    from precook.store.index import Index
+    from precook.store.layout import Layout
+    from precook.store.reader import Reader
+
+_log = logging.getLogger("precook")
+
+MAX_ROWS = 1_000_000
+MAX_TEXT = 256 << 20
+"""Most bytes of plain values and labels in one pack."""
+_COLUMN_FORM = 400
+"""Bytes of header a leaf can take, generously."""
+
+
+class Commit:
+    """Makes packs of entries and tells the index; what a store does under its lock and its writers share."""
+
+    def __init__(self, layout: Layout, index: Index, reader: Reader) -> None:
+        self._layout = layout
+        self._index = index
+        self._reader = reader
+
+    @property
+    def root(self) -> Path:
+        """Where the store lies."""
+        return self._layout.root
+
+    def __call__(self, entries: list[Entry]) -> None:
+        """Make entries durable and visible, except those that are there already: the first result for a key stays."""
+        known = self._index.present([entry.key for entry in entries])
+        for entry in entries:
+            if entry.key in known:
+                self._compare(entry)
+        entries = [entry for entry in entries if entry.key not in known]
+        if not entries:
+            return
+        image = build_pack(entries, created=int(time.time()))
+        # Read back what is about to be written: nothing that our own limits refuse is ever published.
+        head = parse_head(parse_pack_header(image.head[: header_length(image.head)]), image.head)
+        assert head.id == pack_id(image.head) == image.id
+        path = self._layout.pack(image.id)
+        with files.explained(self.root):
+            files.make_directories(path.parent)
+            files.publish(path, [image.head, *image.body])
+        self._index.add([head])
+
+    def _compare(self, entry: Entry) -> None:
+        key = Key(entry.key)
+        stored = self._reader.checksum(self._index, key)
+        if stored is not None and stored != entry.checksum:
+            _log.warning("entry %s was made again with a different result; the first one stays", key.hex)
+
+
+class Writer:
+    """Puts entries into a store in groups; durable at `flush()` and at the end of the `with` block.
+
+    Safe to use from several threads. A writer that could not store a group says so at the next call and stays failed.
+    Entries become visible to readers when their group is committed.
+    """
+
+    def __init__(self, commit: Callable[[], Commit], root: Path, *, flush_bytes: int, flush_seconds: float) -> None:
+        self._open_commit = commit
+        self._root = root
+        self._flush_bytes = flush_bytes
+        self._flush_seconds = flush_seconds
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._group = _Group(0)
+        self._committing: _Group | None = None
+        self._wanted = -1
+        """Groups up to this number are to be committed without waiting for more."""
+        self._error: PrecookError | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it takes more entries: not closed, not failed, not inherited through a fork."""
+        return self._pid == os.getpid() and self._error is None and not self._closed
+
+    def put(
+        self, key: Key, tree: Tree, *, recipe: Recipe | None = None, labels: Mapping[str, object] | None = None
+    ) -> None:
+        """Add an entry; its tensors are copied, so they may be used again at once."""
+        self.put_parts(key, take_apart(tree), recipe=recipe, labels=labels)
+
+    def put_parts(
+        self, key: Key, parts: Parts, *, recipe: Recipe | None = None, labels: Mapping[str, object] | None = None
+    ) -> None:
+        """Add an entry that was taken apart already."""
+        if not isinstance(key, Key):
+            message = f"a key is a precook.Key, not a {type(key).__name__}"
+            raise TypeError(message)
+        text = canonical(dict(labels)) if labels else b"null"
+        entry = make_entry(key.bytes, parts, recipe=recipe, labels=text)
+        _check_limits(entry)
+        with self._changed:
+            self._check_usable()
+            # At most one group is being written while another is filled: that bounds the memory.
+            while self._committing is not None and self._group.is_full(self._flush_bytes):
+                self._changed.wait()
+                self._check_usable()
+            self._group.add(entry)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Return when everything put so far is durable."""
+        with self._changed:
+            self._check_usable()
+            number = self._group.number if self._group.entries else self._group.number - 1
+            self._wanted = max(self._wanted, number)
+            self._changed.notify_all()
+            while self._group.number <= number or (self._committing is not None and self._committing.number <= number):
+                self._changed.wait()
+                self._check_usable()
+
+    def close(self) -> None:
+        """Flush, and refuse anything after."""
+        if self._closed:
+            return
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            if self._thread is not None and self._pid == os.getpid():
+                self._thread.join()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Also on the way out of an error: what was put before it is finished work.
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise ClosedStoreError(self._root, "this writer belongs to the process that was forked")
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise ClosedStoreError(self._root, "this writer is closed")
+
+    def _run(self) -> None:
+        """Commit group after group, until the writer is closed or fails."""
+        while (group := self._next_group()) is not None:
+            error: PrecookError | None = None
+            try:
+                self._open_commit()(list(group.entries.values()))
+            except PrecookError as known:
+                error = known
+            except BaseException as unknown:  # noqa: BLE001 - handed to the caller at its next call, never dropped
+                error = PrecookError(f"storing {len(group.entries)} entries failed: {unknown!r}")
+                error.__cause__ = unknown
+            with self._changed:
+                self._committing = None
+                self._error = error
+                self._changed.notify_all()
+            if error is not None:
+                return
+
+    def _next_group(self) -> _Group | None:
+        with self._changed:
+            while not self._is_due():
+                if self._closed and not self._group.entries:
+                    return None
+                self._changed.wait(self._patience())
+            group, self._group = self._group, _Group(self._group.number + 1)
+            self._committing = group
+            self._changed.notify_all()
+            return group
+
+    def _is_due(self) -> bool:
+        group = self._group
+        if not group.entries:
+            return False
+        return group.is_full(self._flush_bytes) or group.number <= self._wanted or self._patience() == 0
+
+    def _patience(self) -> float | None:
+        """Seconds until the group at hand is committed for its age, None while it is empty."""
+        if not self._group.entries:
+            return None
+        return max(0.0, self._group.since + self._flush_seconds - time.monotonic())
+
+
+class _Group:
+    """Entries that will be committed together."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.entries: dict[bytes, Entry] = {}
+        self.since = time.monotonic()
+        self._bytes = 0
+        self._text = 0
+        self._header = 0
+        self._skeletons: set[bytes] = set()
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry; the first under a key stays."""
+        if entry.key in self.entries:
+            return
+        if not self.entries:
+            self.since = time.monotonic()
+        self.entries[entry.key] = entry
+        self._bytes += entry.nbytes
+        self._text += _text_bytes(entry)
+        self._header += len(entry.recipe)
+        if entry.parts.skeleton not in self._skeletons:
+            self._skeletons.add(entry.parts.skeleton)
+            self._header += _header_bytes(entry)
+
+    def is_full(self, flush_bytes: int) -> bool:
+        """Whether the group has reached the size asked for, or one of a pack's limits."""
+        return (
+            self._bytes >= flush_bytes
+            or len(self.entries) >= MAX_ROWS
+            or self._text >= MAX_TEXT
+            or self._header >= MAX_HEADER // 4
+        )
+
+
+def _text_bytes(entry: Entry) -> int:
+    return len(entry.parts.values) + len(entry.labels)
+
+
+def _header_bytes(entry: Entry) -> int:
+    return len(entry.parts.skeleton) + _COLUMN_FORM * (len(entry.parts.leaves) + 4)
+
+
+def _check_limits(entry: Entry) -> None:
+    """Refuse what no pack could hold: twice each limit still fits, so one entry over it does too."""
+    if _text_bytes(entry) > MAX_TEXT:
+        raise TreeError("tree", f"its plain values take {_text_bytes(entry)} bytes; at most {MAX_TEXT} can be stored")
+    if _header_bytes(entry) > MAX_HEADER // 4:
+        raise TreeError("tree", f"it has {len(entry.parts.leaves)} tensors, too many for one entry")

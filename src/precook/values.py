@@ -1,0 +1,65 @@
+"""The small values that travel through every part of precook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import total_ordering
+from typing import TypeVar
+
+_Self = TypeVar("_Self", bound="_Hash")
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Hash:
+    """32 bytes that name something: equal, ordered and hashed by value within one type."""
+
+    bytes: bytes
+
+    def __post_init__(self) -> None:
+        if type(self.bytes) is not bytes or len(self.bytes) != 32:  # noqa: PLR2004 - BLAKE3-256
+            message = f"{type(self).__name__} takes 32 bytes, not {self.bytes!r}"
+            raise ValueError(message)
+
+    @property
+    def hex(self) -> str:
+        """64 lower-case hexadecimal digits."""
+        return self.bytes.hex()
+
+    @classmethod
+    def from_hex(cls: type[_Self], text: str) -> _Self:
+        """The value whose `hex` is `text`."""
+        return cls(bytes.fromhex(text))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.bytes == other.bytes
+
+    def __lt__(self: _Self, other: _Self) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.bytes < other.bytes
+
+    def __hash__(self) -> int:
+        return hash(self.bytes)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.hex})"
+
+
+class Digest(_Hash):
+    """BLAKE3-256 of some content.
+
+    >>> import precook
+    >>> precook.digest(b"").hex[:16]
+    'af1349b9f5f9a1a6'
+    """
+
+    __slots__ = ()
+
+
+class Key(_Hash):
+    """Name of one entry: what made it, never where it lies. The same on every machine."""
+
+    __slots__ = ()
