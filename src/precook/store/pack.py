@@ -202,7 +202,9 @@ def parse_head(header: PackHeader, head: bytes) -> Head:
         raise HeaderError("cut short")
     try:
         return _parse_form(header, head)
-    except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except HeaderError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise HeaderError(f"metadata is not what precook writes: {error!r}"[:200]) from error
 
 

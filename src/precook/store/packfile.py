@@ -8,6 +8,7 @@ table is mapped anew when it is asked for again, so tensors may be written to an
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -33,11 +34,29 @@ class RowDamagedError(ValueError):
     """A row that is not what was put; the message says how that was noticed."""
 
 
+class PackGoneError(FileNotFoundError):
+    """The pack that was opened is gone, or another file has taken its place."""
+
+
+class Guard:
+    """The one lock that all packs of a reader share, so that a forked child has only one to replace."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def after_fork(self) -> None:
+        """Forget who holds the lock: in a forked child its holder may not exist."""
+        self.lock = threading.Lock()
+
+
 class PackFile:
     """An opened pack: its head, and its tables to read rows from. Safe to use from several threads."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, guard: Guard) -> None:
         self.path = path
+        self.guard = guard
         with _open_regular(path) as descriptor:
             self.head = _read_head(descriptor, path, name)
             self._file = _look(descriptor)
@@ -65,7 +84,7 @@ class PackFile:
         """A descriptor of the very file whose head was read."""
         with _open_regular(self.path) as descriptor:
             if _look(descriptor) != self._file:
-                raise RowDamagedError("the file was changed or replaced")
+                raise PackGoneError(self.path)
             yield descriptor
 
     def map(self, *, private: bool) -> npt.NDArray[np.uint8]:
@@ -77,24 +96,19 @@ class PackFile:
 class TableFile:
     """The rows of one table of a pack."""
 
-    __slots__ = ("_gift", "_lock", "_source", "_taken", "checked", "pack", "signature", "table")
+    __slots__ = ("_gift", "_source", "_taken", "checked", "pack", "signature", "table")
 
     def __init__(self, pack: PackFile, table: Table) -> None:
         self.pack = pack
         self.table = table
         self.checked = bytearray(table.rows)
         """Nonzero for rows that were read from the disk and passed their checksum in this process."""
-        self._lock = threading.Lock()
         shapes = [leaf.shape for leaf in table.leaves]
         self.signature = None if None in shapes else (table.skeleton, shapes)
         """What two tables must share so that all their rows can be stacked; None where shapes vary inside this one."""
         self._source: list[Array] | None = None
         self._gift: list[Array] | None = None
         self._taken = bytearray()
-
-    def renew_lock(self) -> None:
-        """Forget who holds the lock: in a forked child its holder may not exist."""
-        self._lock = threading.Lock()
 
     def key(self, row: int) -> bytes:
         """The key of a row."""
@@ -134,7 +148,7 @@ class TableFile:
     def take(self, row: int) -> tuple[list[Array], bool]:
         """A checked row's leaves, large ones without a copy; and whether the table was mapped anew for it."""
         fresh = False
-        with self._lock:
+        with self.pack.guard.lock:
             if self._source is None:
                 self._source = self._columns(self.pack.map(private=False))
             if self._gift is None or self._taken[row]:
@@ -152,7 +166,7 @@ class TableFile:
         """A checked row's leaves as they are mapped, read-only (0-d ones as scalars)."""
         source = self._source
         if source is None:
-            with self._lock:
+            with self.pack.guard.lock:
                 source = self._source = self._columns(self.pack.map(private=False))
         if self.signature is not None:
             return [column[row] for column in source]
@@ -160,7 +174,7 @@ class TableFile:
 
     def forget(self) -> None:
         """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
-        with self._lock:
+        with self.pack.guard.lock:
             self._gift = None
 
     def _columns(self, mapping: npt.NDArray[np.uint8]) -> list[Array]:
@@ -198,7 +212,12 @@ def _read_span(descriptor: int, array: Array, offset: int) -> None:
 @contextlib.contextmanager
 def _open_regular(path: Path) -> Iterator[int]:
     # A FIFO must not hang us and a link must not lead us elsewhere.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
+            raise DamagedPackError(path, "a link or a device, not a file") from error
+        raise
     try:
         yield descriptor
     finally:

@@ -71,8 +71,11 @@ def make_entry(key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels
     return Entry(key, parts, recipe.form if recipe else b"", labels, found)
 
 
-def build_pack(entries: Sequence[Entry], *, created: int) -> PackImage:
-    """The file that holds these entries, row after row in the order given within each table."""
+def build_pack(entries: Sequence[Entry], *, created: int, salt: str) -> PackImage:
+    """The file that holds these entries, row after row in the order given within each table.
+
+    `salt` makes the id unique: two writers that store the same entries at once never touch each other's file.
+    """
     recipes = list(dict.fromkeys(entry.recipe for entry in entries if entry.recipe))
     numbers = {form: number for number, form in enumerate(recipes, 1)} | {b"": 0}
     tables: dict[bytes, list[Entry]] = {}
@@ -103,6 +106,7 @@ def build_pack(entries: Sequence[Entry], *, created: int) -> PackImage:
     form = {
         "format": FORMAT,
         "created": created,
+        "salt": salt,
         "directory": length,
         "tables": forms,
         "recipes": [json.loads(recipe) for recipe in recipes],

@@ -6,6 +6,7 @@ of an entry nothing here touches SQL or the disk.
 
 from __future__ import annotations
 
+import enum
 import functools
 import logging
 import threading
@@ -19,7 +20,7 @@ from precook.store.layout import Layout
 from precook.store.lazy import LazyTensor
 from precook.store.leaves import Library, as_library
 from precook.store.pack import Head
-from precook.store.packfile import Array, PackFile, RowDamagedError, TableFile
+from precook.store.packfile import Array, Guard, PackFile, RowDamagedError, TableFile
 from precook.store.stack import Stack, Verify
 from precook.store.tree import Tree, read_values
 from precook.values import Key
@@ -34,6 +35,20 @@ _GIVEN = 1 << 30
 """Bytes handed out before private mappings are let go: a bound on what tensors that were written to keep in memory."""
 
 
+_ATTEMPTS = 3
+"""How often a place is looked up when the index turns out to be behind."""
+
+
+class _Admission(enum.Enum):
+    """What became of a place that the index proposed."""
+
+    ADMITTED = enum.auto()
+    REFUSED = enum.auto()
+    """Its pack or row is damaged."""
+    STALE = enum.auto()
+    """The index was wrong and has been mended: ask it again."""
+
+
 class Reader:
     """Reads entries of one store; safe to use from several threads and after a fork."""
 
@@ -42,6 +57,7 @@ class Reader:
         self._read_only = read_only
         self._verify = verify
         self._lock = threading.Lock()
+        self._guard = Guard()
         self._packs: OrderedDict[str, PackFile] = OrderedDict()
         self._head_bytes = 0
         self._places: dict[bytes, tuple[TableFile, int]] = {}
@@ -55,15 +71,13 @@ class Reader:
     def after_fork(self) -> None:
         """Replace the locks, which another thread may have held in the parent."""
         self._lock = threading.Lock()
-        for pack in self._packs.values():
-            for table in pack.tables:
-                table.renew_lock()
+        self._guard.after_fork()
 
     def heads(self, ids: Iterable[str]) -> Iterator[Head]:
         """The heads of packs, passing over those that are damaged or gone."""
         for name in ids:
             try:
-                yield PackFile(self._layout.pack(name), name).head
+                yield PackFile(self._layout.pack(name), name, Guard()).head
                 self.bad_packs.pop(name, None)
             except FileNotFoundError:
                 continue
@@ -158,10 +172,12 @@ class Reader:
         """An opened pack, kept while there is room for its head."""
         pack = self._packs.get(name)
         if pack is None:
-            pack = PackFile(self._layout.pack(name), name)
+            opened = PackFile(self._layout.pack(name), name, self._guard)
             with self._lock:
-                self._packs[name] = pack
-                self._head_bytes += pack.head.nbytes
+                # Another thread may have been quicker: rows are handed out by one object only.
+                pack = self._packs.setdefault(name, opened)
+                if pack is opened:
+                    self._head_bytes += pack.head.nbytes
                 while self._head_bytes > _HEADS and len(self._packs) > 1:
                     _, old = self._packs.popitem(last=False)
                     self._head_bytes -= old.head.nbytes
@@ -199,34 +215,45 @@ class Reader:
                 each.forget()
 
     def _find(self, index: Index, key: Key) -> tuple[TableFile, int] | None:
-        for place in index.find([key.bytes]):
-            if self._admit(index, place):
-                return self._places[key.bytes]
+        for _ in range(_ATTEMPTS):
+            outcomes = []
+            for place in index.find([key.bytes]):
+                outcomes.append(self._admit(index, place))
+                if outcomes[-1] is _Admission.ADMITTED:
+                    return self._places[key.bytes]
+            if _Admission.STALE not in outcomes:
+                break
         return None
 
-    def _admit(self, index: Index, place: Place) -> bool:
+    def _admit(self, index: Index, place: Place) -> _Admission:
         """Believe a place once its pack confirms it."""
-        if place in self.bad_rows or place.pack in self.bad_packs:
-            return False
+        if self.is_bad(place):
+            return _Admission.REFUSED
         try:
             pack = self.pack(place.pack)
             table, row = pack.locate(place.row)
         except FileNotFoundError:
             index.refresh()
-            return False
-        except (DamagedPackError, RowDamagedError, OSError) as error:
+            return _Admission.STALE
+        except (DamagedPackError, OSError) as error:
             self._note_bad_pack(place.pack, error)
             if not self._read_only and isinstance(error, DamagedPackError):
                 index.drop_packs([place.pack])
-            return False
-        if table.key(row) != place.key:
-            _log.warning("the index of %s names a wrong row; it is made anew", self._layout.root)
+            return _Admission.REFUSED
+        except RowDamagedError:
+            table, row = pack.tables[0], -1
+        if row < 0 or table.key(row) != place.key:
+            _log.warning("the index of %s names a wrong row and is made anew", self._layout.root)
             index.rebuild()
-            return False
+            return _Admission.STALE
         if len(self._places) >= _PLACES:
             self._places = {}
         self._places[place.key] = (table, row)
-        return True
+        return _Admission.ADMITTED
+
+    def is_bad(self, place: Place) -> bool:
+        """Whether this process has seen that a place cannot be read."""
+        return place in self.bad_rows or place.pack in self.bad_packs
 
     def _forget_pack(self, index: Index, table: TableFile) -> None:
         """A pack is gone, its entries perhaps moved to another: forget it and ask the index again."""
@@ -243,7 +270,6 @@ class Reader:
 
 def _build(table: TableFile, row: int, leaves: list[Any]) -> Tree:
     try:
-        values = read_values(table.table.values.row(row))
-    except ValueError as error:
+        return table.table.build(leaves, read_values(table.table.values.row(row)))
+    except (ValueError, IndexError, TypeError, RecursionError) as error:
         raise RowDamagedError(f"its plain values cannot be read: {error}") from error
-    return table.table.build(leaves, values)

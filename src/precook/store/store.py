@@ -177,9 +177,8 @@ class Store:
         wanted = dict.fromkeys(keys)
         if self._index is None:
             return list(wanted)
-        present = self._index.present([key.bytes for key in wanted])
-        gone = {place.key for place in self._reader.bad_rows} if self._read_only else set()
-        return [key for key in wanted if key.bytes not in present or key.bytes in gone]
+        present = self._present([key.bytes for key in wanted])
+        return [key for key in wanted if key.bytes not in present]
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, Key) and not self.missing([key])
@@ -292,6 +291,13 @@ class Store:
         self._marker = marker
         self._index = index
         return index
+
+    def _present(self, keys: list[bytes]) -> set[bytes]:
+        assert self._index is not None
+        if not (self._reader.bad_rows or self._reader.bad_packs):
+            return self._index.present(keys)
+        # A read-only store cannot drop what it found damaged from its index.
+        return {place.key for place in self._index.find(keys) if not self._reader.is_bad(place)}
 
     def _existing(self, key: Key) -> Index:
         """The index; without a store there is nothing under any key."""

@@ -13,7 +13,7 @@ import safetensors
 from precook.errors import DamagedPackError
 from precook.report import Reporter
 from precook.store.layout import Layout, list_packs
-from precook.store.packfile import PackFile, RowDamagedError
+from precook.store.packfile import Guard, PackFile, RowDamagedError
 from precook.values import Key
 
 
@@ -73,7 +73,7 @@ def verify_packs(
                 break
             path = layout.pack(name)
             try:
-                pack = PackFile(path, name)
+                pack = PackFile(path, name, Guard())
             except FileNotFoundError:
                 continue  # removed since it was listed
             except (DamagedPackError, OSError) as error:

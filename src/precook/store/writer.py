@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -55,13 +56,10 @@ class Commit:
     def __call__(self, entries: list[Entry]) -> None:
         """Make entries durable and visible, except those that are there already: the first result for a key stays."""
         known = self._index.present([entry.key for entry in entries])
-        for entry in entries:
-            if entry.key in known:
-                self._compare(entry)
-        entries = [entry for entry in entries if entry.key not in known]
+        entries = [entry for entry in entries if entry.key not in known or not self._is_stored(entry)]
         if not entries:
             return
-        image = build_pack(entries, created=int(time.time()))
+        image = build_pack(entries, created=int(time.time()), salt=secrets.token_hex(8))
         # Read back what is about to be written: nothing that our own limits refuse is ever published.
         head = parse_head(parse_pack_header(image.head[: header_length(image.head)]), image.head)
         assert head.id == pack_id(image.head) == image.id
@@ -71,11 +69,13 @@ class Commit:
             files.publish(path, [image.head, *image.body])
         self._index.add([head])
 
-    def _compare(self, entry: Entry) -> None:
+    def _is_stored(self, entry: Entry) -> bool:
+        """Whether the pack that the index names really has the entry."""
         key = Key(entry.key)
         stored = self._reader.checksum(self._index, key)
         if stored is not None and stored != entry.checksum:
             _log.warning("entry %s was made again with a different result; the first one stays", key.hex)
+        return stored is not None
 
 
 class Writer:
@@ -153,9 +153,9 @@ class Writer:
         finally:
             with self._changed:
                 self._closed = True
-                self._changed.notify_all()
-            if self._thread is not None and self._pid == os.getpid():
-                self._thread.join()
+                thread = self._thread
+            if thread is not None and self._pid == os.getpid():
+                thread.join()
 
     def __enter__(self) -> Writer:
         return self
@@ -175,7 +175,7 @@ class Writer:
             raise ClosedStoreError(self._root, "this writer is closed")
 
     def _run(self) -> None:
-        """Commit group after group, until the writer is closed or fails."""
+        """Commit group after group, until there is nothing left to commit or it fails."""
         while (group := self._next_group()) is not None:
             error: PrecookError | None = None
             try:
@@ -189,13 +189,16 @@ class Writer:
                 self._committing = None
                 self._error = error
                 self._changed.notify_all()
-            if error is not None:
-                return
+                if error is not None:
+                    self._thread = None
+                    return
 
     def _next_group(self) -> _Group | None:
         with self._changed:
             while not self._is_due():
-                if self._closed and not self._group.entries:
+                if not self._group.entries:
+                    # Nothing to wait for: the next put starts another thread, and a forgotten writer leaves none.
+                    self._thread = None
                     return None
                 self._changed.wait(self._patience())
             group, self._group = self._group, _Group(self._group.number + 1)
@@ -209,10 +212,8 @@ class Writer:
             return False
         return group.is_full(self._flush_bytes) or group.number <= self._wanted or self._patience() == 0
 
-    def _patience(self) -> float | None:
-        """Seconds until the group at hand is committed for its age, None while it is empty."""
-        if not self._group.entries:
-            return None
+    def _patience(self) -> float:
+        """Seconds until the group at hand is committed for its age."""
         return max(0.0, self._group.since + self._flush_seconds - time.monotonic())
 
 

@@ -1,0 +1,50 @@
+"""What every test shares."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import precook
+
+settings.register_profile("quick", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("quick"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """A test that leaves a thread of ours or an open pack behind fails."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("precook"):
+            thread.join(timeout=10)
+            assert not thread.is_alive(), f"{thread.name} still runs"
+    folder = Path("/proc/self/fd")
+    if folder.is_dir():
+        links = [os.readlink(folder / name) for name in os.listdir(folder) if (folder / name).is_symlink()]
+        assert not [link for link in links if link.endswith((".safetensors", ".partial"))]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a store may be made."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[precook.Store]:
+    """An empty store."""
+    with precook.open(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def recipe() -> precook.Recipe:
+    """Some recipe."""
+    return precook.Recipe("test", {"version": 1})
