@@ -1,0 +1,119 @@
+"""The public face: names, start-up, and what the code never does."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import precook
+
+SOURCE = Path(precook.__file__).parent
+
+
+def test_every_public_name_is_there() -> None:
+    """`__all__` lists what can be had, `dir` shows it, and what is not there is an AttributeError."""
+    for name in precook.__all__:
+        assert getattr(precook, name) is not None
+        assert name in dir(precook)
+    with pytest.raises(AttributeError):
+        precook.nonsense  # noqa: B018
+
+
+def test_the_names_for_type_checkers_are_the_names_at_run_time() -> None:
+    """The two lists in `__init__` cannot drift apart."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    names = {alias.asname for node in ast.walk(block) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert names == set(precook.__all__)
+
+
+def test_importing_is_quiet_and_without_torch() -> None:
+    """`import precook` loads neither torch nor numpy, opens nothing and prints nothing."""
+    code = "import precook, sys; assert not {'torch', 'numpy', 'rich', 'typer'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_using_a_store_of_numpy_trees_needs_no_torch(path: Path) -> None:
+    """Putting, getting, verifying and hashing never import it."""
+    code = """
+import sys, numpy, precook
+recipe = precook.Recipe("test", {})
+with precook.open(sys.argv[1]) as store:
+    store.put(recipe.key(1), {"x": numpy.zeros(3)})
+    store.get(recipe.key(1)), store.get(recipe.key(1), lazy=True), store.verify(), store.stats()
+    store.cached(lambda items: items, recipe)(["a"])
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+
+
+def test_a_torch_entry_without_torch_is_a_clear_error(path: Path) -> None:
+    """Where torch cannot be imported the entry is still readable as numpy, and the error says so."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    recipe = precook.Recipe("test", {})
+    with precook.open(path) as store:
+        store.put(recipe.key(1), torch.arange(3))
+    code = """
+import sys
+sys.modules["torch"] = None  # what an interpreter without torch does: the import fails
+import precook
+key = precook.Recipe("test", {}).key(1)
+with precook.open(sys.argv[1]) as store:
+    assert store.get(key, tensors="numpy").tolist() == [0, 1, 2]
+    try:
+        store.get(key)
+    except precook.MissingTorchError as error:
+        assert 'tensors="numpy"' in str(error)
+    else:
+        raise SystemExit("no error")
+"""
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+
+
+BANNED_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE)))
+def test_no_code_path_can_run_what_it_reads(file: Path) -> None:
+    """No pickle, no torch.load, no numpy object loading, no unsafe YAML, no eval: anywhere."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & BANNED_MODULES
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in BANNED_MODULES
+        if isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Name):
+                assert called.id not in BANNED_CALLS
+            if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+                assert (called.value.id, called.attr) not in {("torch", "load"), ("np", "load"), ("yaml", "load")}
+        assert not (isinstance(node, ast.keyword) and node.arg == "allow_pickle")
+
+
+def test_errors_of_ours_have_one_root_and_show_their_hint() -> None:
+    """Every public error is a PrecookError, and the tree drawn in errors.py names them all."""
+    import precook.errors as module  # noqa: PLC0415
+
+    for name in dir(module):
+        value = getattr(module, name)
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == module.__name__:
+            assert issubclass(value, precook.PrecookError)
+            assert name in (module.__doc__ or "")
+            assert name in precook.__all__
+    error = precook.NoSpaceError(Path("x"), "full")
+    assert str(error) == "x: full (free some space and try again)"
+    assert precook.MissingEntryError(precook.Key(bytes(32))).args
+    assert "'" not in str(precook.MissingEntryError(precook.Key(bytes(32))))
+
+
+def test_messages_cannot_steer_a_terminal() -> None:
+    """Escape sequences, newlines and bidi overrides in a path are shown, not sent."""
+    error = precook.NoSpaceError(Path("a\x1b[31m\n\u202e\udc80b"), "full")
+    assert str(error).startswith("a\\x1b[31m\\n\\u202e\\udc80b: full")
+    str(error).encode("utf-8")
