@@ -37,8 +37,15 @@ def check(version: str, python: str, wheel: Path, scratch: Path) -> bool:
     """Whether the numpy half passes and the command line runs in an empty environment."""
     venv = scratch / version
     subprocess.run([python, "-m", "venv", str(venv)], check=True)
-    pip = [str(venv / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt")]
-    subprocess.run([*pip, str(wheel), "pytest", "hypothesis"], check=True)
+    pip = [
+        str(venv / "bin/pip"),
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-c",
+        str(ROOT / "constraints.txt"),
+    ]
+    subprocess.run([*pip, str(wheel), "pytest", "pytest-timeout", "hypothesis"], check=True)
     # Away from the sources: what is tested is the wheel.
     tests = scratch / f"tests-{version}"
     shutil.copytree(ROOT / "tests", tests / "tests")
@@ -48,7 +55,9 @@ def check(version: str, python: str, wheel: Path, scratch: Path) -> bool:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     run = [str(venv / "bin/python"), "-m", "pytest", "-q", *(f"tests/{name}" for name in TESTS)]
     passed = subprocess.run(run, cwd=tests, env=environment, check=False).returncode == 0
-    helped = subprocess.run([str(venv / "bin/precook"), "--help"], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    helped = (
+        subprocess.run([str(venv / "bin/precook"), "--help"], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    )
     print(f"Python {version}: tests {'pass' if passed else 'FAIL'}, --help {'runs' if helped else 'FAILS'}", flush=True)
     return passed and helped
 

@@ -74,7 +74,7 @@ def test_paths_are_known_by_their_content(
     b.write_text("same")
     embed = store.cached(encoder, recipe)
     embed([a, b])
-    assert encoder.calls == [[b]] or encoder.calls == [[a]]
+    assert encoder.calls in ([[b]], [[a]])
     a.write_text("edit")
     embed([a, b])
     assert encoder.calls[1:] == [[a]]

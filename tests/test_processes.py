@@ -136,7 +136,7 @@ class Samples:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_dataloader_reads_through_its_workers(path: Path, recipe: precook.Recipe, method: str) -> None:
-    """torch's DataLoader gives equal batches with workers of both start methods, from a store already in use."""
+    """Torch's DataLoader gives equal batches with workers of both start methods, from a store already in use."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     keys = [recipe.key(i) for i in range(12)]
     with precook.open(path) as store:
@@ -205,7 +205,7 @@ for i in range(int(sys.argv[2]), 10**9):
 
 
 def test_a_killed_writer_loses_nothing_it_reported(path: Path, recipe: precook.Recipe) -> None:
-    """kill -9 in the middle of a loop of puts, a few times: every acknowledged entry is there, verify is clean."""
+    """Kill -9 in the middle of a loop of puts, a few times: every acknowledged entry is there, verify is clean."""
     last = 0
     for round_number in range(5):
         process = subprocess.Popen(

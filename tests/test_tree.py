@@ -127,6 +127,14 @@ def test_lazy_torch_views_are_stored_as_what_they_mean() -> None:
     assert torch.equal(rebuilt(tensor.conj().imag), torch.tensor([-2.0, 1.0]))
 
 
+def test_a_single_element_with_a_stride_is_stored() -> None:
+    """Torch calls it contiguous, but its bytes do not lie end to end."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensor = torch.arange(6.0).reshape(3, 2)[1:2, 1]
+    assert tensor.stride() == (2,)
+    assert torch.equal(rebuilt(tensor), torch.tensor([3.0]))
+
+
 def test_nan_is_found_in_every_type_that_has_one() -> None:
     """The check behind `allow_nan` knows floats, complex numbers, bfloat16 and the eight-bit floats."""
     assert has_nan(read_leaf(np.array([0, math.nan], np.float16), "x"))

@@ -41,7 +41,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def _bytes(tensor: Any) -> Any:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
 
 
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
@@ -69,7 +69,7 @@ def bits(dtype: DType, shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray[A
 
 @st.composite
 def arrays(draw: Any) -> np.ndarray[Any, Any]:
-    """numpy arrays of every type, contiguous or not."""
+    """Numpy arrays of every type, contiguous or not."""
     dtype = draw(st.sampled_from([d for d in DTYPES.values() if not d.foreign or (ml_dtypes and d.lanes == 1)]))
     array = draw(bits(dtype, draw(shapes)))
     array = array.view(dtype.numpy_type()) if dtype.foreign else array
@@ -78,7 +78,7 @@ def arrays(draw: Any) -> np.ndarray[Any, Any]:
 
 @st.composite
 def tensors(draw: Any) -> Any:
-    """torch tensors of every type, contiguous or not."""
+    """Torch tensors of every type, contiguous or not."""
     dtype = draw(st.sampled_from(list(DTYPES.values())))
     tensor = torch.from_numpy(draw(bits(dtype, draw(shapes))))
     tensor = tensor.view(getattr(torch, dtype.torch)) if dtype.foreign else tensor

@@ -47,6 +47,7 @@ class Cached:
         self._batch_size = batch_size
         self._allow_nan = allow_nan
         self._tensors: Literal["numpy", "torch"] | None = tensors
+        self._pid = -1
         self._lock = threading.Lock()
         self._under_way: dict[Key, threading.Event] = {}
         self.hits = 0
@@ -59,6 +60,9 @@ class Cached:
         if isinstance(inputs, (str, bytes)):
             message = "give a list of inputs, not a single one"
             raise TypeError(message)
+        if self._pid != os.getpid():
+            # What was under way at a fork is under way in the parent only.
+            self._pid, self._lock, self._under_way = os.getpid(), threading.Lock(), {}
         inputs = list(inputs)
         looks = [_look(item) for item in inputs]
         keys = [self._recipe.key(_identity(item, f"input {i}")) for i, item in enumerate(inputs)]

@@ -86,8 +86,9 @@ def _from_torch(tensor: Any, where: str) -> Leaf:
     dtype = from_torch_type(tensor.dtype)
     if dtype is None:
         raise TreeError(where, f"tensors of type {tensor.dtype} cannot be stored", hint="convert it with .to(...)")
-    host = tensor.cpu().resolve_conj().resolve_neg().contiguous()
-    data = np.array(host.reshape(-1).view(torch.uint8).numpy(), copy=True)
+    host = tensor.cpu().resolve_conj().resolve_neg()
+    # A copy with strides of its own: torch calls one element contiguous whatever its stride, and then cannot view it.
+    data = host.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
     return Leaf(dtype, "torch", tuple(tensor.shape), data)
 
 

@@ -29,6 +29,8 @@ LARGE = 16 << 10
 
 Array = npt.NDArray[Any]
 
+_ADVISE = getattr(os, "posix_fadvise", None)  # not on macOS
+
 
 class RowDamagedError(ValueError):
     """A row that is not what was put; the message says how that was noticed."""
@@ -114,6 +116,10 @@ class TableFile:
         """The key of a row."""
         return bytes(self.table.keys[row])
 
+    def row_bytes(self, row: int) -> int:
+        """Bytes of a row's leaves."""
+        return sum(leaf.span(row)[1] for leaf in self.table.leaves)
+
     def read(self, row: int, *, check: bool) -> list[Array]:
         """A row's leaves, read from the disk into memory of their own."""
         if any(sum(leaf.span(row)) > self.pack.nbytes for leaf in self.table.leaves):
@@ -125,11 +131,25 @@ class TableFile:
     def read_into(self, row: int, arrays: list[Array], *, check: bool) -> None:
         """Read a row's leaves from the disk into contiguous arrays of their shapes."""
         with self.pack.open() as descriptor:
+            self._announce(descriptor, row, skip=1)
             for leaf, array in zip(self.table.leaves, arrays, strict=True):
                 _read_span(descriptor, array, leaf.span(row)[0])
         if check:
             self.check(row, arrays)
         self.checked[row] = 1
+
+    def announce(self, row: int) -> None:
+        """Ask the system to read a row ahead: many small waits for the disk become one."""
+        with self.pack.open() as descriptor:
+            self._announce(descriptor, row, skip=0)
+
+    def _announce(self, descriptor: int, row: int, *, skip: int) -> None:
+        if _ADVISE is None:
+            return
+        for leaf in self.table.leaves[skip:]:
+            begin, size = leaf.span(row)
+            if size >= LARGE:
+                _ADVISE(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
 
     def check(self, row: int, arrays: list[Array]) -> None:
         """Compare a row's leaves with its checksum."""

@@ -35,6 +35,8 @@ _GIVEN = 1 << 30
 """Bytes handed out before private mappings are let go: a bound on what tensors that were written to keep in memory."""
 
 
+_READ_AHEAD = 64 << 20
+"""Bytes announced to the system before a bulk read."""
 _ATTEMPTS = 3
 """How often a place is looked up when the index turns out to be behind."""
 
@@ -128,6 +130,22 @@ class Reader:
         for place in index.find(unknown) if unknown else ():
             if place.key not in self._places:
                 self._admit(index, place)
+        if len(keys) > 1:
+            self._announce(keys)
+
+    def _announce(self, keys: Sequence[Key]) -> None:
+        """Tell the system what will be read from the disk next, so that it need not wait for each entry in turn."""
+        budget = _READ_AHEAD
+        for key in keys:
+            place = self._places.get(key.bytes)
+            if place is not None and not place[0].checked[place[1]]:
+                budget -= place[0].row_bytes(place[1])
+                if budget < 0:
+                    return
+                try:
+                    place[0].announce(place[1])
+                except OSError:
+                    return  # reading it will say what is wrong
 
     def checksum(self, index: Index, key: Key) -> bytes | None:
         """The checksum under which a key is stored."""

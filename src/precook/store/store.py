@@ -259,7 +259,7 @@ class Store:
             if self._closed:
                 return
             try:
-                if self._own_writer is not None:
+                if self._own_writer is not None and self._own_writer.usable:
                     self._own_writer.close()
             finally:
                 self._closed = True

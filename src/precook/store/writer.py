@@ -121,6 +121,7 @@ class Writer:
         text = canonical(dict(labels)) if labels else b"null"
         entry = make_entry(key.bytes, parts, recipe=recipe, labels=text)
         _check_limits(entry)
+        self._check_process()
         with self._changed:
             self._check_usable()
             # At most one group is being written while another is filled: that bounds the memory.
@@ -135,6 +136,7 @@ class Writer:
 
     def flush(self) -> None:
         """Return when everything put so far is durable."""
+        self._check_process()
         with self._changed:
             self._check_usable()
             number = self._group.number if self._group.entries else self._group.number - 1
@@ -146,6 +148,7 @@ class Writer:
 
     def close(self) -> None:
         """Flush, and refuse anything after."""
+        self._check_process()
         if self._closed:
             return
         try:
@@ -154,7 +157,7 @@ class Writer:
             with self._changed:
                 self._closed = True
                 thread = self._thread
-            if thread is not None and self._pid == os.getpid():
+            if thread is not None:
                 thread.join()
 
     def __enter__(self) -> Writer:
@@ -166,9 +169,12 @@ class Writer:
         # Also on the way out of an error: what was put before it is finished work.
         self.close()
 
-    def _check_usable(self) -> None:
+    def _check_process(self) -> None:
+        # Before any lock is touched: in a forked child its holder may not exist.
         if self._pid != os.getpid():
             raise ClosedStoreError(self._root, "this writer belongs to the process that was forked")
+
+    def _check_usable(self) -> None:
         if self._error is not None:
             raise self._error
         if self._closed:

@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing, and the replay of what it found."""

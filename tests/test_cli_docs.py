@@ -1,0 +1,107 @@
+"""docs/cli.md: every example in it is run, and does what the page shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precook
+from precook.cli.main import app
+from tests.commands import run
+
+PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A command on the page and what the page says it prints."""
+
+    command: str
+    expected: list[str]
+
+    @property
+    def pattern(self) -> str:
+        """The output as a pattern: `…` stands for anything, on a line of its own for any lines."""
+        lines = [
+            "(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + "\n" for line in self.expected
+        ]
+        return "".join(lines)
+
+
+def blocks() -> list[list[Example]]:
+    """The examples of each `console` block."""
+    found = []
+    for block in re.findall(r"^```console\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+        examples: list[Example] = []
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                examples.append(Example(line.removeprefix("$ "), []))
+            else:
+                examples[-1].expected.append(line)
+        found.append(examples)
+    return found
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the reader of the page is: a directory with a store in ./cache and a damaged one in ./damaged."""
+    vae = precook.Recipe("vae", {"weights": precook.digest("weights"), "dtype": "float16"})
+    text = precook.Recipe("text", {"max_length": 77})
+    for name in ("cache", "damaged"):
+        with precook.open(tmp_path / name) as store, store.writer() as writer:
+            for number in range(3):
+                latent = np.linspace(-1, 1, 4 * 64 * 64, dtype=np.float16).reshape(4, 64, 64)
+                labels = {"file": f"cats/{number}.jpg"}
+                writer.put(vae.key(number), {"latent": latent, "crop": (64, 48)}, recipe=vae, labels=labels)
+            for caption in ("a cat", "a dog on a mat"):
+                hidden = np.zeros((len(caption), 16), np.float32)
+                writer.put(text.key(caption), {"hidden": hidden, "caption": caption}, recipe=text)
+    (pack,) = (tmp_path / "damaged").glob("packs/*/*.safetensors")
+    data = bytearray(pack.read_bytes())
+    data[-1] ^= 1
+    pack.write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("examples", blocks(), ids=lambda examples: examples[0].command)
+def test_an_example_does_what_the_page_shows(project: Path, examples: list[Example]) -> None:
+    """Output and exit code are those on the page; a command without `echo $?` after it succeeds."""
+    codes = []
+    for example, following in zip(examples, [*examples[1:], None], strict=True):
+        if example.command == "echo $?":
+            assert example.expected == [str(codes[-1])]
+            continue
+        program, *args = shlex.split(example.command)
+        assert program == "precook"
+        ended = run(*args)
+        assert re.fullmatch(example.pattern, ended.out + ended.err), ended.out + ended.err
+        codes.append(ended.code)
+        if following is None or following.command != "echo $?":
+            assert ended.code == 0, ended.err
+
+
+def test_every_command_has_an_example() -> None:
+    """A command that is not on the page is not documented."""
+    commands = [shlex.split(example.command) for examples in blocks() for example in examples]
+    assert {command[1] for command in commands} >= {command.name for command in app.registered_commands}
+
+
+def test_every_option_is_on_the_page() -> None:
+    """So is an option."""
+    page = PAGE.read_text("utf-8")
+    for command in app.registered_commands:
+        for option in re.findall(r"(--[a-z-]+)", run(command.name, "--help").out):
+            assert f"`{option}" in page or f" {option}" in page, option
+
+
+def test_every_sentence_has_its_line() -> None:
+    """One sentence per line, so that a change of one is a change of one line."""
+    prose = re.sub(r"^```.*?^```", "", PAGE.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for line in prose.splitlines():
+        assert not re.search(r"[a-z`)][.?!] [A-Z`]", line), line
