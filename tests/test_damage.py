@@ -288,6 +288,14 @@ def test_leftovers_of_a_dead_writer_are_swept_and_those_of_a_live_one_are_not(bu
     assert not alive.exists()
 
 
+def test_leftovers_of_a_rebuild_are_swept(built: Path) -> None:
+    """A half-made index of a process that died goes at the next open."""
+    for name in ("index.sqlite.ab12.partial", "index.sqlite.ab12.partial-journal"):
+        (built / name).write_text("half")
+    precook.open(built).close()
+    assert not list(built.glob("*.partial*"))
+
+
 def test_deleting_the_index_changes_no_answer(path: Path, recipe: precook.Recipe) -> None:
     """Every key answers the same after index.sqlite is gone."""
     wanted = [recipe.key(i) for i in range(300)]

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import functools
 import json
+import os
 import resource
 import struct
 import sys
@@ -141,8 +142,13 @@ def main() -> None:
         words.write_text("".join(f'"{token}"\n' for token in TOKENS))
         arguments = [sys.argv[0], str(corpus), f"-max_total_time={options.seconds}", f"-artifact_prefix={FINDINGS}/"]
         arguments.append(f"-dict={words}")
-        atheris.Setup([*arguments, "-max_len=65536", "-timeout=20", "-rss_limit_mb=4096"], read_everything)
-        atheris.Fuzz()
+        child = os.fork()
+        if child == 0:
+            # The fuzzer ends its process by itself, without any cleaning up.
+            atheris.Setup([*arguments, "-max_len=65536", "-timeout=20", "-rss_limit_mb=4096"], read_everything)
+            atheris.Fuzz()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -202,6 +202,14 @@ class Index:
             self.add(self._read_heads(sorted(ids - known)))
             self.drop_packs(known - ids)
 
+    def sweep(self) -> None:
+        """Remove what a rebuild that was cut short left behind: nobody else rebuilds while we hold the lock."""
+        pattern = f"{self._layout.index.name}.*{files.PARTIAL}*"
+        if any(self._layout.root.glob(pattern)):
+            with self.exclusive():
+                for leftover in self._layout.root.glob(pattern):
+                    leftover.unlink(missing_ok=True)
+
     def add(self, heads: Iterable[Head]) -> None:
         """Add the rows of durable packs, in one transaction."""
         with self.exclusive(), self._writing() as db:
@@ -252,6 +260,7 @@ class Index:
                     db.execute("PRAGMA synchronous=OFF")
                     db.execute("PRAGMA cache_size=-262144")
                     _fill(db, self._store_id, self._read_heads(sorted(list_packs(self._layout)[0])))
+                    db.execute("PRAGMA journal_mode=WAL")
                 _sync(partial)
                 # The database before its log: a log without its database is ignored, the reverse would be corrupt.
                 for old in (path, *_companions(path)):

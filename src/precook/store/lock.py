@@ -41,5 +41,8 @@ def _acquire(descriptor: int, path: Path, deadline: float) -> None:
                 raise LockedError(path, "another process holds the lock of this store") from None
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
+        except OSError as error:
+            hint = "put the store on a local disk, or open it with read_only=True"
+            raise LockedError(path, f"this file system has no locks: {error.strerror}", hint=hint) from error
         else:
             return

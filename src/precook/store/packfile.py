@@ -59,6 +59,8 @@ class PackFile:
     def __init__(self, path: Path, name: str, guard: Guard) -> None:
         self.path = path
         self.guard = guard
+        self.placed: list[bytes] = []
+        """Keys whose place the reader remembers in this pack."""
         with _open_regular(path) as descriptor:
             self.head = _read_head(descriptor, path, name)
             self._file = _look(descriptor)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, ReadOnlyError
+from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, StoreError
 from precook.store.index import Index, Place
 from precook.store.layout import Layout
 from precook.store.lazy import LazyTensor
@@ -182,7 +182,7 @@ class Reader:
             # A read error may pass; bytes that differ from their checksum will not.
             try:
                 index.mark_damaged(place, str(error))
-            except ReadOnlyError as refused:
+            except StoreError as refused:
                 _log.warning("cannot note the damage: %s", refused)
         return found
 
@@ -197,9 +197,7 @@ class Reader:
                 if pack is opened:
                     self._head_bytes += pack.head.nbytes
                 while self._head_bytes > _HEADS and len(self._packs) > 1:
-                    _, old = self._packs.popitem(last=False)
-                    self._head_bytes -= old.head.nbytes
-                    self._places = {k: place for k, place in self._places.items() if place[0].pack is not old}
+                    self._drop(next(iter(self._packs)))
         return pack
 
     def _tree(self, table: TableFile, row: int, tensors: Library | None) -> Tree:
@@ -265,7 +263,11 @@ class Reader:
             index.rebuild()
             return _Admission.STALE
         if len(self._places) >= _PLACES:
-            self._places = {}
+            with self._lock:
+                self._places = {}
+                for other in self._packs.values():
+                    other.placed = []
+        pack.placed.append(place.key)
         self._places[place.key] = (table, row)
         return _Admission.ADMITTED
 
@@ -276,9 +278,16 @@ class Reader:
     def _forget_pack(self, index: Index, table: TableFile) -> None:
         """A pack is gone, its entries perhaps moved to another: forget it and ask the index again."""
         with self._lock:
-            self._packs.pop(table.pack.head.id, None)
-            self._places = {key: place for key, place in self._places.items() if place[0].pack is not table.pack}
+            self._drop(table.pack.head.id)
         index.refresh()
+
+    def _drop(self, name: str) -> None:
+        """Forget a pack and the places in it; the caller holds the lock."""
+        pack = self._packs.pop(name, None)
+        if pack is not None:
+            self._head_bytes -= pack.head.nbytes
+            for key in pack.placed:
+                self._places.pop(key, None)
 
     def _note_bad_pack(self, name: str, error: Exception) -> None:
         if name not in self.bad_packs:

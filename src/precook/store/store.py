@@ -286,6 +286,7 @@ class Store:
         index = Index(self._layout, marker.id, self._reader.heads, read_only=self._read_only)
         index.refresh()
         if not self._read_only:
+            index.sweep()
             for partial in list_packs(self._layout)[1]:
                 files.sweep_partial(partial)
         self._marker = marker

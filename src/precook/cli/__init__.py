@@ -1,0 +1,4 @@
+"""The command line: the same words as the library, for people and for programs.
+
+One module for each command; `output` is the only one that prints.
+"""

@@ -1,0 +1,261 @@
+"""Printing: the only module that does.
+
+stdout is data, stderr is for people. Every text passes through `printable` here, whoever made it, and rich is never
+asked to read markup: a name in a store can neither steer the terminal nor forge a line. Off a terminal there are no
+colours, no bars and no line breaks of ours; rich is loaded only where there is something to draw with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from precook.cli.units import format_size
+from precook.errors import PrecookError, printable
+from precook.report import SILENT, Reporter, Task
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.progress import Task as RichTask
+    from rich.table import Table
+    from rich.text import Text
+
+VERSION = 1
+"""Version of every JSON document; fields may be added to it, never changed."""
+
+_BROAD = 100_000
+"""Columns to lay text out in where no terminal sets a limit."""
+_BAR = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a line in one style."""
+
+    text: str
+    style: str = ""
+
+
+Line = str | Span | Sequence[str | Span]
+"""What stands in a line or a cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a column of a table is laid out; one that may wrap gives way to those that may not."""
+
+    heading: str = ""
+    right: bool = False
+    wrap: bool = False
+
+
+def prepare() -> None:
+    """Make stdout and stderr take any text: what their encoding lacks is escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def on_terminal() -> bool:
+    """Whether a person is looking at stdout."""
+    return sys.stdout.isatty()
+
+
+def width() -> int:
+    """Columns a line on stdout may take."""
+    return _console(sys.stdout).width if on_terminal() else _BROAD
+
+
+def line(content: Line = "", *, whole: bool = False) -> None:
+    """One line of data; on a terminal it is broken between words, or left `whole` so that it can be copied."""
+    _emit(sys.stdout, content, whole=whole)
+
+
+def lines(contents: Iterable[str]) -> None:
+    """Many lines of data in one style: as fast as they can be made."""
+    for content in contents:
+        sys.stdout.write(f"{content if content.isprintable() else printable(content)}\n")
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[Line]]) -> None:
+    """A table of data, with headings if the columns have any."""
+    from rich.table import Table  # noqa: PLC0415 - only where something is drawn
+
+    headed = any(column.heading for column in columns)
+    layout = Table(box=None, show_header=headed, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        layout.add_column(
+            _text(column.heading),
+            justify="right" if column.right else "left",
+            no_wrap=not column.wrap,
+            overflow="fold" if column.wrap else "ellipsis",
+        )
+    for row in rows:
+        layout.add_row(*(_text(cell) for cell in row))
+    _draw(sys.stdout, layout)
+
+
+def facts(pairs: Iterable[tuple[str, Line]]) -> None:
+    """Names and what there is to say about them."""
+    table([Column(), Column(wrap=True)], [(Span(name, "bold"), content) for name, content in pairs])
+
+
+def share(part: int, whole: int) -> str:
+    """A bar as long as `part` is of `whole`: nothing off a terminal, where a number says it better."""
+    if not on_terminal() or whole <= 0:
+        return ""
+    eighths = max(round(8 * _BAR * part / whole), 1 if part else 0)
+    return "█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8]).strip()
+
+
+def document(content: dict[str, Any]) -> None:
+    """One JSON document."""
+    json.dump({"version": VERSION, **content}, sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def document_of(name: str, items: Iterable[Any]) -> None:
+    """One JSON document with a list that may be too long to hold in memory, an item per line."""
+    sys.stdout.write(f'{{"version": {VERSION}, {json.dumps(name)}: [')
+    between = "\n"
+    for item in items:
+        sys.stdout.write(between + json.dumps(item, allow_nan=False))
+        between = ",\n"
+    sys.stdout.write("\n]}\n")
+
+
+def tell(content: str) -> None:
+    """A remark for people."""
+    _emit(sys.stderr, content)
+
+
+def hint(content: str) -> None:
+    """What to do next, for people."""
+    _tell_labelled("hint", "cyan", content)
+
+
+def error(problem: PrecookError) -> None:
+    """An error and the way out of it, for people."""
+    _tell_labelled("error", "bold red", problem.message)
+    if problem.hint:
+        hint(problem.hint)
+
+
+def reporter() -> Reporter:
+    """Shows progress as bars while a person is looking, and nothing otherwise."""
+    return Bars() if sys.stderr.isatty() else SILENT
+
+
+class Bars:
+    """Progress bars on stderr, with the rate and the time left."""
+
+    @contextlib.contextmanager
+    def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
+        """A bar for as long as the task lasts."""
+        with _progress(unit) as progress:
+            yield _Bar(progress, progress.add_task(name, total=total))
+
+
+class _Bar:
+    def __init__(self, progress: Progress, number: Any) -> None:
+        self._progress = progress
+        self._number = number
+
+    def advance(self, amount: int = 1) -> None:
+        self._progress.advance(self._number, amount)
+
+
+class Warnings(logging.Handler):
+    """Shows what the library logs as warnings to people.
+
+    What is in `told` the command itself reports: logged errors of those types are passed over.
+    """
+
+    def __init__(self, *told: type[Exception]) -> None:
+        super().__init__(logging.WARNING)
+        self._told = told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        about = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        if not isinstance(about, self._told):
+            _tell_labelled("warning", "yellow", record.getMessage())
+
+
+def _emit(stream: TextIO, content: Line, *, whole: bool = False) -> None:
+    if stream.isatty():
+        _console(stream).print(_text(content), soft_wrap=whole)
+    else:
+        stream.write("".join(printable(span.text) for span in _spans(content)) + "\n")
+
+
+def _tell_labelled(label: str, style: str, content: str) -> None:
+    """A remark that says what it is; its further lines on a terminal stand below its first word."""
+    if not sys.stderr.isatty():
+        _emit(sys.stderr, f"{label}: {content}")
+        return
+    from rich.table import Table  # noqa: PLC0415
+
+    layout = Table.grid(padding=(0, 1, 0, 0))
+    layout.add_row(_text(Span(f"{label}:", style)), _text(content))
+    _draw(sys.stderr, layout)
+
+
+def _draw(stream: TextIO, layout: Table) -> None:
+    console = _console(stream)
+    if stream.isatty():
+        console.print(layout)
+        return
+    with console.capture() as drawn:
+        console.print(layout)
+    stream.writelines(row.rstrip() + "\n" for row in drawn.get().splitlines())
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console  # noqa: PLC0415
+
+    width = None if stream.isatty() else _BROAD
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+def _text(content: Line) -> Text:
+    from rich.text import Text  # noqa: PLC0415
+
+    return Text.assemble(*((printable(span.text), span.style) for span in _spans(content)))
+
+
+def _spans(content: Line) -> list[Span]:
+    parts = [content] if isinstance(content, str | Span) else content
+    return [Span(part) if isinstance(part, str) else part for part in parts]
+
+
+def _progress(unit: str) -> Progress:
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    def amount(number: float) -> str:
+        return format_size(int(number)) if unit == "bytes" else f"{number:,.0f}"
+
+    class Done(ProgressColumn):
+        """How much of the whole is done, and how fast it goes."""
+
+        def render(self, task: RichTask) -> Text:
+            whole = f" of {amount(task.total)}" if task.total is not None else ""
+            speed = f", {amount(task.speed)}/s" if task.speed else ""
+            return Text(f"{amount(task.completed)}{whole}{'' if unit == 'bytes' else ' ' + unit}{speed}")
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        Done(),
+        TimeRemainingColumn(compact=True),
+        console=_console(sys.stderr),
+        transient=True,
+    )

@@ -1,0 +1,24 @@
+"""`precook reindex`: the index made anew from the packs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from precook.cli import output
+from precook.cli.stores import open_to_write
+from precook.cli.units import format_count, format_duration
+
+
+def run(store: Path | None, *, as_json: bool) -> None:
+    """Rebuild the index and say what was found."""
+    started = time.monotonic()
+    with open_to_write(store) as opened:
+        entries = opened.reindex()
+        packs = opened.stats().packs
+    seconds = time.monotonic() - started
+    if as_json:
+        output.document({"entries": entries, "packs": packs, "seconds": round(seconds, 3)})
+    else:
+        found = f"{format_count(entries, 'entry')} of {format_count(packs, 'pack')}"
+        output.line(f"indexed {found} in {format_duration(seconds)}")

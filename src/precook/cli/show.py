@@ -1,0 +1,118 @@
+"""`precook show`: one entry, with its tree, its numbers and where it comes from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precook.cli import output
+from precook.cli.entries import Found, find_key, look_up
+from precook.cli.output import Line, Span
+from precook.cli.recipes import outline
+from precook.cli.stores import open_to_read
+from precook.cli.trees import Tensor, count_tensors, tree_document, tree_lines
+from precook.cli.units import format_age, format_count, format_size, local_time, utc_time
+from precook.errors import DamagedEntryError
+from precook.store.packfile import Array, RowDamagedError
+from precook.store.tree import read_values
+
+DAMAGED = 4
+"""Exit code for an entry that does not match its checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One entry with all there is to say about it."""
+
+    entry: Found
+    tree: Any
+    damage: str | None
+    """Why its bytes cannot be trusted, None where they match their checksum."""
+
+
+def run(store: Path | None, digits: str, *, as_json: bool) -> int:
+    """Show one entry; the exit code."""
+    with open_to_read(store) as opened:
+        shown = read(look_up(opened, find_key(opened, digits)))
+    if as_json:
+        output.document(_document(shown))
+    else:
+        _show(shown)
+    return 0 if shown.damage is None else DAMAGED
+
+
+def read(entry: Found) -> Shown:
+    """Read an entry and check it; of a damaged one only nesting and shapes, which its pack's head vouches for."""
+    table = entry.table.table
+    arrays: list[Array | None] = [None] * len(table.leaves)
+    damage = None
+    try:
+        arrays = [*entry.table.read(entry.row, check=True)]
+    except (RowDamagedError, OSError) as error:
+        damage = str(error)
+    tensors = [
+        Tensor(leaf.dtype, leaf.library, leaf.row_shape(entry.row), array)
+        for leaf, array in zip(table.leaves, arrays, strict=True)
+    ]
+    try:
+        tree = table.build(tensors, read_values(table.values.row(entry.row)))
+    except (ValueError, RecursionError) as error:
+        raise DamagedEntryError(entry.key, entry.pack, f"its plain values cannot be read: {error}") from error
+    return Shown(entry, tree, damage)
+
+
+def _document(shown: Shown) -> dict[str, Any]:
+    entry = shown.entry
+    recipe = entry.recipe
+    return {
+        "key": entry.key.hex,
+        "bytes": entry.nbytes,
+        "created": utc_time(entry.created),
+        "recipe": {**recipe.as_json(), "data": recipe.data} if recipe else None,
+        "labels": entry.labels,
+        "pack": str(entry.pack),
+        "row": entry.pack_row,
+        "copies": entry.copies,
+        "checksum": "ok" if shown.damage is None else "damaged",
+        "damage": shown.damage,
+        "tree": tree_document(shown.tree),
+    }
+
+
+def _show(shown: Shown) -> None:
+    output.facts(_facts(shown))
+    output.line()
+    for line in tree_lines(shown.tree):
+        output.line(line)
+
+
+def _facts(shown: Shown) -> Iterator[tuple[str, Line]]:
+    entry = shown.entry
+    tensors = count_tensors(shown.tree)
+    yield "entry", entry.key.hex
+    yield from _outlined("recipe", entry.recipe.name if entry.recipe else "none", entry.recipe and entry.recipe.data)
+    yield from _outlined("labels", "" if entry.labels else "none", entry.labels)
+    yield "size", f"{format_size(entry.nbytes)}, {format_count(tensors, 'tensor')}"
+    yield "written", f"{format_age(time.time() - entry.created)}, {local_time(entry.created)}"
+    yield "pack", str(entry.pack)
+    yield "row", f"{entry.pack_row:,}"
+    if entry.copies > 1:
+        yield "copies", f"in {entry.copies} packs"
+    if shown.damage is None:
+        yield "checksum", Span("ok", "green")
+    else:
+        yield "checksum", Span(f"damaged: {shown.damage}", "bold red")
+
+
+def _outlined(name: str, first: str, form: Any) -> Iterator[tuple[str, Line]]:
+    """A name with an outline of plain data beside it."""
+    lines: list[Line] = [first] if first else []
+    for item in outline(form) if form else ():
+        label = f"{item.name}: " if item.name and item.text else item.name and f"{item.name}:"
+        lines.append(["  " * (item.depth + bool(first)), Span(label, "dim"), item.text])
+    for line in lines:
+        yield name, line
+        name = ""

@@ -1,0 +1,49 @@
+"""Which store a command means, and how it is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from precook.errors import NoStoreError, NotAStoreError, ReadOnlyError
+from precook.store.layout import Layout, read_marker
+from precook.store.store import Store, open_store
+
+PLACES = (Path(), Path("cache"))
+"""Where a store is looked for when none is named."""
+_MARKER = "store.toml"
+_NAME_ONE = "name a store with --store DIR"
+
+
+def find_store(given: Path | None) -> Path:
+    """The store that was named, else the one here or in ./cache; `NoStoreError` where there is none."""
+    if given is not None:
+        return given
+    for place in PLACES:
+        if (place / _MARKER).is_file():
+            return place
+    error = NoStoreError(Path.cwd())
+    error.hint = f"{_NAME_ONE}; without it, this directory and ./cache are tried"
+    raise error
+
+
+def open_to_read(given: Path | None) -> Store:
+    """The store, read-only: nothing a command does with it can change it."""
+    path = find_store(given)
+    try:
+        return open_store(path, read_only=True)
+    except NotAStoreError as error:
+        if error.hint == NotAStoreError.hint:
+            error.hint = _NAME_ONE  # its own advice is for whoever makes a store
+        raise
+
+
+def open_to_write(given: Path | None) -> Store:
+    """The store, for a command that changes it; `ReadOnlyError` where that is not allowed."""
+    path = find_store(given)
+    if read_marker(Layout(path)) is None:
+        raise NoStoreError(path)
+    store = open_store(path)
+    if store.read_only:
+        store.close()
+        raise ReadOnlyError(path, "this directory cannot be written to")
+    return store

@@ -1,0 +1,178 @@
+"""The doctor: whether this machine and this directory can keep what a store promises.
+
+Every answer is a value, a `Finding`. Nothing is printed, and nothing in the store is written or removed. torch is asked
+for its version without being imported.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sqlite3
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from precook.errors import PrecookError
+from precook.maintain.probes import Finding, probe
+from precook.store import files
+from precook.store.layout import Layout, list_packs, read_marker
+
+_LIBRARIES = ("numpy", "safetensors", "blake3", "xxhash")
+_OPTIONAL = {
+    "torch": "entries that hold torch tensors are then read as numpy arrays only",
+    "ml_dtypes": "bfloat16 and 8-bit floats are then read as torch tensors only",
+}
+_NETWORK = re.compile(r"nfs.*|cifs|smb.*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\..*|virtiofs")
+_FLEETING = {
+    "tmpfs": "its content lies in memory and is gone after a restart",
+    "ramfs": "its content lies in memory and is gone after a restart",
+    "overlay": "in a container its content may be gone with the container",
+}
+_RACE = ((3, 7, 0), (3, 51, 2))
+"""First and last SQLite release with the WAL-reset race."""
+_LITTLE_SPACE = 1 << 30
+_TOO_LITTLE_SPACE = 64 << 20
+_KNOWN_FILES = re.compile(r"store\.toml|CACHEDIR\.TAG|index\.lock|index\.sqlite(-wal|-shm|-journal)?")
+_KNOWN_FOLDERS = {"packs", "snapshots"}
+
+
+def examine(path: Path) -> list[Finding]:
+    """Everything worth knowing about the store at `path`, or about the place where it would be made."""
+    directory = _nearest_directory(path)
+    probes = list(probe(directory))
+    lock_works = all(finding.level != "problem" for finding in probes if finding.topic == "flock")
+    return [
+        *_examine_store(path),
+        _examine_mount(directory),
+        _examine_space(directory),
+        *probes,
+        _examine_sqlite(lock_works=lock_works),
+        *_examine_libraries(),
+    ]
+
+
+def _nearest_directory(path: Path) -> Path:
+    """The directory itself, or the closest one above it that exists."""
+    path = Path(os.path.realpath(path))
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
+def _examine_store(path: Path) -> Iterator[Finding]:
+    layout = Layout(path)
+    try:
+        marker = read_marker(layout)
+    except PrecookError as error:
+        yield Finding("problem", "store", error.message, error.hint)
+        return
+    except OSError as error:
+        yield Finding("problem", "store", f"cannot be read: {error.strerror}", paths=(layout.marker,))
+        return
+    if marker is None:
+        yield Finding("note", "store", f"there is no store at {path} yet; the place it would be made in was examined")
+        return
+    ids, partials = list_packs(layout)
+    yield Finding("ok", "store", f"format {marker.format}, made {marker.created}, packs: {len(ids):,}")
+    if not layout.index.exists():
+        yield Finding("note", "index", "there is none; `precook reindex` makes one, and so does the next writer")
+    unknown = sorted(_unknown_files(layout))
+    if partials := sorted([*partials, *(place for place in unknown if place.name.endswith(files.PARTIAL))]):
+        message = f"{len(partials):,} unfinished: being written now, or left by a process that died"
+        yield Finding("note", "partial files", message, paths=tuple(partials))
+    if unknown := [place for place in unknown if not place.name.endswith(files.PARTIAL)]:
+        message = f"{len(unknown):,} that precook did not write; they are left alone"
+        yield Finding("note", "unknown files", message, paths=tuple(unknown))
+
+
+def _unknown_files(layout: Layout) -> Iterator[Path]:
+    """What lies in the store and is neither a pack nor another file of ours; a foreign folder stands for all in it."""
+    for place in _listed(layout.root):
+        known = place.name in _KNOWN_FOLDERS if place.is_dir() else _KNOWN_FILES.fullmatch(place.name) is not None
+        if not known:
+            yield place
+    ids, partials = list_packs(layout)
+    known_packs = {layout.pack(name) for name in ids}.union(partials)
+    for folder in _listed(layout.packs):
+        if not re.fullmatch(r"[0-9a-f]{2}", folder.name) or not folder.is_dir():
+            yield folder
+        else:
+            yield from (place for place in _listed(folder) if place not in known_packs)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _examine_mount(directory: Path) -> Finding:
+    mount = _find_mount(directory)
+    if mount is None:
+        return Finding("note", "file system", "its type is not known here: there is no /proc/mounts")
+    point, kind, options = mount
+    message = f"{kind} at {point} ({options})"
+    if _NETWORK.fullmatch(kind):
+        hint = "write to a store on a shared file system from one machine only"
+        return Finding("note", "file system", f"{message}: locks may not reach other machines", hint)
+    if kind in _FLEETING:
+        return Finding("note", "file system", f"{message}: {_FLEETING[kind]}")
+    return Finding("ok", "file system", message)
+
+
+def _find_mount(directory: Path) -> tuple[str, str, str] | None:
+    """Where, as what and how the file system under a directory is mounted; of two over one place the last is seen."""
+    found: tuple[str, str, str] | None = None
+    try:
+        lines = Path("/proc/mounts").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, point, kind, options, *_ = line.split(" ")
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
+        if directory.is_relative_to(point) and (found is None or len(point) >= len(found[0])):
+            found = point, kind, options
+    return found
+
+
+def _examine_space(directory: Path) -> Finding:
+    status = os.statvfs(directory)
+    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    message = f"{free / 2**30:,.1f} GiB free of {total / 2**30:,.1f} GiB"
+    if status.f_files and not status.f_favail:
+        return Finding("problem", "space", f"{message}, but no file can be made: all inodes are in use")
+    if free < _TOO_LITTLE_SPACE:
+        return Finding("problem", "space", f"{message}: not enough for one pack", "free some space")
+    return Finding("note" if free < _LITTLE_SPACE else "ok", "space", message)
+
+
+def _examine_sqlite(*, lock_works: bool) -> Finding:
+    version = sqlite3.sqlite_version
+    if not _RACE[0] <= sqlite3.sqlite_version_info <= _RACE[1]:
+        return Finding("ok", "sqlite", version)
+    race = f"{version} has the WAL-reset race of 3.7.0 to 3.51.2"
+    if lock_works:
+        return Finding("note", "sqlite", f"{race}; precook writes and checkpoints under its own lock, which covers it")
+    message = f"{race}, and locks do not work here to cover it"
+    return Finding("problem", "sqlite", message, "use SQLite 3.51.3 or newer")
+
+
+def _examine_libraries() -> Iterator[Finding]:
+    yield Finding("ok", "python", platform.python_version())
+    for name in _LIBRARIES:
+        version = _version(name)
+        if version is None:
+            yield Finding("problem", name, "not installed", "install precook anew")
+        else:
+            yield Finding("ok", name, version)
+    for name, without in _OPTIONAL.items():
+        version = _version(name)
+        yield Finding("ok", name, version) if version else Finding("note", name, f"not installed: {without}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
