@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from precook.identity.recipe import Recipe as Recipe
     from precook.store.cached import Cached as Cached
     from precook.store.lazy import LazyTensor as LazyTensor
-    from precook.store.store import Stats as Stats
+    from precook.store.stats import Stats as Stats
     from precook.store.store import Store as Store
     from precook.store.store import open_store as open  # noqa: A004, F401 - the public name
     from precook.store.verify import Damage as Damage
@@ -72,7 +72,8 @@ _HOMES = {
     "precook.identity.recipe": ("Recipe",),
     "precook.store.cached": ("Cached",),
     "precook.store.lazy": ("LazyTensor",),
-    "precook.store.store": ("Stats", "Store", "open"),
+    "precook.store.stats": ("Stats",),
+    "precook.store.store": ("Store", "open"),
     "precook.store.verify": ("Damage", "Verification"),
     "precook.store.writer": ("Writer",),
     "precook.values": ("Digest", "Key"),

@@ -12,7 +12,7 @@ from precook.cli.recipes import SHORT, read_recipe
 from precook.cli.stores import open_to_read
 from precook.cli.units import format_age, format_count, format_size, utc_time
 from precook.errors import DamagedPackError, printable
-from precook.store.store import RecipeStats, Stats
+from precook.store.stats import RecipeStats, Stats
 
 _FEW = 10
 _DIGITS = 16

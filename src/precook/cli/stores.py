@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from precook.errors import NoStoreError, NotAStoreError, ReadOnlyError
-from precook.store.layout import Layout, read_marker
 from precook.store.store import Store, open_store
 
 PLACES = (Path(), Path("cache"))
@@ -28,22 +27,22 @@ def find_store(given: Path | None) -> Path:
 
 def open_to_read(given: Path | None) -> Store:
     """The store, read-only: nothing a command does with it can change it."""
-    path = find_store(given)
-    try:
-        return open_store(path, read_only=True)
-    except NotAStoreError as error:
-        if error.hint == NotAStoreError.hint:
-            error.hint = _NAME_ONE  # its own advice is for whoever makes a store
-        raise
+    return _open(find_store(given), read_only=True)
 
 
 def open_to_write(given: Path | None) -> Store:
     """The store, for a command that changes it; `ReadOnlyError` where that is not allowed."""
-    path = find_store(given)
-    if read_marker(Layout(path)) is None:
-        raise NoStoreError(path)
-    store = open_store(path)
+    store = _open(find_store(given), read_only=False)
     if store.read_only:
         store.close()
-        raise ReadOnlyError(path, "this directory cannot be written to")
+        raise ReadOnlyError(store.path, "this directory cannot be written to")
     return store
+
+
+def _open(path: Path, *, read_only: bool) -> Store:
+    try:
+        return open_store(path, read_only=read_only)
+    except NotAStoreError as error:
+        if error.hint == NotAStoreError.hint:
+            error.hint = _NAME_ONE  # its own advice is for whoever makes a store
+        raise

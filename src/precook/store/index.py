@@ -9,59 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
-
-from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
-from precook.identity.recipe import recipe_digest
-from precook.store import files
+from precook.errors import ReadOnlyError
+from precook.store import database, files
 from precook.store.layout import Layout, list_packs
 from precook.store.lock import locked
 from precook.store.pack import Head
 
 _log = logging.getLogger("precook")
 
-_APPLICATION = 0x70726563  # "prec"
-_VERSION = 1
-_CHUNK = 8192
-_IN_MEMORY = "memory"
 _CHECKPOINT_BYTES = 8 << 20
-_SCHEMA = """
-CREATE TABLE store (id TEXT NOT NULL);
-CREATE TABLE pack (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id BLOB NOT NULL UNIQUE, created INTEGER NOT NULL, bytes INTEGER NOT NULL, entries INTEGER NOT NULL
-);
-CREATE TABLE recipe (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, form BLOB NOT NULL);
-CREATE TABLE entry (
-    key BLOB NOT NULL, pack INTEGER NOT NULL, row INTEGER NOT NULL, recipe INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    PRIMARY KEY (key, pack, row)
-) WITHOUT ROWID;
-CREATE TABLE damage (
-    key BLOB NOT NULL, pack BLOB NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (key, pack)
-) WITHOUT ROWID;
-"""
+_IN_MEMORY = "memory"
 
 _T = TypeVar("_T")
 
 ReadHeads = Callable[[Iterable[str]], Iterator[Head]]
 """Reads the heads of packs, passing over those that are damaged or gone."""
-
-
-class DoubtError(Exception):
-    """The index is not what we wrote: time for a rebuild."""
-
-
-class NoIndexError(DoubtError):
-    """There is no index yet, or no longer: nothing to worry about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +93,13 @@ class Index:
 
     def find(self, keys: Sequence[bytes]) -> list[Place]:
         """Every place of every key, in no order; a key may have none or several."""
-        rows = self._read(lambda db: _select(db, "SELECT key, pack, row FROM entry WHERE key IN ({})", keys))
+        rows = self._read(lambda db: database.select(db, "SELECT key, pack, row FROM entry WHERE key IN ({})", keys))
         packs = self._pack_names({row[1] for row in rows})
         return [Place(key, packs[pack], row) for key, pack, row in rows if pack in packs]
 
     def present(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that have an entry."""
-        rows = self._read(lambda db: _select(db, "SELECT key FROM entry WHERE key IN ({})", sorted(keys)))
+        rows = self._read(lambda db: database.select(db, "SELECT key FROM entry WHERE key IN ({})", sorted(keys)))
         return {row[0] for row in rows}
 
     def count(self) -> int:
@@ -156,12 +125,12 @@ class Index:
         )
         last = b""
         while True:
-            found = self._read(lambda db, last=last: db.execute(query, (last, _CHUNK)).fetchall())  # type: ignore[misc]
+            found = self._read(lambda db, last=last: db.execute(query, (last, database.CHUNK)).fetchall())  # type: ignore[misc]
             # All places of one key lie together: the last key of a full page is read again with the next page.
-            page = [row for row in found if row[0] != found[-1][0]] if len(found) == _CHUNK else found
+            page = [row for row in found if row[0] != found[-1][0]] if len(found) == database.CHUNK else found
             for key, size, created, form, pack in page or found:
                 yield EntryRow(key, size, created, form, pack.hex())
-            if len(found) < _CHUNK:
+            if len(found) < database.CHUNK:
                 return
             last = (page or found)[-1][0]
 
@@ -214,7 +183,7 @@ class Index:
         """Add the rows of durable packs, in one transaction."""
         with self.exclusive(), self._writing() as db:
             for head in heads:
-                _add(db, head)
+                database.add(db, head)
         self._checkpoint()
 
     def drop_packs(self, ids: Iterable[str]) -> None:
@@ -223,7 +192,7 @@ class Index:
         if not names:
             return
         with self.exclusive(), self._writing() as db:
-            for (number,) in _select(db, "SELECT number FROM pack WHERE id IN ({})", names):
+            for (number,) in database.select(db, "SELECT number FROM pack WHERE id IN ({})", names):
                 db.execute("DELETE FROM entry WHERE pack = ?", (number,))
                 db.execute("DELETE FROM pack WHERE number = ?", (number,))
 
@@ -245,8 +214,8 @@ class Index:
         if self._read_only:
             with self.lock:
                 self.close()
-                connection = _connect(":memory:")
-                _fill(connection, self._store_id, self._read_heads(sorted(list_packs(self._layout)[0])))
+                connection = database.connect(":memory:")
+                database.fill(connection, self._store_id, self._read_heads(sorted(list_packs(self._layout)[0])))
                 self._connection, self._signature, self._packs = connection, _IN_MEMORY, {}
             return
         with self.exclusive(), files.explained(self._layout.root), self._named_errors():
@@ -254,16 +223,16 @@ class Index:
             path = self._layout.index
             partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{files.PARTIAL}")
             try:
-                with contextlib.closing(_connect(str(partial))) as db:
+                with contextlib.closing(database.connect(str(partial))) as db:
                     # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
                     db.execute("PRAGMA journal_mode=OFF")
                     db.execute("PRAGMA synchronous=OFF")
                     db.execute("PRAGMA cache_size=-262144")
-                    _fill(db, self._store_id, self._read_heads(sorted(list_packs(self._layout)[0])))
+                    database.fill(db, self._store_id, self._read_heads(sorted(list_packs(self._layout)[0])))
                     db.execute("PRAGMA journal_mode=WAL")
-                _sync(partial)
+                database.sync(partial)
                 # The database before its log: a log without its database is ignored, the reverse would be corrupt.
-                for old in (path, *_companions(path)):
+                for old in (path, *database.companions(path)):
                     old.unlink(missing_ok=True)
                 partial.rename(path)
             finally:
@@ -275,8 +244,8 @@ class Index:
             try:
                 with self._named_errors():
                     return query(self._connected())
-            except DoubtError as doubt:
-                level = logging.DEBUG if isinstance(doubt, NoIndexError) else logging.WARNING
+            except database.DoubtError as doubt:
+                level = logging.DEBUG if isinstance(doubt, database.NoIndexError) else logging.WARNING
                 _log.log(level, "making the index of %s anew: %s", self._layout.root, doubt)
                 self.close()
                 self.rebuild()
@@ -300,7 +269,7 @@ class Index:
     def _checkpoint(self) -> None:
         """Fold the log back into the database when it has grown."""
         with contextlib.suppress(FileNotFoundError):
-            if _companions(self._layout.index)[0].stat().st_size > _CHECKPOINT_BYTES:
+            if database.companions(self._layout.index)[0].stat().st_size > _CHECKPOINT_BYTES:
                 with self.exclusive():
                     self._read(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
 
@@ -310,8 +279,9 @@ class Index:
             yield
         except sqlite3.DatabaseError as error:
             # Read-only, a second look at the file is all that could help, and an index in memory is better.
-            named = DoubtError(str(error)) if self._read_only else _named_error(self._layout.index, str(error))
-            raise named from error
+            if self._read_only:
+                raise database.DoubtError(str(error)) from error
+            raise database.named_error(self._layout.index, str(error)) from error
 
     def _connected(self) -> sqlite3.Connection:
         """The connection, opened anew if the file under it was replaced or, read-only, written to."""
@@ -323,10 +293,10 @@ class Index:
         self.close()
         self._packs = {}
         if signature is None:
-            raise NoIndexError("there is no index")
+            raise database.NoIndexError("there is no index")
         connection = self._open()
         try:
-            _check(connection, self._store_id)
+            database.check(connection, self._store_id)
         except BaseException:
             connection.close()
             raise
@@ -336,16 +306,16 @@ class Index:
     def _open(self) -> sqlite3.Connection:
         path = self._layout.index
         if not self._read_only:
-            connection = _connect(str(path))
+            connection = database.connect(str(path))
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA wal_autocheckpoint=0")
             return connection
         # A log that is not empty belongs to a living writer, or to a dead one: only its own shared memory can tell.
-        log = _companions(path)[0]
+        log = database.companions(path)[0]
         live = log.exists() and log.stat().st_size > 0
         mode = "mode=ro&readonly_shm=1" if live else "immutable=1"
-        return _connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
+        return database.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
 
     def _look(self) -> object:
         """What tells one index file from another: its inode; read-only also whether it was written to."""
@@ -355,7 +325,7 @@ class Index:
             return None
         if not self._read_only:
             return status.st_dev, status.st_ino
-        log = _companions(self._layout.index)[0]
+        log = database.companions(self._layout.index)[0]
         return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, log.exists()
 
     def _pack_names(self, numbers: set[int]) -> dict[int, str]:
@@ -364,97 +334,3 @@ class Index:
                 query = "SELECT number, id FROM pack"
                 self._packs = self._read(lambda db: {number: name.hex() for number, name in db.execute(query)})
             return self._packs
-
-
-def _connect(path: str, *, uri: bool = False) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, uri=uri)
-    # A database from somewhere else gets no say: no code in its schema, no trust in its cells, no mapping to fault on.
-    connection.execute("PRAGMA trusted_schema=OFF")
-    connection.execute("PRAGMA cell_size_check=ON")
-    connection.execute("PRAGMA mmap_size=0")
-    connection.execute("PRAGMA temp_store=MEMORY")
-    return connection
-
-
-def _check(db: sqlite3.Connection, store_id: str) -> None:
-    application = db.execute("PRAGMA application_id").fetchone()[0]
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if (application, version) != (_APPLICATION, _VERSION):
-        raise DoubtError("another index version")
-    if db.execute("SELECT id FROM store").fetchall() != [(store_id,)]:
-        raise DoubtError("the index of another store")
-
-
-def _fill(db: sqlite3.Connection, store_id: str, heads: Iterable[Head]) -> None:
-    db.executescript(_SCHEMA)
-    db.execute("BEGIN")
-    db.execute("INSERT INTO store VALUES (?)", (store_id,))
-    for head in heads:
-        _add(db, head)
-    db.execute("COMMIT")
-    db.execute(f"PRAGMA application_id={_APPLICATION}")
-    db.execute(f"PRAGMA user_version={_VERSION}")
-
-
-def _add(db: sqlite3.Connection, head: Head) -> None:
-    pack = bytes.fromhex(head.id)
-    row = (pack, head.created, head.file_bytes, head.rows)
-    if not db.execute("INSERT OR IGNORE INTO pack (id, created, bytes, entries) VALUES (?, ?, ?, ?)", row).rowcount:
-        return
-    number = db.execute("SELECT number FROM pack WHERE id = ?", (pack,)).fetchone()[0]
-    recipes = [0]
-    for form in head.recipes:
-        digest = recipe_digest(form).bytes
-        db.execute("INSERT OR IGNORE INTO recipe (digest, form) VALUES (?, ?)", (digest, form))
-        recipes.append(db.execute("SELECT number FROM recipe WHERE digest = ?", (digest,)).fetchone()[0])
-    first = 0
-    for table in head.tables:
-        keys = table.keys.tobytes()
-        db.executemany(
-            "INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?, ?)",
-            (
-                (keys[32 * i : 32 * i + 32], number, first + i, recipe, size)
-                for i, recipe, size in zip(
-                    range(table.rows),
-                    np.asarray(recipes)[table.recipes].tolist(),
-                    table.row_bytes().tolist(),
-                    strict=True,
-                )
-            ),
-        )
-        first += table.rows
-
-
-def _select(db: sqlite3.Connection, query: str, keys: Sequence[bytes]) -> list[Any]:
-    rows: list[Any] = []
-    for at in range(0, len(keys), _CHUNK):
-        chunk = keys[at : at + _CHUNK]
-        rows += db.execute(query.format(",".join("?" * len(chunk))), chunk).fetchall()
-    return rows
-
-
-def _named_error(path: Path, reason: str) -> StoreError | DoubtError:
-    """SQLite's complaint as ours; whatever casts doubt on the file itself becomes a `DoubtError`."""
-    # By message: Python 3.10 does not pass SQLite's error codes on.
-    if "locked" in reason or "busy" in reason:
-        return LockedError(path, f"the index is locked: {reason}")
-    if "full" in reason:
-        return NoSpaceError(path, f"no space left for the index: {reason}")
-    if "readonly" in reason:
-        return ReadOnlyError(path, f"the index cannot be written: {reason}")
-    if "disk I/O error" in reason:
-        return StoreWriteError(path, f"the index could not be read or written: {reason}")
-    return DoubtError(reason)
-
-
-def _companions(path: Path) -> tuple[Path, Path]:
-    """SQLite's log and shared memory beside a database."""
-    return path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        files.sync_file(descriptor)
-    finally:
-        os.close(descriptor)

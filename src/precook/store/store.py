@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from precook.errors import ClosedStoreError, MissingEntryError, NoStoreError, ReadOnlyError
 from precook.report import SILENT, Reporter
-from precook.store import files
+from precook.store import files, forks
 from precook.store.cached import Cached
 from precook.store.index import EntryRow, Index
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
 from precook.store.lock import locked
 from precook.store.reader import Reader
 from precook.store.stack import Verify
+from precook.store.stats import RecipeStats, Stats
 from precook.store.verify import Verification, verify_packs
 from precook.store.writer import Commit, Writer
 from precook.values import Key
@@ -32,40 +31,6 @@ FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 2.0
 
 _RAISE: Any = object()
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeStats:
-    """What one recipe takes."""
-
-    form: bytes
-    """The recipe's canonical form; empty for entries put without one."""
-    entries: int
-    nbytes: int
-    newest: int
-    """When its newest entry was written, in seconds since 1970."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What a store holds."""
-
-    path: Path
-    format: int
-    id: str
-    read_only: bool
-    entries: int
-    packs: int
-    payload_bytes: int
-    """Bytes of tensors and plain values."""
-    pack_bytes: int
-    """Bytes of the pack files."""
-    index_bytes: int
-    recipes: tuple[RecipeStats, ...]
-    damaged: tuple[tuple[Key, str], ...]
-    """Entries found damaged, with the reason."""
-    bad_packs: tuple[tuple[str, str], ...]
-    """Packs that could not be used, with the reason."""
 
 
 class Store:
@@ -94,7 +59,7 @@ class Store:
         self._index: Index | None = None
         if self._marker is not None:
             self._start(self._marker)
-        _OPEN_STORES.add(self)
+        forks.remember(self)
 
     @property
     def path(self) -> Path:
@@ -282,6 +247,26 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{', read_only=True' if self._read_only else ''})"
 
+    def before_fork(self) -> None:
+        """Let nobody be in the middle of something, and leave no SQLite state for the child to inherit."""
+        self._lock.acquire()
+        if self._index is not None:
+            self._index.lock.acquire()
+            self._index.close()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        if self._index is not None:
+            self._index.lock.release()
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Go on with locks that no thread of the parent holds."""
+        self._lock = threading.RLock()
+        self._reader.after_fork()
+        if self._index is not None:
+            self._index.lock = threading.RLock()
+
     def _start(self, marker: Marker) -> Index:
         index = Index(self._layout, marker.id, self._reader.heads, read_only=self._read_only)
         index.refresh()
@@ -383,38 +368,3 @@ def _reopen(path: Path, read_only: bool, verify_reads: Verify, flush_bytes: int,
     return Store(
         path, read_only=read_only, verify_reads=verify_reads, flush_bytes=flush_bytes, flush_seconds=flush_seconds
     )
-
-
-# The one labelled home of what a fork has to know: SQLite must not be carried into a child, and no lock may be held
-# by a thread that the child does not have.
-_OPEN_STORES: weakref.WeakSet[Store] = weakref.WeakSet()
-_FORKING: list[Store] = []
-
-
-def _before_fork() -> None:
-    for store in list(_OPEN_STORES):
-        store._lock.acquire()  # noqa: SLF001
-        if store._index is not None:  # noqa: SLF001
-            store._index.lock.acquire()  # noqa: SLF001
-            store._index.close()  # noqa: SLF001
-        _FORKING.append(store)
-
-
-def _after_fork_in_parent() -> None:
-    while _FORKING:
-        store = _FORKING.pop()
-        if store._index is not None:  # noqa: SLF001
-            store._index.lock.release()  # noqa: SLF001
-        store._lock.release()  # noqa: SLF001
-
-
-def _after_fork_in_child() -> None:
-    while _FORKING:
-        store = _FORKING.pop()
-        store._lock = threading.RLock()  # noqa: SLF001
-        store._reader.after_fork()  # noqa: SLF001
-        if store._index is not None:  # noqa: SLF001
-            store._index.lock = threading.RLock()  # noqa: SLF001
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
