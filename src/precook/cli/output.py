@@ -209,20 +209,21 @@ def _tell_labelled(label: str, style: str, content: str) -> None:
 
 
 def _draw(stream: TextIO, layout: Table) -> None:
-    console = _console(stream)
     if stream.isatty():
-        console.print(layout)
+        _console(stream).print(layout)
         return
-    with console.capture() as drawn:
-        console.print(layout)
-    stream.writelines(row.rstrip() + "\n" for row in drawn.get().splitlines())
+    # Drawn beside the stream: rich would end the process with a code of its own where a pipe is broken.
+    drawn = io.StringIO()
+    _console(drawn).print(layout)
+    stream.writelines(f"{row.rstrip()}\n" for row in drawn.getvalue().splitlines())
 
 
 def _console(stream: TextIO) -> Console:
     from rich.console import Console  # noqa: PLC0415
 
-    width = None if stream.isatty() else _BROAD
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+    # Not even FORCE_COLOR puts colours into data.
+    width, terminal = (None, None) if stream.isatty() else (_BROAD, False)
+    return Console(file=stream, width=width, force_terminal=terminal, markup=False, highlight=False, emoji=False)
 
 
 def _text(content: Line) -> Text:
