@@ -27,8 +27,13 @@ def test_the_names_for_type_checkers_are_the_names_at_run_time() -> None:
     """The two lists in `__init__` cannot drift apart."""
     tree = ast.parse((SOURCE / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    names = {alias.asname for node in ast.walk(block) if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert names == set(precook.__all__)
+    names = {
+        alias.asname or alias.name
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert names == set(precook.__all__) == set(precook._HOME_OF)
 
 
 def test_importing_is_quiet_and_without_torch() -> None:

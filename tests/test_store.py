@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import precook
 from precook.store import files
+from precook.store.index import Place
 from tests.trees import same, trees
 
 
@@ -306,17 +307,20 @@ def test_a_failed_writer_stays_failed(
 
 
 def test_two_stores_are_not_mixed_up(tmp_path: Path, recipe: precook.Recipe) -> None:
-    """An index copied from another store is thrown away, and the packs' own rows are served."""
+    """An index copied from another store is thrown away, what it knew of damage included."""
     with precook.open(tmp_path / "a") as a, precook.open(tmp_path / "b") as b:
         a.put(recipe.key(1), "a")
         b.put(recipe.key(2), "b")
+        a._index.mark_damaged(Place(recipe.key(1).bytes, "00" * 32, 0), "a's own damage")  # type: ignore[union-attr]
+        assert a.stats().damaged
     (tmp_path / "a" / "index.sqlite").replace(tmp_path / "b" / "index.sqlite")
     with precook.open(tmp_path / "b") as b:
         assert b.get(recipe.key(2)) == "b"
         assert recipe.key(1) not in b
+        assert not b.stats().damaged
 
 
-@pytest.mark.parametrize("what", ["file", "folder with files", "newer", "no format", "not text"])
+@pytest.mark.parametrize("what", ["file", "folder with files", "newer", "no format", "not text", "a folder"])
 def test_what_is_not_our_store_is_refused(path: Path, recipe: precook.Recipe, what: str) -> None:
     """A foreign directory, a newer format and a broken marker each give a typed error, and nothing is written."""
     expected: type[precook.StoreError] = precook.NotAStoreError
@@ -333,6 +337,8 @@ def test_what_is_not_our_store_is_refused(path: Path, recipe: precook.Recipe, wh
         (path / "store.toml").write_text('id = "x"\n')
     elif what == "not text":
         (path / "store.toml").write_bytes(b"\xff\xfe\x00")
+    elif what == "a folder":
+        (path / "store.toml").mkdir()
     before = sorted(path.rglob("*")) if path.is_dir() else path.read_text()
     with pytest.raises(expected) as caught:
         precook.open(path).put(recipe.key(1), 1)
@@ -390,6 +396,58 @@ def test_threads_share_a_store(path: Path, recipe: precook.Recipe) -> None:
         assert not problems
         assert len(store) == 8 * 20 + 20
         assert store.verify().clean
+
+
+def test_a_partial_file_swept_before_it_was_locked_is_made_anew(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep between a writer's open and its lock costs the writer a second try, not its entries."""
+    real, swept = files.fcntl.flock, []
+
+    def flock(descriptor: int, operation: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if name.endswith(".safetensors.partial") or (".safetensors." in name and not swept):
+            swept.append(name)
+            os.unlink(name)
+        real(descriptor, operation)
+
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("needs /proc to know a descriptor's name")
+    store.put(recipe.key(0), 0)
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    store.put(recipe.key(1), 1)
+    assert swept
+    with precook.open(store.path) as again:
+        assert again.get(recipe.key(1)) == 1
+
+
+def test_a_key_in_two_packs_counts_once(tmp_path: Path, recipe: precook.Recipe) -> None:
+    """Copies of an entry take space on disk but are one entry in every count."""
+    for name in "ab":
+        with precook.open(tmp_path / name) as store:
+            store.put(recipe.key(1), np.zeros(10), recipe=recipe)
+    (copy,) = packs(tmp_path / "b")
+    target = tmp_path / "a" / copy.relative_to(tmp_path / "b")
+    target.parent.mkdir(exist_ok=True)
+    copy.replace(target)
+    with precook.open(tmp_path / "a") as store:
+        stats = store.stats()
+        assert (len(store), stats.entries, stats.packs, stats.payload_bytes) == (1, 1, 2, 80)
+        assert [part.entries for part in stats.recipes] == [1]
+        assert store.locate(recipe.key(1)).copies == 2
+
+
+def test_an_entry_tells_where_it_lies(store: precook.Store, recipe: precook.Recipe) -> None:
+    """Pack, row, size, recipe and labels are known without reading tensors."""
+    with store.writer() as writer:
+        writer.put(recipe.key(1), "plain")
+        writer.put(recipe.key(2), np.zeros(10), recipe=recipe, labels={"file": "a.jpg"})
+    found = store.locate(recipe.key(2))
+    assert (found.pack, found.pack_row, found.copies, found.nbytes) == (packs(store.path)[0], 1, 1, 80)
+    assert (found.recipe, found.labels) == (recipe.form, b'{"file":"a.jpg"}')
+    assert store.locate(recipe.key(1)).labels == b"null"
+    with pytest.raises(precook.MissingEntryError):
+        store.locate(recipe.key(3))
 
 
 def test_stats_count_what_is_there(store: precook.Store, recipe: precook.Recipe) -> None:

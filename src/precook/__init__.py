@@ -10,38 +10,38 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from precook.errors import ClosedStoreError as ClosedStoreError
-    from precook.errors import DamagedEntryError as DamagedEntryError
-    from precook.errors import DamagedPackError as DamagedPackError
-    from precook.errors import EncodeError as EncodeError
-    from precook.errors import IdentityError as IdentityError
-    from precook.errors import LockedError as LockedError
-    from precook.errors import MissingEntryError as MissingEntryError
-    from precook.errors import MissingTorchError as MissingTorchError
-    from precook.errors import NewerFormatError as NewerFormatError
-    from precook.errors import NoSpaceError as NoSpaceError
-    from precook.errors import NoStoreError as NoStoreError
-    from precook.errors import NotAStoreError as NotAStoreError
-    from precook.errors import PrecookError as PrecookError
-    from precook.errors import ReadOnlyError as ReadOnlyError
-    from precook.errors import SourceChangedError as SourceChangedError
-    from precook.errors import SourceError as SourceError
-    from precook.errors import StoreError as StoreError
-    from precook.errors import StoreWriteError as StoreWriteError
-    from precook.errors import TreeError as TreeError
-    from precook.identity.digests import digest as digest
-    from precook.identity.identify import identify as identify
-    from precook.identity.recipe import Recipe as Recipe
-    from precook.store.cached import Cached as Cached
-    from precook.store.lazy import LazyTensor as LazyTensor
-    from precook.store.stats import Stats as Stats
-    from precook.store.store import Store as Store
-    from precook.store.store import open_store as open  # noqa: A004, F401 - the public name
-    from precook.store.verify import Damage as Damage
-    from precook.store.verify import Verification as Verification
-    from precook.store.writer import Writer as Writer
-    from precook.values import Digest as Digest
-    from precook.values import Key as Key
+    from precook.errors import (
+        ClosedStoreError,
+        DamagedEntryError,
+        DamagedPackError,
+        EncodeError,
+        IdentityError,
+        LockedError,
+        MissingEntryError,
+        MissingTorchError,
+        NewerFormatError,
+        NoSpaceError,
+        NoStoreError,
+        NotAStoreError,
+        PrecookError,
+        ReadOnlyError,
+        SourceChangedError,
+        SourceError,
+        StoreError,
+        StoreWriteError,
+        TreeError,
+    )
+    from precook.identity.digests import digest
+    from precook.identity.identify import identify
+    from precook.identity.recipe import Recipe
+    from precook.store.cached import Cached
+    from precook.store.lazy import LazyTensor
+    from precook.store.stats import Stats
+    from precook.store.store import Store
+    from precook.store.store import open_store as open  # noqa: A004 - the public name
+    from precook.store.verify import Damage, Verification
+    from precook.store.writer import Writer
+    from precook.values import Digest, Key
 
 __version__ = "0.1.0"
 
@@ -81,7 +81,40 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _OTHER_NAMES = {"open": "open_store"}
 
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a test compares it with the names above
+__all__ = [
+    "Cached",
+    "ClosedStoreError",
+    "Damage",
+    "DamagedEntryError",
+    "DamagedPackError",
+    "Digest",
+    "EncodeError",
+    "IdentityError",
+    "Key",
+    "LazyTensor",
+    "LockedError",
+    "MissingEntryError",
+    "MissingTorchError",
+    "NewerFormatError",
+    "NoSpaceError",
+    "NoStoreError",
+    "NotAStoreError",
+    "PrecookError",
+    "ReadOnlyError",
+    "Recipe",
+    "SourceChangedError",
+    "SourceError",
+    "Stats",
+    "Store",
+    "StoreError",
+    "StoreWriteError",
+    "TreeError",
+    "Verification",
+    "Writer",
+    "digest",
+    "identify",
+    "open",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -125,6 +125,7 @@ class StoreError(PrecookError):
     def __init__(self, path: Path, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{printable(path)}: {message}", hint=hint)
         self.path = path
+        self.reason = message
 
 
 class NoStoreError(StoreError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from precook.cli import output
-from precook.cli.entries import Found, find_key, look_up
+from precook.cli.entries import find_key
 from precook.cli.output import Line, Span
-from precook.cli.recipes import outline
+from precook.cli.recipes import RecipeInfo, outline, read_recipe
 from precook.cli.stores import open_to_read
 from precook.cli.trees import Tensor, count_tensors, tree_document, tree_lines
 from precook.cli.units import format_age, format_count, format_size, local_time, utc_time
 from precook.errors import DamagedEntryError
-from precook.store.packfile import Array, RowDamagedError
+from precook.store.located import Located
+from precook.store.packfile import Array, RowDamagedError, reason_of
 from precook.store.tree import read_values
 
 DAMAGED = 4
@@ -27,16 +29,29 @@ DAMAGED = 4
 class Shown:
     """One entry with all there is to say about it."""
 
-    entry: Found
+    entry: Located
     tree: Any
     damage: str | None
     """Why its bytes cannot be trusted, None where they match their checksum."""
+
+    @property
+    def recipe(self) -> RecipeInfo | None:
+        """What made it."""
+        return read_recipe(self.entry.recipe)
+
+    @property
+    def labels(self) -> Any:
+        """Its labels in canonical form, None where it has none."""
+        try:
+            return json.loads(self.entry.labels)
+        except (ValueError, RecursionError):
+            return "unreadable"
 
 
 def run(store: Path | None, digits: str, *, as_json: bool) -> int:
     """Show one entry; the exit code."""
     with open_to_read(store) as opened:
-        shown = read(look_up(opened, find_key(opened, digits)))
+        shown = read(opened.locate(find_key(opened, digits)))
     if as_json:
         output.document(_document(shown))
     else:
@@ -44,7 +59,7 @@ def run(store: Path | None, digits: str, *, as_json: bool) -> int:
     return 0 if shown.damage is None else DAMAGED
 
 
-def read(entry: Found) -> Shown:
+def read(entry: Located) -> Shown:
     """Read an entry and check it; of a damaged one only nesting and shapes, which its pack's head vouches for."""
     table = entry.table.table
     arrays: list[Array | None] = [None] * len(table.leaves)
@@ -52,7 +67,7 @@ def read(entry: Found) -> Shown:
     try:
         arrays = [*entry.table.read(entry.row, check=True)]
     except (RowDamagedError, OSError) as error:
-        damage = str(error)
+        damage = reason_of(error)
     tensors = [
         Tensor(leaf.dtype, leaf.library, leaf.row_shape(entry.row), array)
         for leaf, array in zip(table.leaves, arrays, strict=True)
@@ -66,13 +81,13 @@ def read(entry: Found) -> Shown:
 
 def _document(shown: Shown) -> dict[str, Any]:
     entry = shown.entry
-    recipe = entry.recipe
+    recipe = shown.recipe
     return {
         "key": entry.key.hex,
         "bytes": entry.nbytes,
         "created": utc_time(entry.created),
         "recipe": {**recipe.as_json(), "data": recipe.data} if recipe else None,
-        "labels": entry.labels,
+        "labels": shown.labels,
         "pack": str(entry.pack),
         "row": entry.pack_row,
         "copies": entry.copies,
@@ -93,8 +108,8 @@ def _facts(shown: Shown) -> Iterator[tuple[str, Line]]:
     entry = shown.entry
     tensors = count_tensors(shown.tree)
     yield "entry", entry.key.hex
-    yield from _outlined("recipe", entry.recipe.name if entry.recipe else "none", entry.recipe and entry.recipe.data)
-    yield from _outlined("labels", "" if entry.labels else "none", entry.labels)
+    yield from _outlined("recipe", shown.recipe.name if shown.recipe else "none", shown.recipe and shown.recipe.data)
+    yield from _outlined("labels", "" if shown.labels else "none", shown.labels)
     yield "size", f"{format_size(entry.nbytes)}, {format_count(tensors, 'tensor')}"
     yield "written", f"{format_age(time.time() - entry.created)}, {local_time(entry.created)}"
     yield "pack", str(entry.pack)

@@ -11,7 +11,6 @@ from precook.cli.output import Column, Line, Span
 from precook.cli.recipes import SHORT, read_recipe
 from precook.cli.stores import open_to_read
 from precook.cli.units import format_age, format_count, format_size, utc_time
-from precook.errors import DamagedPackError, printable
 from precook.store.stats import RecipeStats, Stats
 
 _FEW = 10
@@ -28,11 +27,6 @@ def run(store: Path | None, *, as_json: bool) -> None:
         _show(stats)
 
 
-def plain_reason(reason: str, pack: Path) -> str:
-    """Why a pack cannot be used, without its path and without the advice to run `precook verify`."""
-    return reason.removeprefix(f"{printable(pack)}: ").removesuffix(f" ({DamagedPackError.hint})")
-
-
 def _document(stats: Stats) -> dict[str, Any]:
     return {
         "path": str(stats.path.resolve()),
@@ -46,7 +40,7 @@ def _document(stats: Stats) -> dict[str, Any]:
         "index_bytes": stats.index_bytes,
         "recipes": [_recipe_document(recipe) for recipe in _by_size(stats)],
         "damaged_entries": [{"key": key.hex, "reason": reason} for key, reason in stats.damaged],
-        "unusable_packs": [{"pack": name, "reason": _reason(stats, name, reason)} for name, reason in stats.bad_packs],
+        "unusable_packs": [{"pack": name, "reason": reason} for name, reason in stats.bad_packs],
     }
 
 
@@ -100,7 +94,7 @@ def _recipe_row(recipe: RecipeStats, stats: Stats, now: float) -> list[Line]:
 
 
 def _show_damage(stats: Stats) -> None:
-    packs = [(f"{name[:_DIGITS]}…", _reason(stats, name, reason)) for name, reason in stats.bad_packs]
+    packs = [(f"{name[:_DIGITS]}…", reason) for name, reason in stats.bad_packs]
     entries = [(f"{key.hex[:_DIGITS]}…", reason) for key, reason in stats.damaged]
     for title, found in (("unusable pack", packs), ("damaged entry", entries)):
         if not found:
@@ -131,7 +125,3 @@ def _overhead_text(stats: Stats) -> str:
     percent = 100 * _overhead(stats) / stats.payload_bytes
     each = _overhead(stats) / stats.entries
     return f"  (overhead {format_size(_overhead(stats))}, {percent:.2g}%, {each:,.0f} bytes for each entry)"
-
-
-def _reason(stats: Stats, name: str, reason: str) -> str:
-    return plain_reason(reason, stats.path / "packs" / name[:2] / f"{name}.safetensors")

@@ -8,7 +8,6 @@ from typing import Any
 
 from precook.cli import output
 from precook.cli.output import Line, Span
-from precook.cli.status import plain_reason
 from precook.cli.stores import open_to_read
 from precook.cli.units import format_count, format_duration, format_size
 from precook.store.verify import Damage, Verification
@@ -44,7 +43,7 @@ def _document(found: Verification, subset: tuple[int, int]) -> dict[str, Any]:
                 "pack": str(damage.pack),
                 "key": damage.key.hex if damage.key else None,
                 "offset": damage.offset,
-                "reason": plain_reason(damage.reason, damage.pack),
+                "reason": damage.reason,
             }
             for damage in found.damage
         ],
@@ -81,7 +80,7 @@ def _show_damage(found: Verification, root: Path) -> None:
 def _damage_line(damage: Damage) -> Line:
     what = f"entry {damage.key.hex[:16]}" if damage.key else "whole pack"
     where = f"  at byte {damage.offset:,}" if damage.offset is not None else ""
-    return [f"  {what}{where}  ", Span(plain_reason(damage.reason, damage.pack), "red")]
+    return [f"  {what}{where}  ", Span(damage.reason, "red")]
 
 
 def _count(found: Verification) -> str:

@@ -110,20 +110,21 @@ class Index:
     def totals(self) -> list[tuple[bytes, int, int, int]]:
         """For each recipe: its form, entries, bytes, and when its newest pack was made."""
         query = (
-            "SELECT coalesce(recipe.form, x''), count(*), sum(entry.bytes), max(pack.created) FROM entry"
-            " JOIN pack ON pack.number = entry.pack LEFT JOIN recipe ON recipe.number = entry.recipe"
-            " GROUP BY recipe.digest"
+            "SELECT coalesce(recipe.form, x''), count(*), sum(one.bytes), max(one.created) FROM ("
+            "SELECT entry.recipe AS recipe, max(entry.bytes) AS bytes, max(pack.created) AS created"
+            " FROM entry JOIN pack ON pack.number = entry.pack GROUP BY entry.key"
+            ") AS one LEFT JOIN recipe ON recipe.number = one.recipe GROUP BY recipe.digest"
         )
         return self._read(lambda db: [tuple(row) for row in db.execute(query)])
 
-    def rows(self) -> Iterator[EntryRow]:
-        """Every place of every entry in order of keys, a few at a time."""
+    def rows(self, after: bytes = b"") -> Iterator[EntryRow]:
+        """Every place of every entry in order of keys, beginning after some bytes, a few at a time."""
         query = (
             "SELECT entry.key, entry.bytes, pack.created, coalesce(recipe.form, x''), pack.id FROM entry"
             " JOIN pack ON pack.number = entry.pack LEFT JOIN recipe ON recipe.number = entry.recipe"
             " WHERE entry.key > ? ORDER BY entry.key LIMIT ?"
         )
-        last = b""
+        last = after
         while True:
             found = self._read(lambda db, last=last: db.execute(query, (last, database.CHUNK)).fetchall())  # type: ignore[misc]
             # All places of one key lie together: the last key of a full page is read again with the next page.

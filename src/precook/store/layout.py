@@ -19,6 +19,7 @@ _TAG = (
 )
 _LINE = re.compile(r'([a-z_]+) = (?:(\d+)|"([^"\\\x00-\x1f]*)")')
 _OURS_BEFORE_CREATION = {"CACHEDIR.TAG", "index.lock"}
+_RESTORE = "restore store.toml from a backup, or choose another directory"
 _PACK = re.compile(r"([0-9a-f]{64})\.safetensors")
 
 
@@ -72,8 +73,10 @@ def read_marker(layout: Layout) -> Marker | None:
         return None
     except NotADirectoryError as error:
         raise NotAStoreError(layout.root, "not a directory") from error
+    except OSError as error:
+        raise NotAStoreError(layout.root, f"store.toml cannot be read: {error.strerror}", hint=_RESTORE) from error
     except UnicodeDecodeError as error:
-        raise NotAStoreError(layout.root, "store.toml is not text", hint="restore it from a backup") from error
+        raise NotAStoreError(layout.root, "store.toml is not text", hint=_RESTORE) from error
     found: dict[str, str] = {}
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -134,7 +137,7 @@ def _refuse_foreign(root: Path) -> None:
         raise NotAStoreError(root, "not a directory") from error
     foreign = {name for name in names - _OURS_BEFORE_CREATION if not name.endswith(files.PARTIAL)}
     if "packs" in foreign and "index.sqlite" in foreign:
-        raise NotAStoreError(root, "packs without store.toml", hint="restore store.toml from a backup")
+        raise NotAStoreError(root, "packs without store.toml", hint=_RESTORE)
     if foreign:
         example = min(foreign)
         raise NotAStoreError(root, f"not a store: it holds {example!a} and no store.toml")

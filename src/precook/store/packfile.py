@@ -40,6 +40,13 @@ class PackGoneError(FileNotFoundError):
     """The pack that was opened is gone, or another file has taken its place."""
 
 
+def reason_of(error: Exception) -> str:
+    """What is wrong with a pack, in a few words."""
+    if isinstance(error, DamagedPackError):
+        return error.reason
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
 class Guard:
     """The one lock that all packs of a reader share, so that a forked child has only one to replace."""
 
@@ -124,21 +131,38 @@ class TableFile:
 
     def read(self, row: int, *, check: bool) -> list[Array]:
         """A row's leaves, read from the disk into memory of their own."""
-        if any(sum(leaf.span(row)) > self.pack.nbytes for leaf in self.table.leaves):
-            raise RowDamagedError("the pack is cut short")
-        arrays = [np.empty(leaf.row_shape(row), leaf.dtype.bits) for leaf in self.table.leaves]
+        arrays = self._empty(row)
         self.read_into(row, arrays, check=check)
         return arrays
+
+    def _empty(self, row: int) -> list[Array]:
+        # Nothing is allocated on the word of a file that cannot keep it.
+        if any(sum(leaf.span(row)) > self.pack.nbytes for leaf in self.table.leaves):
+            raise RowDamagedError("the pack is cut short")
+        return [np.empty(leaf.row_shape(row), leaf.dtype.bits) for leaf in self.table.leaves]
+
+    def _read(self, descriptor: int, row: int, arrays: list[Array]) -> None:
+        for leaf, array in zip(self.table.leaves, arrays, strict=True):
+            _read_span(descriptor, array, leaf.span(row)[0])
 
     def read_into(self, row: int, arrays: list[Array], *, check: bool) -> None:
         """Read a row's leaves from the disk into contiguous arrays of their shapes."""
         with self.pack.open() as descriptor:
             self._announce(descriptor, row, skip=1)
-            for leaf, array in zip(self.table.leaves, arrays, strict=True):
-                _read_span(descriptor, array, leaf.span(row)[0])
+            self._read(descriptor, row, arrays)
         if check:
             self.check(row, arrays)
         self.checked[row] = 1
+
+    def damage(self, descriptor: int) -> Iterator[tuple[int, str]]:
+        """Read every row from the disk and check it: those that are damaged, and why."""
+        for row in range(self.table.rows):
+            try:
+                arrays = self._empty(row)
+                self._read(descriptor, row, arrays)
+                self.check(row, arrays)
+            except (RowDamagedError, OSError) as error:
+                yield row, reason_of(error)
 
     def announce(self, row: int) -> None:
         """Ask the system to read a row ahead: many small waits for the disk become one."""

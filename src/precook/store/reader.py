@@ -19,8 +19,9 @@ from precook.store.index import Index, Place
 from precook.store.layout import Layout
 from precook.store.lazy import LazyTensor
 from precook.store.leaves import Library, as_library
+from precook.store.located import Located
 from precook.store.pack import Head
-from precook.store.packfile import Array, Guard, PackFile, RowDamagedError, TableFile
+from precook.store.packfile import Array, Guard, PackFile, RowDamagedError, TableFile, reason_of
 from precook.store.stack import Stack, Verify
 from precook.store.tree import Tree, read_values
 from precook.values import Key
@@ -168,6 +169,21 @@ class Reader:
             for number, leaf in enumerate(table.table.leaves)
         ]
 
+    def locate(self, index: Index, key: Key) -> Located:
+        """Where an entry lies; `MissingEntryError`, or `DamagedEntryError` if it is known to be damaged."""
+        place = self._places.get(key.bytes) or self._find(index, key)
+        places = index.find([key.bytes])
+        if place is not None:
+            return Located(key, *place, copies=len(places))
+        for proposed in places:
+            reason = self.bad_packs.get(proposed.pack)
+            if reason is not None:
+                raise DamagedEntryError(key, self._layout.pack(proposed.pack), reason)
+        for damaged, pack, reason in index.damage():
+            if damaged == key.bytes:
+                raise DamagedEntryError(key, self._layout.pack(pack), reason)
+        raise MissingEntryError(key, hint="`precook ls` lists the entries")
+
     def damaged(self, index: Index, key: Key, table: TableFile, row: int, error: Exception) -> DamagedEntryError:
         """Make a damaged place a miss, here and in the index, and say so once."""
         self._places.pop(key.bytes, None)
@@ -292,7 +308,7 @@ class Reader:
     def _note_bad_pack(self, name: str, error: Exception) -> None:
         if name not in self.bad_packs:
             _log.warning("%s", error)
-        self.bad_packs[name] = str(error)
+        self.bad_packs[name] = reason_of(error)
 
 
 def _build(table: TableFile, row: int, leaves: list[Any]) -> Tree:

@@ -15,6 +15,7 @@ from precook.store import files, forks
 from precook.store.cached import Cached
 from precook.store.index import EntryRow, Index
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
+from precook.store.located import Located
 from precook.store.lock import locked
 from precook.store.reader import Reader
 from precook.store.stack import Verify
@@ -167,11 +168,15 @@ class Store:
         """
         return Cached(self, function, recipe, batch_size=batch_size, allow_nan=allow_nan, tensors=tensors)
 
-    def entries(self) -> Iterator[EntryRow]:
-        """Every stored entry in order of keys: key, size, age and recipe, without reading it."""
+    def entries(self, *, after: bytes = b"") -> Iterator[EntryRow]:
+        """Every place of every entry in order of keys, beginning after these bytes; nothing is read but the index."""
         self._check_open()
         if self._index is not None:
-            yield from self._index.rows()
+            yield from self._index.rows(after)
+
+    def locate(self, key: Key) -> Located:
+        """Where an entry lies and what its pack says about it, without reading its tensors."""
+        return self._reader.locate(self._existing(key), key)
 
     def stats(self) -> Stats:
         """Counts and sizes."""

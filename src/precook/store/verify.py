@@ -13,7 +13,7 @@ import safetensors
 from precook.errors import DamagedPackError
 from precook.report import Reporter
 from precook.store.layout import Layout, list_packs
-from precook.store.packfile import Guard, PackFile, RowDamagedError
+from precook.store.packfile import Guard, PackFile, reason_of
 from precook.values import Key
 
 
@@ -77,7 +77,7 @@ def verify_packs(
             except FileNotFoundError:
                 continue  # removed since it was listed
             except (DamagedPackError, OSError) as error:
-                damage.append(Damage(path, None, None, str(error)))
+                damage.append(Damage(path, None, None, reason_of(error)))
             else:
                 damage += _check_pack(pack)
                 entries += pack.head.rows
@@ -98,10 +98,11 @@ def _check_pack(pack: PackFile) -> Iterator[Damage]:
                 pass
         except (safetensors.SafetensorError, OSError) as error:
             yield Damage(pack.path, None, None, f"safetensors refuses it: {error}")
-    for table in pack.tables:
-        for row in range(table.table.rows):
-            try:
-                table.read(row, check=True)
-            except (RowDamagedError, OSError) as error:
-                offset = table.table.leaves[0].span(row)[0] if table.table.leaves else None
-                yield Damage(pack.path, Key(table.key(row)), offset, str(error))
+    try:
+        with pack.open() as descriptor:
+            for table in pack.tables:
+                for row, reason in table.damage(descriptor):
+                    offset = table.table.leaves[0].span(row)[0] if table.table.leaves else None
+                    yield Damage(pack.path, Key(table.key(row)), offset, reason)
+    except FileNotFoundError:
+        return  # removed since it was opened
