@@ -310,3 +310,29 @@ def test_deleting_the_index_changes_no_answer(path: Path, recipe: precook.Recipe
     with precook.open(path) as store:
         assert same(store.get_many(wanted), before)
         assert store.stats().recipes == stats.recipes
+
+
+@pytest.mark.parametrize("when", ["opening the store", "opening the pack", "reading the row"])
+def test_running_out_of_descriptors_is_not_damage(built: Path, keys: list[precook.Key], when: str) -> None:
+    """An error that says nothing about the bytes is raised as such: nothing is called missing, damaged or dropped."""
+    import resource  # noqa: PLC0415
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    store = precook.open(built)
+    if when == "reading the row":
+        assert same(store.get(keys[2]), TREES[2])
+    store.missing(keys)  # SQLite has its files open
+    if when == "opening the store":
+        (built / "index.sqlite").unlink()
+    used = [os.open("/dev/null", os.O_RDONLY)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used[0] + 1, limits[1]))
+        with pytest.raises(precook.StoreError):
+            precook.open(built).get(keys[0]) if when == "opening the store" else store.get(keys[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(used[0])
+    assert store.missing(keys) == []
+    assert same(store.get(keys[0]), TREES[0])
+    store.close()
+    assert check_never_wrong(built, keys) == 0

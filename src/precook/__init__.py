@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SourceChangedError,
         SourceError,
         StoreError,
+        StoreReadError,
         StoreWriteError,
         TreeError,
     )
@@ -64,6 +65,7 @@ _HOMES = {
         "SourceChangedError",
         "SourceError",
         "StoreError",
+        "StoreReadError",
         "StoreWriteError",
         "TreeError",
     ),
@@ -107,6 +109,7 @@ __all__ = [
     "Stats",
     "Store",
     "StoreError",
+    "StoreReadError",
     "StoreWriteError",
     "TreeError",
     "Verification",

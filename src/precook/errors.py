@@ -16,6 +16,7 @@
         ├── LockedError          somebody else holds the lock
         ├── ReadOnlyError        writing is not allowed here
         ├── NoSpaceError         the disk or the quota is full
+        ├── StoreReadError       the system refused a read
         ├── StoreWriteError      the disk refused a write
         ├── DamagedPackError     a pack that is not what its name says
         └── ClosedStoreError     used after close, or across a fork
@@ -176,6 +177,12 @@ class NoSpaceError(StoreError):
 
     hint = "free some space and try again"
     exit_code = 14
+
+
+class StoreReadError(StoreError):
+    """The operating system refused a read for a reason that says nothing about the bytes."""
+
+    hint = "mend the cause, then try again"
 
 
 class StoreWriteError(StoreError):

@@ -18,7 +18,7 @@ from precook.cli.trees import Tensor, count_tensors, tree_document, tree_lines
 from precook.cli.units import format_age, format_count, format_size, local_time, utc_time
 from precook.errors import DamagedEntryError
 from precook.store.located import Located
-from precook.store.packfile import Array, RowDamagedError, reason_of
+from precook.store.packfile import Array, RowDamagedError, damage_reason
 from precook.store.tree import read_values
 
 DAMAGED = 4
@@ -67,7 +67,7 @@ def read(entry: Located) -> Shown:
     try:
         arrays = [*entry.table.read(entry.row, check=True)]
     except (RowDamagedError, OSError) as error:
-        damage = reason_of(error)
+        damage = damage_reason(error, entry.pack)
     tensors = [
         Tensor(leaf.dtype, leaf.library, leaf.row_shape(entry.row), array)
         for leaf, array in zip(table.leaves, arrays, strict=True)

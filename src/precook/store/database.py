@@ -46,14 +46,17 @@ class NoIndexError(DoubtError):
     """There is no index yet, or no longer: nothing to worry about."""
 
 
-def connect(path: str, *, uri: bool = False) -> sqlite3.Connection:
+def connect(path: str, *, settings: Sequence[str] = (), uri: bool = False) -> sqlite3.Connection:
     """A connection that any thread may use, under a lock of its owner's."""
     connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, uri=uri)
     # A database from somewhere else gets no say: no code in its schema, no trust in its cells, no mapping to fault on.
-    connection.execute("PRAGMA trusted_schema=OFF")
-    connection.execute("PRAGMA cell_size_check=ON")
-    connection.execute("PRAGMA mmap_size=0")
-    connection.execute("PRAGMA temp_store=MEMORY")
+    safe = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
+    try:
+        for setting in (*safe, *settings):
+            connection.execute(f"PRAGMA {setting}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

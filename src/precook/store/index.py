@@ -74,9 +74,22 @@ class Index:
     def close(self) -> None:
         """Close the connection; the next use opens another."""
         with self.lock:
-            if self._connection is not None and not self.in_memory:
+            if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+
+    def before_fork(self) -> None:
+        """Wait until no thread is inside SQLite, and keep others out; an index in memory may be carried over."""
+        self.lock.acquire()
+        if not self.in_memory:
+            self.close()
+
+    def after_fork(self, *, child: bool) -> None:
+        """Let threads in again; in the child nobody can be waiting."""
+        if child:
+            self.lock = threading.RLock()
+        else:
+            self.lock.release()
 
     @property
     def in_memory(self) -> bool:
@@ -140,10 +153,6 @@ class Index:
         query = "SELECT key, pack, reason FROM damage ORDER BY key"
         return self._read(lambda db: [(key, pack.hex(), reason) for key, pack, reason in db.execute(query)])
 
-    def recipes(self) -> list[bytes]:
-        """The canonical form of every recipe that has entries."""
-        return self._read(lambda db: [row[0] for row in db.execute("SELECT form FROM recipe ORDER BY number")])
-
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the store's lock, which every write to the index needs; the same thread may take it again."""
@@ -182,10 +191,11 @@ class Index:
 
     def add(self, heads: Iterable[Head]) -> None:
         """Add the rows of durable packs, in one transaction."""
-        with self.exclusive(), self._writing() as db:
-            for head in heads:
-                database.add(db, head)
-        self._checkpoint()
+        with self.exclusive():
+            with self._writing() as db:
+                for head in heads:
+                    database.add(db, head)
+            self._checkpoint()
 
     def drop_packs(self, ids: Iterable[str]) -> None:
         """Forget packs that are gone or damaged."""
@@ -224,11 +234,9 @@ class Index:
             path = self._layout.index
             partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{files.PARTIAL}")
             try:
-                with contextlib.closing(database.connect(str(partial))) as db:
-                    # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
-                    db.execute("PRAGMA journal_mode=OFF")
-                    db.execute("PRAGMA synchronous=OFF")
-                    db.execute("PRAGMA cache_size=-262144")
+                # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
+                settings = ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144")
+                with contextlib.closing(database.connect(str(partial), settings=settings)) as db:
                     database.fill(db, self._store_id, self._read_heads(sorted(list_packs(self._layout)[0])))
                     db.execute("PRAGMA journal_mode=WAL")
                 database.sync(partial)
@@ -245,13 +253,22 @@ class Index:
             try:
                 with self._named_errors():
                     return query(self._connected())
-            except database.DoubtError as doubt:
-                level = logging.DEBUG if isinstance(doubt, database.NoIndexError) else logging.WARNING
-                _log.log(level, "making the index of %s anew: %s", self._layout.root, doubt)
-                self.close()
-                self.rebuild()
+            except database.DoubtError:
+                with contextlib.nullcontext() if self._read_only else self.exclusive():
+                    self._settle_doubt()
+                    with self._named_errors():
+                        return query(self._connected())
+
+    def _settle_doubt(self) -> None:
+        """Look once more, under the lock: another process may have been replacing the index just now."""
+        self.close()
+        try:
             with self._named_errors():
-                return query(self._connected())
+                self._connected().execute("SELECT 1 FROM entry LIMIT 1").fetchone()
+        except database.DoubtError as doubt:
+            level = logging.DEBUG if isinstance(doubt, database.NoIndexError) else logging.WARNING
+            _log.log(level, "making the index of %s anew: %s", self._layout.root, doubt)
+            self.rebuild()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -268,11 +285,10 @@ class Index:
                 raise
 
     def _checkpoint(self) -> None:
-        """Fold the log back into the database when it has grown."""
+        """Fold the log back into the database when it has grown; the caller holds the store's lock."""
         with contextlib.suppress(FileNotFoundError):
             if database.companions(self._layout.index)[0].stat().st_size > _CHECKPOINT_BYTES:
-                with self.exclusive():
-                    self._read(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
+                self._read(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -307,11 +323,9 @@ class Index:
     def _open(self) -> sqlite3.Connection:
         path = self._layout.index
         if not self._read_only:
-            connection = database.connect(str(path))
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("PRAGMA wal_autocheckpoint=0")
-            return connection
+            return database.connect(
+                str(path), settings=("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0")
+            )
         # A log that is not empty belongs to a living writer, or to a dead one: only its own shared memory can tell.
         log = database.companions(path)[0]
         live = log.exists() and log.stat().st_size > 0

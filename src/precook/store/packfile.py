@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import DamagedPackError
+from precook.errors import DamagedPackError, StoreReadError
 from precook.store.header import header_length
 from precook.store.mapping import map_file
 from precook.store.pack import MAX_HEAD, Head, LeafColumn, Table, checksum, pack_id, pair, parse_head, parse_pack_header
@@ -29,6 +29,8 @@ LARGE = 16 << 10
 
 Array = npt.NDArray[Any]
 
+_MEDIUM = {errno.EIO, errno.ENODATA, getattr(errno, "EUCLEAN", errno.EIO), errno.EBADMSG}
+"""What the system says when the disk has lost the bytes; anything else may pass or can be mended."""
 _ADVISE = getattr(os, "posix_fadvise", None)  # not on macOS
 
 
@@ -40,10 +42,13 @@ class PackGoneError(FileNotFoundError):
     """The pack that was opened is gone, or another file has taken its place."""
 
 
-def reason_of(error: Exception) -> str:
-    """What is wrong with a pack, in a few words."""
+def damage_reason(error: Exception, path: Path) -> str:
+    """What is wrong with a pack or a row, in a few words; an error that says nothing about its bytes is raised."""
     if isinstance(error, DamagedPackError):
         return error.reason
+    if isinstance(error, OSError) and error.errno not in _MEDIUM:
+        hint = "close some files or raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else None
+        raise StoreReadError(path, f"cannot be read: {error.strerror or error}", hint=hint) from error
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
@@ -162,7 +167,7 @@ class TableFile:
                 self._read(descriptor, row, arrays)
                 self.check(row, arrays)
             except (RowDamagedError, OSError) as error:
-                yield row, reason_of(error)
+                yield row, damage_reason(error, self.pack.path)
 
     def announce(self, row: int) -> None:
         """Ask the system to read a row ahead: many small waits for the disk become one."""

@@ -21,7 +21,7 @@ from precook.store.lazy import LazyTensor
 from precook.store.leaves import Library, as_library
 from precook.store.located import Located
 from precook.store.pack import Head
-from precook.store.packfile import Array, Guard, PackFile, RowDamagedError, TableFile, reason_of
+from precook.store.packfile import Array, Guard, PackFile, RowDamagedError, TableFile, damage_reason
 from precook.store.stack import Stack, Verify
 from precook.store.tree import Tree, read_values
 from precook.values import Key
@@ -34,8 +34,6 @@ _PLACES = 1_000_000
 """Keys whose place is remembered."""
 _GIVEN = 1 << 30
 """Bytes handed out before private mappings are let go: a bound on what tensors that were written to keep in memory."""
-
-
 _READ_AHEAD = 64 << 20
 """Bytes announced to the system before a bulk read."""
 _ATTEMPTS = 3
@@ -186,18 +184,19 @@ class Reader:
 
     def damaged(self, index: Index, key: Key, table: TableFile, row: int, error: Exception) -> DamagedEntryError:
         """Make a damaged place a miss, here and in the index, and say so once."""
+        reason = damage_reason(error, table.pack.path)
         self._places.pop(key.bytes, None)
         pack = table.pack
         first = pack.first_row(table)
         place = Place(key.bytes, pack.head.id, first + row)
-        found = DamagedEntryError(key, pack.path, str(error))
+        found = DamagedEntryError(key, pack.path, reason)
         if place not in self.bad_rows:
             _log.warning("%s", found)
         self.bad_rows.add(place)
         if not self._read_only and isinstance(error, RowDamagedError):
             # A read error may pass; bytes that differ from their checksum will not.
             try:
-                index.mark_damaged(place, str(error))
+                index.mark_damaged(place, reason)
             except StoreError as refused:
                 _log.warning("cannot note the damage: %s", refused)
         return found
@@ -230,7 +229,7 @@ class Reader:
         try:
             arrays, fresh = table.take(row)
         except OSError:
-            # No mappings left to give, or the pack is gone: reading it says which.
+            # No mappings left to give, or the pack is gone: reading it works, or says what is wrong.
             return table.read(row, check=self._verify is not False)
         if self._verify == "always":
             table.check(row, arrays)
@@ -306,9 +305,11 @@ class Reader:
                 self._places.pop(key, None)
 
     def _note_bad_pack(self, name: str, error: Exception) -> None:
+        path = self._layout.pack(name)
+        reason = damage_reason(error, path)
         if name not in self.bad_packs:
-            _log.warning("%s", error)
-        self.bad_packs[name] = reason_of(error)
+            _log.warning("%s", DamagedPackError(path, reason))
+        self.bad_packs[name] = reason
 
 
 def _build(table: TableFile, row: int, leaves: list[Any]) -> Tree:

@@ -256,13 +256,12 @@ class Store:
         """Let nobody be in the middle of something, and leave no SQLite state for the child to inherit."""
         self._lock.acquire()
         if self._index is not None:
-            self._index.lock.acquire()
-            self._index.close()
+            self._index.before_fork()
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
         if self._index is not None:
-            self._index.lock.release()
+            self._index.after_fork(child=False)
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
@@ -270,7 +269,7 @@ class Store:
         self._lock = threading.RLock()
         self._reader.after_fork()
         if self._index is not None:
-            self._index.lock = threading.RLock()
+            self._index.after_fork(child=True)
 
     def _start(self, marker: Marker) -> Index:
         index = Index(self._layout, marker.id, self._reader.heads, read_only=self._read_only)

@@ -13,7 +13,7 @@ import safetensors
 from precook.errors import DamagedPackError
 from precook.report import Reporter
 from precook.store.layout import Layout, list_packs
-from precook.store.packfile import Guard, PackFile, reason_of
+from precook.store.packfile import Guard, PackFile, damage_reason
 from precook.values import Key
 
 
@@ -77,7 +77,7 @@ def verify_packs(
             except FileNotFoundError:
                 continue  # removed since it was listed
             except (DamagedPackError, OSError) as error:
-                damage.append(Damage(path, None, None, reason_of(error)))
+                damage.append(Damage(path, None, None, damage_reason(error, path)))
             else:
                 damage += _check_pack(pack)
                 entries += pack.head.rows
