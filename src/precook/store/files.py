@@ -43,7 +43,13 @@ def publish(path: Path, buffers: Sequence[Any]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(partial)  # noqa: PTH108
         raise
-    sync_directory(path.parent)
+    try:
+        sync_directory(path.parent)
+    except BaseException:
+        # A name that may vanish must not be found by others, who would take it for durable.
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+        raise
 
 
 def write_all(descriptor: int, buffers: Sequence[Any]) -> None:
@@ -76,14 +82,26 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_directories(path: Path) -> None:
-    """Create a directory and its missing parents, each durable before anything is put into it."""
-    if path.is_dir():
-        return
-    make_directories(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir()
-    sync_directory(path.parent)
+class Directories:
+    """Directories that are there to stay: made by this process, or found and synced by it once."""
+
+    def __init__(self) -> None:
+        self._durable: set[Path] = set()
+
+    def make(self, path: Path) -> None:
+        """Make a directory and its missing parents, each durable before anything is put into it."""
+        if path in self._durable:
+            return
+        if path.is_dir():
+            # Whoever made it may have died before it was durable. A parent that we may not open is not one of ours.
+            with contextlib.suppress(PermissionError):
+                sync_directory(path.parent)
+        else:
+            self.make(path.parent)
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+            sync_directory(path.parent)
+        self._durable.add(path)
 
 
 def _create_partial(path: Path) -> tuple[Path, int]:

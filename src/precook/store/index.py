@@ -178,8 +178,19 @@ class Index:
         with self.exclusive():
             # Once more under the lock: meanwhile another process may have added what we were about to adopt.
             known, ids = self.pack_ids(), list_packs(self._layout)[0]
+            self._make_durable(ids - known)
             self.add(self._read_heads(sorted(ids - known)))
             self.drop_packs(known - ids)
+
+    def _make_durable(self, packs: Iterable[str]) -> None:
+        """Sync the names of packs that are about to get rows: their writer may have died before it could."""
+        folders = {self._layout.pack(name).parent for name in packs}
+        with files.explained(self._layout.root):
+            for folder in sorted(folders):
+                files.sync_directory(folder)
+            if folders:
+                files.sync_directory(self._layout.packs)
+                files.sync_directory(self._layout.root)
 
     def sweep(self) -> None:
         """Remove what a rebuild that was cut short left behind: nobody else rebuilds while we hold the lock."""
@@ -231,13 +242,15 @@ class Index:
             return
         with self.exclusive(), files.explained(self._layout.root), self._named_errors():
             self.close()
+            packs = list_packs(self._layout)[0]
+            self._make_durable(packs)
             path = self._layout.index
             partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{files.PARTIAL}")
             try:
                 # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
                 settings = ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144")
                 with contextlib.closing(database.connect(str(partial), settings=settings)) as db:
-                    database.fill(db, self._store_id, self._read_heads(sorted(list_packs(self._layout)[0])))
+                    database.fill(db, self._store_id, self._read_heads(sorted(packs)))
                     db.execute("PRAGMA journal_mode=WAL")
                 database.sync(partial)
                 # The database before its log: a log without its database is ignored, the reverse would be corrupt.

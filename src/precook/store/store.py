@@ -51,6 +51,7 @@ class Store:
         self._lock = threading.RLock()
         self._closed = False
         self._own_writer: Writer | None = None
+        self._directories = files.Directories()
         self._marker = read_marker(self._layout)
         if self._marker is None and read_only:
             raise NoStoreError(path)
@@ -313,12 +314,12 @@ class Store:
         with self._lock:
             if self._index is None:
                 with files.explained(self.path):
-                    files.make_directories(self.path)
+                    self._directories.make(self.path)
                 with locked(self._layout.lock), files.explained(self.path):
                     marker = read_marker(self._layout) or create_store(self._layout)
                 self._start(marker)
             assert self._index is not None
-            return Commit(self._layout, self._index, self._reader)
+            return Commit(self._layout, self._index, self._reader, self._directories)
 
     def _writer(self) -> Writer:
         """The writer behind `put`, made anew after a fork or a failure."""

@@ -43,10 +43,11 @@ _COLUMN_FORM = 400
 class Commit:
     """Makes packs of entries and tells the index; what a store does under its lock and its writers share."""
 
-    def __init__(self, layout: Layout, index: Index, reader: Reader) -> None:
+    def __init__(self, layout: Layout, index: Index, reader: Reader, directories: files.Directories) -> None:
         self._layout = layout
         self._index = index
         self._reader = reader
+        self._directories = directories
 
     @property
     def root(self) -> Path:
@@ -65,7 +66,8 @@ class Commit:
         assert head.id == pack_id(image.head) == image.id
         path = self._layout.pack(image.id)
         with files.explained(self.root):
-            files.make_directories(path.parent)
+            self._directories.make(self._layout.packs)
+            self._directories.make(path.parent)
             files.publish(path, [image.head, *image.body])
         self._index.add([head])
 
