@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import precook
+from precook.store.layout import Layout
+from precook.store.lock import locked
 from tests.trees import same
 
 TREES: list[Any] = [
@@ -290,8 +292,13 @@ def test_leftovers_of_a_dead_writer_are_swept_and_those_of_a_live_one_are_not(bu
 
 def test_leftovers_of_a_rebuild_are_swept(built: Path) -> None:
     """A half-made index of a process that died goes at the next open."""
-    for name in ("index.sqlite.ab12.partial", "index.sqlite.ab12.partial-journal"):
+    names = ["index.sqlite.ab12.partial", "index.sqlite.ab12.partial-journal", "store.toml.cd34.partial"]
+    for name in names:
         (built / name).write_text("half")
+    with locked(Layout(built).lock):
+        # Another process is rebuilding: its file stays.
+        precook.open(built).close()
+        assert sorted(path.name for path in built.glob("*.partial*")) == names[:2]
     precook.open(built).close()
     assert not list(built.glob("*.partial*"))
 

@@ -128,8 +128,12 @@ def named_error(path: Path, reason: str) -> StoreError | DoubtError:
         return LockedError(path, f"the index is locked: {reason}")
     if "full" in reason:
         return NoSpaceError(path, f"no space left for the index: {reason}")
-    if "readonly" in reason:
+    if "readonly" in reason and not os.access(path, os.W_OK):
         return ReadOnlyError(path, f"the index cannot be written: {reason}")
+    if "readonly" in reason or "unable to open" in reason:
+        # SQLite says so, too, when the process has no descriptors left.
+        hint = "close some files or raise `ulimit -n`, and look at what lies there"
+        return StoreWriteError(path, f"the index cannot be opened: {reason}", hint=hint)
     if "disk I/O error" in reason:
         return StoreWriteError(path, f"the index could not be read or written: {reason}")
     return DoubtError(reason)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from precook.errors import ReadOnlyError
+from precook.errors import LockedError, ReadOnlyError, StoreWriteError
 from precook.store import database, files
 from precook.store.layout import Layout, list_packs
-from precook.store.lock import locked
+from precook.store.lock import PATIENCE, locked
 from precook.store.pack import Head
 
 _log = logging.getLogger("precook")
@@ -154,12 +154,12 @@ class Index:
         return self._read(lambda db: [(key, pack.hex(), reason) for key, pack, reason in db.execute(query)])
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self, *, patience: float = PATIENCE) -> Iterator[None]:
         """Hold the store's lock, which every write to the index needs; the same thread may take it again."""
         with self.lock:
             if self._read_only:
                 raise ReadOnlyError(self._layout.root, "opened read-only")
-            with locked(self._layout.lock) if not self._depth else contextlib.nullcontext():
+            with locked(self._layout.lock, patience=patience) if not self._depth else contextlib.nullcontext():
                 self._depth += 1
                 try:
                     yield
@@ -196,7 +196,7 @@ class Index:
         """Remove what a rebuild that was cut short left behind: nobody else rebuilds while we hold the lock."""
         pattern = f"{self._layout.index.name}.*{files.PARTIAL}*"
         if any(self._layout.root.glob(pattern)):
-            with self.exclusive():
+            with contextlib.suppress(LockedError), self.exclusive(patience=0):
                 for leftover in self._layout.root.glob(pattern):
                     leftover.unlink(missing_ok=True)
 
@@ -267,10 +267,14 @@ class Index:
                 with self._named_errors():
                     return query(self._connected())
             except database.DoubtError:
+                pass
+            try:
                 with contextlib.nullcontext() if self._read_only else self.exclusive():
                     self._settle_doubt()
                     with self._named_errors():
                         return query(self._connected())
+            except database.DoubtError as doubt:
+                raise StoreWriteError(self._layout.index, f"the index cannot be made: {doubt}") from doubt
 
     def _settle_doubt(self) -> None:
         """Look once more, under the lock: another process may have been replacing the index just now."""

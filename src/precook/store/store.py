@@ -277,7 +277,8 @@ class Store:
         index.refresh()
         if not self._read_only:
             index.sweep()
-            for partial in list_packs(self._layout)[1]:
+            own = [path for path in self.path.glob(f"*{files.PARTIAL}") if not path.name.startswith("index.")]
+            for partial in [*own, *list_packs(self._layout)[1]]:
                 files.sweep_partial(partial)
         self._marker = marker
         self._index = index
