@@ -21,7 +21,6 @@ import precook
 from precook import Key, Recipe, digest
 from precook.cli.numbers import statistics
 from precook.cli.recipes import outline, read_recipe
-from precook.store import files
 from precook.store.dtypes import DTYPES
 from tests.commands import run
 
@@ -264,7 +263,7 @@ class TestLs:
         with precook.open(tmp_path / "other") as other:
             other.put(VAE.key(0), np.zeros(3))
         (pack,) = packs(tmp_path / "other")
-        files.make_directories(store / "packs" / pack.parent.name)
+        (store / "packs" / pack.parent.name).mkdir(exist_ok=True)
         shutil.copy(pack, store / "packs" / pack.parent.name)
         found = [item for item in run("ls", "--store", store, "--json").document["entries"] if len(item["packs"]) > 1]
         assert [item["key"] for item in found] == [VAE.key(0).hex]

@@ -343,3 +343,18 @@ def test_running_out_of_descriptors_is_not_damage(built: Path, keys: list[precoo
     assert same(store.get(keys[0]), TREES[0])
     store.close()
     assert check_never_wrong(built, keys) == 0
+
+
+def test_a_pack_cut_short_serves_its_whole_rows_again_and_again(path: Path, recipe: precook.Recipe) -> None:
+    """Also large leaves, which are mapped when a pack is whole, and stacks of them."""
+    wanted = [recipe.key(i) for i in range(4)]
+    with precook.open(path) as store, store.writer() as writer:
+        for i, key in enumerate(wanted):
+            writer.put(key, np.full(50_000, i))
+    pack = the_pack(path)
+    os.truncate(pack, pack.stat().st_size - 100)
+    with precook.open(path) as store:
+        for _ in range(3):
+            assert same(store.get_many(wanted[:3]), [np.full(50_000, i) for i in range(3)])
+            assert same(store.stack(wanted[:3]), np.stack([np.full(50_000, i) for i in range(3)]))
+        assert store.get(wanted[3], None) is None

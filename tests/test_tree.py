@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 import precook
-from precook.store.leaves import as_library, has_nan, read_leaf
+from precook.store.leaves import converter, has_nan, read_leaf
 from precook.store.pack import parse_head, parse_pack_header
 from precook.store.packing import build_pack, make_entry
 from precook.store.tree import builder, read_values, take_apart
@@ -29,7 +29,7 @@ def rebuilt(tree: Any) -> Any:
     values = read_values(parts.values)
     build = builder(json.loads(parts.skeleton)["tree"], leaves=len(parts.leaves), values=len(values))
     leaves = [
-        as_library(leaf.data.view(leaf.dtype.bits).reshape(leaf.shape), leaf.dtype, leaf.library)
+        converter(leaf.dtype, leaf.library)(leaf.data.view(leaf.dtype.bits).reshape(leaf.shape))
         for leaf in parts.leaves
     ]
     return build(leaves, values)

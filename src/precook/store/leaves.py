@@ -5,6 +5,7 @@ On the way in a leaf is copied once, so that its owner may go on using it. On th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,13 +53,19 @@ def read_leaf(value: Any, where: str) -> Leaf:
     return leaf
 
 
-def as_library(array: npt.NDArray[Any], dtype: DType, library: Library) -> Any:
-    """The tensor over `array`, which holds the leaf's elements as `dtype.bits`."""
+def converter(dtype: DType, library: Library) -> Callable[[npt.NDArray[Any]], Any]:
+    """What makes a tensor of this type and library over an array that holds its elements as `dtype.bits`."""
     if library == "torch":
-        torch = loaded_torch() or load_torch()
-        tensor = torch.from_numpy(array)
-        return tensor.view(getattr(torch, dtype.torch)) if dtype.foreign else tensor
-    return array.view(dtype.numpy_type()) if dtype.foreign else array
+        torch = load_torch()
+        if not dtype.foreign:
+            from_numpy: Callable[[npt.NDArray[Any]], Any] = torch.from_numpy
+            return from_numpy
+        torch_type = getattr(torch, dtype.torch)
+        return lambda array: torch.from_numpy(array).view(torch_type)
+    if not dtype.foreign:
+        return lambda array: array
+    numpy_type = dtype.numpy_type()
+    return lambda array: array.view(numpy_type)
 
 
 def _from_numpy(array: npt.NDArray[Any], where: str) -> Leaf:

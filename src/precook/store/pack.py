@@ -73,6 +73,18 @@ class LeafColumn:
         assert self.shape is not None
         return math.prod(self.shape) * self.dtype.size
 
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape) if self.shape is not None else self.shapes.shape[1]  # type: ignore[union-attr]
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest row."""
+        if self.offsets is None:
+            return self.row_bytes
+        return int((self.offsets[1:] - self.offsets[:-1]).max())
+
     def row_shape(self, row: int) -> tuple[int, ...]:
         """A row's shape."""
         if self.shape is not None:

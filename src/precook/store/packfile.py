@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,15 @@ import numpy.typing as npt
 
 from precook.errors import DamagedPackError, StoreReadError
 from precook.store.header import header_length
+from precook.store.leaves import Library, converter
 from precook.store.mapping import map_file
 from precook.store.pack import MAX_HEAD, Head, LeafColumn, Table, checksum, pack_id, pair, parse_head, parse_pack_header
 
 LARGE = 16 << 10
 """Leaves from this size on are handed out from a mapping; smaller ones are cheaper to copy."""
+
+AROUND = 128 << 10
+"""Bytes read ahead around a small leaf: as much as the system reads around a fault in a mapping."""
 
 Array = npt.NDArray[Any]
 
@@ -73,9 +77,12 @@ class PackFile:
         self.guard = guard
         self.placed: list[bytes] = []
         """Keys whose place the reader remembers in this pack."""
-        with _open_regular(path) as descriptor:
+        descriptor = _open_regular(path)
+        try:
             self.head = _read_head(descriptor, path, name)
             self._file = _look(descriptor)
+        finally:
+            os.close(descriptor)
         self.tables = tuple(TableFile(self, table) for table in self.head.tables)
 
     @property
@@ -95,13 +102,27 @@ class PackFile:
         """The pack's number of a table's first row."""
         return sum(other.table.rows for other in self.tables[: self.tables.index(table)])
 
+    @property
+    def whole(self) -> bool:
+        """Whether the file is as long as its head says; one that is not is never mapped."""
+        return self._file[2] == self.head.file_bytes
+
     @contextlib.contextmanager
     def open(self) -> Iterator[int]:
         """A descriptor of the very file whose head was read."""
-        with _open_regular(self.path) as descriptor:
-            if _look(descriptor) != self._file:
-                raise PackGoneError(self.path)
+        descriptor = self.descriptor()
+        try:
             yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def descriptor(self) -> int:
+        """The same, for the caller to close."""
+        descriptor = _open_regular(self.path)
+        if _look(descriptor) != self._file:
+            os.close(descriptor)
+            raise PackGoneError(self.path)
+        return descriptor
 
     def map(self, *, private: bool) -> npt.NDArray[np.uint8]:
         """The file as an array."""
@@ -112,7 +133,19 @@ class PackFile:
 class TableFile:
     """The rows of one table of a pack."""
 
-    __slots__ = ("_gift", "_source", "_taken", "checked", "pack", "signature", "table")
+    __slots__ = (
+        "_announced",
+        "_converters",
+        "_gift",
+        "_large",
+        "_source",
+        "_taken",
+        "checked",
+        "most_bytes",
+        "pack",
+        "signature",
+        "table",
+    )
 
     def __init__(self, pack: PackFile, table: Table) -> None:
         self.pack = pack
@@ -122,9 +155,15 @@ class TableFile:
         shapes = [leaf.shape for leaf in table.leaves]
         self.signature = None if None in shapes else (table.skeleton, shapes)
         """What two tables must share so that all their rows can be stacked; None where shapes vary inside this one."""
+        most = [leaf.most_bytes for leaf in table.leaves]
+        self.most_bytes = sum(most)
+        """What a row takes at most."""
+        self._large = any(size >= LARGE for size in most)
         self._source: list[Array] | None = None
         self._gift: list[Array] | None = None
         self._taken = bytearray()
+        self._converters: dict[Library | None, list[Callable[[Array], Any]]] = {}
+        self._announced: set[tuple[int, int]] = set()
 
     def key(self, row: int) -> bytes:
         """The key of a row."""
@@ -134,27 +173,28 @@ class TableFile:
         """Bytes of a row's leaves."""
         return sum(leaf.span(row)[1] for leaf in self.table.leaves)
 
+    def converters(self, tensors: Library | None) -> list[Callable[[Array], Any]]:
+        """What makes a tensor of each leaf's array, in the library asked for or in its own."""
+        found = self._converters.get(tensors)
+        if found is None:
+            found = [converter(leaf.dtype, tensors or leaf.library) for leaf in self.table.leaves]
+            self._converters[tensors] = found
+        return found
+
     def read(self, row: int, *, check: bool) -> list[Array]:
         """A row's leaves, read from the disk into memory of their own."""
         arrays = self._empty(row)
         self.read_into(row, arrays, check=check)
         return arrays
 
-    def _empty(self, row: int) -> list[Array]:
-        # Nothing is allocated on the word of a file that cannot keep it.
-        if any(sum(leaf.span(row)) > self.pack.nbytes for leaf in self.table.leaves):
-            raise RowDamagedError("the pack is cut short")
-        return [np.empty(leaf.row_shape(row), leaf.dtype.bits) for leaf in self.table.leaves]
-
-    def _read(self, descriptor: int, row: int, arrays: list[Array]) -> None:
-        for leaf, array in zip(self.table.leaves, arrays, strict=True):
-            _read_span(descriptor, array, leaf.span(row)[0])
-
     def read_into(self, row: int, arrays: list[Array], *, check: bool) -> None:
         """Read a row's leaves from the disk into contiguous arrays of their shapes."""
-        with self.pack.open() as descriptor:
-            self._announce(descriptor, row, skip=1)
+        descriptor = self.pack.descriptor()
+        try:
+            self._announce(descriptor, row)
             self._read(descriptor, row, arrays)
+        finally:
+            os.close(descriptor)
         if check:
             self.check(row, arrays)
         self.checked[row] = 1
@@ -172,46 +212,36 @@ class TableFile:
     def announce(self, row: int) -> None:
         """Ask the system to read a row ahead: many small waits for the disk become one."""
         with self.pack.open() as descriptor:
-            self._announce(descriptor, row, skip=0)
-
-    def _announce(self, descriptor: int, row: int, *, skip: int) -> None:
-        if _ADVISE is None:
-            return
-        for leaf in self.table.leaves[skip:]:
-            begin, size = leaf.span(row)
-            if size >= LARGE:
-                _ADVISE(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
+            self._announce(descriptor, row)
 
     def check(self, row: int, arrays: list[Array]) -> None:
         """Compare a row's leaves with its checksum."""
         table = self.table
         found = checksum(
             key=table.keys[row].tobytes(),
-            recipe=self.pack.head.recipe_digests[table.recipes[row]],
+            recipe=self.pack.head.recipe_digests[table.recipes.item(row)],
             skeleton=table.skeleton,
             values=table.values.row(row),
             labels=table.labels.row(row),
-            leaves=((leaf.row_shape(row), array) for leaf, array in zip(table.leaves, arrays, strict=True)),
+            leaves=[(array.shape, array) for array in arrays],
         )
         if found != table.checksums[row].tobytes():
             raise RowDamagedError("its checksum does not match")
 
     def take(self, row: int) -> tuple[list[Array], bool]:
         """A checked row's leaves, large ones without a copy; and whether the table was mapped anew for it."""
+        if not self._large:
+            return [np.array(array) for array in self.view(row)], False
         fresh = False
         with self.pack.guard.lock:
-            if self._source is None:
-                self._source = self._columns(self.pack.map(private=False))
             if self._gift is None or self._taken[row]:
                 fresh = True
                 self._gift = self._columns(self.pack.map(private=True))
                 self._taken = bytearray(self.table.rows)
             self._taken[row] = 1
-            arrays = []
-            for leaf, source, gift in zip(self.table.leaves, self._source, self._gift, strict=True):
-                array = _row(leaf, gift, row)
-                arrays.append(array if array.nbytes >= LARGE else _row(leaf, source, row).copy())
-            return arrays, fresh
+            arrays = [_row(leaf, column, row) for leaf, column in zip(self.table.leaves, self._gift, strict=True)]
+        # A small leaf is copied: it shares its page with others, and a write would cost a page of memory.
+        return [array if array.nbytes >= LARGE else array.copy() for array in arrays], fresh
 
     def view(self, row: int) -> list[Array]:
         """A checked row's leaves as they are mapped, read-only (0-d ones as scalars)."""
@@ -227,6 +257,28 @@ class TableFile:
         """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
         with self.pack.guard.lock:
             self._gift = None
+
+    def _empty(self, row: int) -> list[Array]:
+        # Nothing is allocated on the word of a file that cannot keep it.
+        if not self.pack.whole and any(sum(leaf.span(row)) > self.pack.nbytes for leaf in self.table.leaves):
+            raise RowDamagedError("the pack is cut short")
+        return [np.empty(leaf.row_shape(row), leaf.dtype.bits) for leaf in self.table.leaves]
+
+    def _read(self, descriptor: int, row: int, arrays: list[Array]) -> None:
+        for leaf, array in zip(self.table.leaves, arrays, strict=True):
+            _read_span(descriptor, array, leaf.span(row)[0])
+
+    def _announce(self, descriptor: int, row: int) -> None:
+        """Large leaves are read ahead as they are, small ones with their neighbours, which will be wanted too."""
+        if _ADVISE is None:
+            return
+        for number, leaf in enumerate(self.table.leaves):
+            begin, size = leaf.span(row)
+            if size >= LARGE:
+                _ADVISE(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
+            elif (around := (number, begin // AROUND)) not in self._announced:
+                self._announced.add(around)
+                _ADVISE(descriptor, around[1] * AROUND, AROUND, os.POSIX_FADV_WILLNEED)
 
     def _columns(self, mapping: npt.NDArray[np.uint8]) -> list[Array]:
         return [_column(leaf, mapping, self.table.rows) for leaf in self.table.leaves]
@@ -244,35 +296,35 @@ def _row(leaf: LeafColumn, column: Array, row: int) -> Array:
         return column[row, ...]
     begin, end = pair(leaf.offsets, row)
     size = leaf.dtype.size
-    return column[begin // size : end // size].reshape(leaf.row_shape(row))
+    array = column[begin // size : end // size]
+    return array if leaf.rank == 1 else array.reshape(leaf.row_shape(row))
 
 
 def _read_span(descriptor: int, array: Array, offset: int) -> None:
     """Fill an array from the file; one that ends too early is damage."""
     if not array.nbytes:
         return
+    size = os.preadv(descriptor, [array.data], offset)
+    if size == array.nbytes:
+        return
     pending = memoryview(array.reshape(-1).view(np.uint8).data)
-    while pending.nbytes:
-        size = os.preadv(descriptor, [pending], offset)
-        if size == 0:
-            raise RowDamagedError("the pack is cut short")
+    while size:
         pending = pending[size:]
         offset += size
+        if not pending.nbytes:
+            return
+        size = os.preadv(descriptor, [pending], offset)
+    raise RowDamagedError("the pack is cut short")
 
 
-@contextlib.contextmanager
-def _open_regular(path: Path) -> Iterator[int]:
+def _open_regular(path: Path) -> int:
     # A FIFO must not hang us and a link must not lead us elsewhere.
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
             raise DamagedPackError(path, "a link or a device, not a file") from error
         raise
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _look(descriptor: int) -> tuple[int, int, int]:

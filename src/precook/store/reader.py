@@ -18,7 +18,7 @@ from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryErro
 from precook.store.index import Index, Place
 from precook.store.layout import Layout
 from precook.store.lazy import LazyTensor
-from precook.store.leaves import Library, as_library
+from precook.store.leaves import Library
 from precook.store.located import Located
 from precook.store.pack import Head
 from precook.store.packfile import Array, Guard, PackFile, RowDamagedError, TableFile, damage_reason
@@ -159,8 +159,7 @@ class Reader:
                 array = self._arrays(table, row)[number]
             except (RowDamagedError, OSError) as error:
                 raise self.damaged(index, key, table, row, error) from error
-            leaf = table.table.leaves[number]
-            return as_library(array, leaf.dtype, tensors or leaf.library)
+            return table.converters(tensors)[number](array)
 
         return [
             LazyTensor(leaf.row_shape(row), leaf.dtype, tensors or leaf.library, functools.partial(load, number))
@@ -217,14 +216,11 @@ class Reader:
 
     def _tree(self, table: TableFile, row: int, tensors: Library | None) -> Tree:
         arrays = self._arrays(table, row)
-        leaves = [
-            as_library(array, leaf.dtype, tensors or leaf.library)
-            for array, leaf in zip(arrays, table.table.leaves, strict=True)
-        ]
-        return _build(table, row, leaves)
+        convert = table.converters(tensors)
+        return _build(table, row, [make(array) for make, array in zip(convert, arrays, strict=True)])
 
     def _arrays(self, table: TableFile, row: int) -> list[Array]:
-        if not table.checked[row]:
+        if not table.checked[row] or not table.pack.whole:
             return table.read(row, check=self._verify is not False)
         try:
             arrays, fresh = table.take(row)
@@ -233,17 +229,17 @@ class Reader:
             return table.read(row, check=self._verify is not False)
         if self._verify == "always":
             table.check(row, arrays)
-        self._note_given(table, arrays, fresh=fresh)
-        return arrays
-
-    def _note_given(self, table: TableFile, arrays: list[Array], *, fresh: bool) -> None:
         if fresh:
             self._given_from.add(table)
-        self._given += sum(array.nbytes for array in arrays)
+        self._given += table.most_bytes
         if self._given > _GIVEN:
-            tables, self._given_from, self._given = self._given_from, set(), 0
-            for each in tables:
-                each.forget()
+            self._forget_mappings()
+        return arrays
+
+    def _forget_mappings(self) -> None:
+        tables, self._given_from, self._given = self._given_from, set(), 0
+        for table in tables:
+            table.forget()
 
     def _find(self, index: Index, key: Key) -> tuple[TableFile, int] | None:
         for _ in range(_ATTEMPTS):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from precook.errors import TreeError
-from precook.store.leaves import Library, as_library
+from precook.store.leaves import Library, converter
 from precook.store.packfile import Array, TableFile
 from precook.store.tree import Tree, read_values
 from precook.values import Key
@@ -34,7 +34,7 @@ class Stack:
         """Copy one entry to its place in the batch."""
         if table.signature != self._signature:
             self._compare(key, table, row)
-        if not table.checked[row]:
+        if not table.checked[row] or not table.pack.whole:
             table.read_into(row, [buffer[number, ...] for buffer in self._buffers], check=self._verify is not False)
         else:
             for buffer, source in zip(self._buffers, table.view(row), strict=True):
@@ -47,7 +47,7 @@ class Stack:
     def tree(self, tensors: Library | None) -> Tree:
         """The batch: tensors with a new first dimension, plain parts as lists."""
         leaves = [
-            as_library(buffer, leaf.dtype, tensors or leaf.library)
+            converter(leaf.dtype, tensors or leaf.library)(buffer)
             for buffer, leaf in zip(self._buffers, self._model.leaves, strict=True)
         ]
         rows = read_values(b"[" + b",".join(self._texts) + b"]")

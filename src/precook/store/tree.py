@@ -113,8 +113,12 @@ def take_apart(tree: Tree) -> Parts:
 
 def read_values(values: bytes) -> list[Any]:
     """The plain parts of a tree, from their JSON; `ValueError` if it is not what `take_apart` wrote."""
-    parts = _VALUES.decode(values.decode("ascii"))
-    if type(parts) is not list:
+    try:
+        # The scanner itself: the decoder's methods around it look for spaces that are never there.
+        parts, end = _SCAN(values.decode("ascii"), 0)
+    except StopIteration:
+        parts, end = None, -1
+    if type(parts) is not list or end != len(values):
         message = "plain values are not a list"
         raise ValueError(message)
     return parts
@@ -186,6 +190,7 @@ def _read_object(form: dict[str, Any]) -> Any:
 
 # The decoder calls back for each object from the inside out, which makes reading a value one pass in C.
 _VALUES = json.JSONDecoder(object_hook=_read_object)
+_SCAN: Callable[[str, int], tuple[Any, int]] = json.scanner.make_scanner(_VALUES)  # type: ignore[attr-defined]
 
 
 def _check_key(key: object) -> str | int:
