@@ -1,0 +1,145 @@
+"""Compiles the injection library and steers it from the process it is loaded into."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_SOURCE = Path(__file__).with_name("inject.c")
+
+
+class UnavailableError(Exception):
+    """Faults cannot be injected on this machine; the message says why."""
+
+
+class Action(enum.IntEnum):
+    """What happens at the chosen call. Keep in step with inject.c."""
+
+    KILL = 1
+    KILL_AFTER = 2
+    TORN = 3
+    SHORT = 4
+    ERROR = 5
+    LIE = 6
+
+
+class Calls(enum.IntFlag):
+    """Classes of system calls: which ones are counted, and so may be hit. Keep in step with inject.c."""
+
+    OPEN = 1
+    WRITE = 2
+    SIZE = 4
+    SYNC = 8
+    NAME = 16
+    REMOVE = 32
+    MKDIR = 64
+    REOPEN = 128
+    ALL = 255
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way in which a system call goes wrong."""
+
+    name: str
+    action: Action
+    calls: Calls = Calls.ALL
+    errno: int = 0
+    forever: bool = False
+
+    @property
+    def kills(self) -> bool:
+        """Whether the process does not live to see the end of the call."""
+        return self.action in (Action.KILL, Action.KILL_AFTER, Action.TORN)
+
+
+# What a full disk refuses. It still lets you delete: refusing that would only hide what happens after a clean-up.
+_FILLS = Calls.OPEN | Calls.WRITE | Calls.SYNC | Calls.NAME | Calls.MKDIR
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("kill", Action.KILL),
+        Fault("killafter", Action.KILL_AFTER),
+        Fault("kill-at-sync", Action.KILL, Calls.SYNC),
+        Fault("torn", Action.TORN, Calls.WRITE),
+        Fault("short", Action.SHORT, Calls.WRITE),
+        Fault("short-forever", Action.SHORT, Calls.WRITE, forever=True),
+        Fault("enospc", Action.ERROR, _FILLS, errno.ENOSPC),
+        Fault("enospc-forever", Action.ERROR, _FILLS, errno.ENOSPC, forever=True),
+        Fault("edquot-forever", Action.ERROR, _FILLS & ~Calls.SYNC, errno.EDQUOT, forever=True),
+        Fault("eio", Action.ERROR, Calls.ALL, errno.EIO),
+        # A disk that takes no change any more. Files that are there can be opened and cut: where that fails, SQLite
+        # tries for ten seconds to read its log, each time.
+        Fault("eio-forever", Action.ERROR, _FILLS | Calls.REMOVE, errno.EIO, forever=True),
+        Fault("fsync-eio", Action.ERROR, Calls.SYNC, errno.EIO),
+        Fault("fsync-eio-forever", Action.ERROR, Calls.SYNC, errno.EIO, forever=True),
+        Fault("emfile", Action.ERROR, Calls.OPEN | Calls.REOPEN, errno.EMFILE),
+        Fault("emfile-forever", Action.ERROR, Calls.OPEN | Calls.REOPEN, errno.EMFILE, forever=True),
+        # Not for syncs: SQLite does not try those again, and no signal interrupts them on a local disk.
+        Fault("eintr", Action.ERROR, Calls.OPEN | Calls.REOPEN | Calls.WRITE, errno.EINTR),
+        Fault("lie", Action.LIE, Calls.SYNC, forever=True),
+    )
+}
+
+
+def compile_library(directory: Path) -> Path:
+    """The injection library, compiled into `directory`."""
+    if not sys.platform.startswith("linux"):
+        message = f"fault injection needs Linux (LD_PRELOAD and /proc), this is {sys.platform}"
+        raise UnavailableError(message)
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    if compiler is None:
+        message = "fault injection needs a C compiler (cc, gcc or clang), none is installed"
+        raise UnavailableError(message)
+    library = directory / "inject.so"
+    command = [compiler, "-std=gnu11", "-shared", "-fPIC", "-O2", "-Wall", "-o", str(library), str(_SOURCE)]
+    done = subprocess.run([*command, "-ldl", "-lpthread"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = f"{_SOURCE.name} does not compile here: {done.stderr.strip()}"
+        raise UnavailableError(message)
+    return library
+
+
+class Library:
+    """The library as loaded into this process. Arm it in a forked child only: there is no way back to innocence."""
+
+    def __init__(self) -> None:
+        handle = ctypes.CDLL(None, use_errno=True)
+        try:
+            self._arm, self._record = handle.fi_arm, handle.fi_record
+            self._mark, self._count = handle.fi_mark, handle.fi_count
+        except AttributeError:
+            message = "the injection library is not loaded: this Python ignores LD_PRELOAD"
+            raise UnavailableError(message) from None
+        self._arm.argtypes = [ctypes.c_char_p, ctypes.c_long, *[ctypes.c_int] * 5]
+        self._arm.restype = self._mark.restype = None
+        self._record.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        self._mark.argtypes = [ctypes.c_long]
+        self._count.restype = ctypes.c_long
+
+    def arm(self, root: Path, fault: Fault, at: int, report: int = -1) -> None:
+        """Let `fault` strike at the `at`-th call below `root`; the call is named in a line written to `report`."""
+        self._arm(os.fsencode(root), at, fault.action, fault.errno, fault.forever, fault.calls, report)
+
+    def record(self, root: Path, trace: Path) -> None:
+        """Append every call below `root` to the file `trace` from now on."""
+        if self._record(os.fsencode(root), os.fsencode(trace)):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(trace))
+
+    def mark(self, number: int) -> None:
+        """Note in the trace that commit `number` has been acknowledged."""
+        self._mark(number)
+
+    @property
+    def count(self) -> int:
+        """How many calls of the armed classes were made."""
+        return int(self._count())

@@ -1,0 +1,83 @@
+"""The harness, tested on a toy: it sees every call, passes a store that is right and catches each that is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .bugs import BUGS
+from .library import UnavailableError, compile_library
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .driver import Driver
+    from .report import Report
+
+# For each of the toy's mistakes, what catches it and in which words.
+CAUGHT = [
+    ("acknowledges too early", "sweep", {"fault": "kill"}, "acknowledged and is lost"),
+    ("leaks errors", "sweep", {"fault": "enospc"}, "none of the store's own"),
+    ("writes in place", "sweep", {"fault": "torn"}, "wrong bytes"),
+    ("writes in place", "cut_everywhere", {}, "wrong bytes"),
+    ("trusts what it finds", "cut_after_fault", {"fault": "kill"}, "acknowledged and is lost"),
+    ("tries a failed sync again", "cut_after_fault", {"fault": "fsync-eio"}, "wrong bytes"),
+]
+SEEDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "no-file-sync": ("cut_everywhere", {}),
+    "no-directory-sync": ("cut_everywhere", {}),
+    "ignored-short-write": ("sweep", {"fault": "short"}),
+}
+
+
+def test_every_call_is_seen_and_replayed(driver: Driver) -> None:
+    """Each kind of call shows up in the trace, SQLite's too, and the model ends up with the very files on disk."""
+    report = driver.run("replay_every_call")
+    assert report.summary() == ""
+    assert report.points > 50
+
+
+def test_without_a_compiler_the_reason_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no C compiler is installed, the harness says so, for the skip to say it too."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="needs"):
+        compile_library(tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["kill", "killafter", "torn", "short", "enospc", "eio-forever", "fsync-eio"])
+def test_sweep_passes_a_store_that_is_right(driver: Driver, fault: str) -> None:
+    """A toy that syncs and renames in the right order survives every fault at every call."""
+    report = driver.run("sweep", scenario="toy", fault=fault)
+    assert report.summary() == ""
+    assert report.points > 0
+
+
+def test_power_cut_passes_a_store_that_is_right(driver: Driver) -> None:
+    """A toy that syncs and renames in the right order survives every power cut, after a fault as well."""
+    reports = [
+        driver.run("cut_everywhere", scenario="toy", randoms=5),
+        driver.run("cut_after_fault", scenario="toy", fault="kill"),
+        driver.run("cut_after_fault", scenario="toy", fault="fsync-eio"),
+    ]
+    assert [report.summary() for report in reports] == ["", "", ""]
+    assert all(report.checked > 10 for report in reports)
+
+
+@pytest.mark.parametrize(("mistake", "task", "options", "words"), CAUGHT)
+def test_mistake_is_caught(driver: Driver, mistake: str, task: str, options: dict[str, str], words: str) -> None:
+    """Each mistake of the toy is found, by the sweep that is there for it, and called by its name."""
+    assert_caught(driver.run(task, scenario=f"toy {mistake}", **options), words)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_seeded_bug_is_caught(driver: Driver, bug: str) -> None:
+    """Each bug seeded into the toy's file operations is found."""
+    task, options = SEEDED[bug]
+    assert_caught(driver.run(task, scenario="toy", bug=bug, **options), "")
+
+
+def assert_caught(report: Report, words: str) -> None:
+    """The sweep found something, and said what it was."""
+    assert report.violations > 0
+    assert any(words in what for _, what in report.found)

@@ -1,0 +1,126 @@
+"""A store in forty lines: one file per entry, no index. With it the harness tests itself.
+
+It has the three functions in which bugs are seeded, and mistakes of its own that no replaced function could make.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .aftermath import Scenario
+
+if TYPE_CHECKING:
+    from .children import Journal
+
+
+class ToyError(Exception):
+    """The toy store's own error."""
+
+
+def write_all(descriptor: int, buffers: Any) -> None:
+    """Write every byte, however often it takes."""
+    for buffer in buffers:
+        view = memoryview(buffer)
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+
+def sync_file(descriptor: int) -> None:
+    """Make content durable."""
+    os.fsync(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def content(number: int) -> bytes:
+    """What entry `number` holds: a few pages, so that some can go missing."""
+    return bytes([number + 1]) * 10_000
+
+
+class ToyScenario(Scenario):
+    """Three puts into a new store, with one of the mistakes a store can make, or none."""
+
+    numbers = range(3)
+    tolerated = (ToyError,)
+
+    def __init__(self, mistake: str = "") -> None:
+        self.name = f"toy {mistake}".rstrip()
+        self._mistake = mistake
+
+    def run(self, area: Path, journal: Journal) -> None:
+        """Put all entries."""
+        for number in self.numbers:
+            if self._mistake == "acknowledges too early":
+                journal.acknowledge(number)
+            journal.commit(functools.partial(self._put, area / "toy", number), number)
+
+    def _put(self, store: Path, number: int) -> None:
+        try:
+            self._write(store, number)
+        except OSError as error:
+            if self._mistake == "leaks errors":
+                raise
+            raise ToyError(str(error)) from error
+
+    def _write(self, store: Path, number: int) -> None:
+        with contextlib.suppress(FileExistsError):
+            store.mkdir()
+        sync_directory(store.parent)
+        path, partial = store / str(number), store / f"{number}.partial"
+        if self._mistake == "trusts what it finds" and path.exists():
+            return
+        if self._mistake == "writes in place":
+            partial = path
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            write_all(descriptor, [content(number)])
+            try:
+                sync_file(descriptor)
+            except OSError:
+                if self._mistake != "tries a failed sync again":
+                    raise
+                sync_file(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.rename(path)
+        sync_directory(store)
+
+    def check(self, area: Path, acked: frozenset[int], *, lenient: bool = False, verify: bool = False) -> list[str]:
+        """Compare every entry; a shorter file is noticed, other bytes are not: the toy has no checksums."""
+        problems = []
+        for number in self.numbers:
+            try:
+                found = (area / "toy" / str(number)).read_bytes()
+            except FileNotFoundError:
+                if number in acked and not lenient:
+                    problems.append(f"entry {number} was acknowledged and is lost")
+            else:
+                if found != content(number):
+                    problems.append(f"entry {number} has wrong bytes")
+        return problems
+
+    def files(self) -> ModuleType:
+        """This module."""
+        return sys.modules[__name__]
+
+
+MISTAKES = (
+    "acknowledges too early",
+    "leaks errors",
+    "trusts what it finds",
+    "writes in place",
+    "tries a failed sync again",
+)
