@@ -22,6 +22,7 @@ MB = 1e6
 def main(folder: str, kind: str, count: str, *names: str) -> None:
     """Measure layouts one after the other; for each a line of JSON on stdout."""
     torch.set_num_threads(1)
+    gc.freeze()
     for name in names:
         made = next(peer for peer in peers.PEERS if peer.__name__ == name)
         made.load()

@@ -64,6 +64,7 @@ class Index:
         self.lock = threading.RLock()
         self._depth = 0
         self._layout = layout
+        self._path = layout.index
         self._store_id = store_id
         self._read_heads = heads
         self._read_only = read_only
@@ -194,7 +195,7 @@ class Index:
 
     def sweep(self) -> None:
         """Remove what a rebuild that was cut short left behind: nobody else rebuilds while we hold the lock."""
-        pattern = f"{self._layout.index.name}.*{files.PARTIAL}*"
+        pattern = f"{self._path.name}.*{files.PARTIAL}*"
         if any(self._layout.root.glob(pattern)):
             with contextlib.suppress(LockedError), self.exclusive(patience=0):
                 for leftover in self._layout.root.glob(pattern):
@@ -244,7 +245,7 @@ class Index:
             self.close()
             packs = list_packs(self._layout)[0]
             self._make_durable(packs)
-            path = self._layout.index
+            path = self._path
             partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{files.PARTIAL}")
             try:
                 # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
@@ -274,7 +275,7 @@ class Index:
                     with self._named_errors():
                         return query(self._connected())
             except database.DoubtError as doubt:
-                raise StoreWriteError(self._layout.index, f"the index cannot be made: {doubt}") from doubt
+                raise StoreWriteError(self._path, f"the index cannot be made: {doubt}") from doubt
 
     def _settle_doubt(self) -> None:
         """Look once more, under the lock: another process may have been replacing the index just now."""
@@ -304,7 +305,7 @@ class Index:
     def _checkpoint(self) -> None:
         """Fold the log back into the database when it has grown; the caller holds the store's lock."""
         with contextlib.suppress(FileNotFoundError):
-            if database.companions(self._layout.index)[0].stat().st_size > _CHECKPOINT_BYTES:
+            if database.companions(self._path)[0].stat().st_size > _CHECKPOINT_BYTES:
                 self._read(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
 
     @contextlib.contextmanager
@@ -315,7 +316,7 @@ class Index:
             # Read-only, a second look at the file is all that could help, and an index in memory is better.
             if self._read_only:
                 raise database.DoubtError(str(error)) from error
-            raise database.named_error(self._layout.index, str(error)) from error
+            raise database.named_error(self._path, str(error)) from error
 
     def _connected(self) -> sqlite3.Connection:
         """The connection, opened anew if the file under it was replaced or, read-only, written to."""
@@ -338,7 +339,7 @@ class Index:
         return connection
 
     def _open(self) -> sqlite3.Connection:
-        path = self._layout.index
+        path = self._path
         if not self._read_only:
             return database.connect(
                 str(path), settings=("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0")
@@ -352,12 +353,12 @@ class Index:
     def _look(self) -> object:
         """What tells one index file from another: its inode; read-only also whether it was written to."""
         try:
-            status = self._layout.index.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return None
         if not self._read_only:
             return status.st_dev, status.st_ino
-        log = database.companions(self._layout.index)[0]
+        log = database.companions(self._path)[0]
         return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, log.exists()
 
     def _pack_names(self, numbers: set[int]) -> dict[int, str]:
