@@ -156,9 +156,12 @@ def test_a_dataloader_reads_through_its_workers(path: Path, recipe: precook.Reci
 
 def test_a_reader_sees_what_others_commit_after_it_opened(path: Path, recipe: precook.Recipe) -> None:
     """Also when the store did not exist yet when the reader opened it."""
-    with precook.open(path) as reader, precook.open(path) as writer:
+    with precook.open(path) as reader, precook.open(path) as counter, precook.open(path) as writer:
         assert recipe.key(1) not in reader
+        assert len(counter) == 0
         writer.put(recipe.key(1), 1)
+        assert recipe.key(1) in reader
+        assert len(counter) == 1
         assert reader.get(recipe.key(1)) == 1
         assert reader.missing([recipe.key(1), recipe.key(2)]) == [recipe.key(2)]
         writer.put(recipe.key(2), 2)

@@ -253,6 +253,15 @@ def test_a_closed_store_says_so(store: precook.Store, recipe: precook.Recipe) ->
             call()
 
 
+def test_closing_waits_for_a_put_under_way(path: Path, recipe: precook.Recipe) -> None:
+    """A close that meets an entry not yet committed commits it, and neither waits for the other for ever."""
+    store = precook.open(path)
+    store._writer().put(recipe.key(1), 1)  # what another thread's `put` has done before its flush
+    store.close()
+    with precook.open(path) as again:
+        assert again.get(recipe.key(1)) == 1
+
+
 def test_a_writer_keeps_what_was_put_before_an_error(store: precook.Store, recipe: precook.Recipe) -> None:
     """Leaving the `with` block by an exception still commits finished work."""
     with pytest.raises(RuntimeError), store.writer() as writer:  # noqa: PT012

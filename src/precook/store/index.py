@@ -167,9 +167,10 @@ class Index:
                 finally:
                     self._depth -= 1
 
-    def refresh(self) -> None:
-        """Adopt packs that have no rows yet, and drop the rows of packs that are gone."""
-        ids, known = list_packs(self._layout)[0], self.pack_ids()
+    def refresh(self, packs: set[str] | None = None) -> None:
+        """Adopt packs that have no rows yet, and drop the rows of packs that are gone; `packs`: just listed."""
+        ids = list_packs(self._layout)[0] if packs is None else packs
+        known = self.pack_ids()
         if ids == known:
             return
         if self._read_only:

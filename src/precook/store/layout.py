@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import time
@@ -110,22 +111,24 @@ def list_packs(layout: Layout) -> tuple[set[str], list[Path]]:
     """Ids of the packs that lie in the store, and the partial files beside them."""
     ids: set[str] = set()
     partials: list[Path] = []
-    try:
-        folders = [folder for folder in layout.packs.iterdir() if len(folder.name) == 2]  # noqa: PLR2004
-    except FileNotFoundError:
-        return ids, partials
-    for folder in folders:
-        try:
-            names = [path.name for path in folder.iterdir()]
-        except (FileNotFoundError, NotADirectoryError):
+    # Plain strings: a large store has tens of thousands of packs, and this is most of what opening it costs.
+    for folder in _names(layout.packs):
+        if len(folder) != 2:  # noqa: PLR2004
             continue
-        for name in names:
+        for name in _names(layout.packs / folder):
             match = _PACK.fullmatch(name)
-            if match is not None and match[1].startswith(folder.name):
+            if match is not None and name.startswith(folder):
                 ids.add(match[1])
             elif name.endswith(files.PARTIAL):
-                partials.append(folder / name)
+                partials.append(layout.packs / folder / name)
     return ids, partials
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _refuse_foreign(root: Path) -> None:

@@ -86,7 +86,7 @@ class Store:
 
     def writer(self, *, flush_bytes: int | None = None, flush_seconds: float | None = None) -> Writer:
         """A writer that gathers entries into large commits; use it in a `with` block."""
-        self._check_open()
+        self._ready()
         if self._read_only:
             raise ReadOnlyError(self.path, "opened read-only")
         return Writer(
@@ -123,8 +123,9 @@ class Store:
         keys = list(keys)
         if not keys:
             return []
-        if self._index is not None:
-            self._reader.resolve(self._existing(keys[0]), keys)
+        index = self._ready()
+        if index is not None:
+            self._reader.resolve(index, keys)
         return [self.get(key, default, tensors=tensors) for key in keys]
 
     def stack(self, keys: Iterable[Key], *, tensors: Literal["numpy", "torch"] | None = None) -> Tree:
@@ -140,19 +141,19 @@ class Store:
 
     def missing(self, keys: Iterable[Key]) -> list[Key]:
         """The keys that have no entry, in order, each once."""
-        self._check_open()
         wanted = dict.fromkeys(keys)
-        if self._index is None:
+        index = self._ready()
+        if index is None:
             return list(wanted)
-        present = self._present([key.bytes for key in wanted])
+        present = self._present(index, [key.bytes for key in wanted])
         return [key for key in wanted if key.bytes not in present]
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, Key) and not self.missing([key])
 
     def __len__(self) -> int:
-        self._check_open()
-        return self._index.count() if self._index is not None else 0
+        index = self._ready()
+        return index.count() if index is not None else 0
 
     def cached(
         self,
@@ -171,9 +172,9 @@ class Store:
 
     def entries(self, *, after: bytes = b"") -> Iterator[EntryRow]:
         """Every place of every entry in order of keys, beginning after these bytes; nothing is read but the index."""
-        self._check_open()
-        if self._index is not None:
-            yield from self._index.rows(after)
+        index = self._ready()
+        if index is not None:
+            yield from index.rows(after)
 
     def locate(self, key: Key) -> Located:
         """Where an entry lies and what its pack says about it, without reading its tensors."""
@@ -181,25 +182,24 @@ class Store:
 
     def stats(self) -> Stats:
         """Counts and sizes."""
-        self._check_open()
-        marker = self._marker
-        if marker is None or self._index is None:
+        index, marker = self._ready(), self._marker
+        if index is None or marker is None:
             raise NoStoreError(self.path)
-        recipes = tuple(RecipeStats(*row) for row in self._index.totals())
-        packs = self._index.packs()
+        recipes = tuple(RecipeStats(*row) for row in index.totals())
+        packs = index.packs()
         index_bytes = self._layout.index.stat().st_size if self._layout.index.exists() else 0
         return Stats(
             path=self.path,
             format=marker.format,
             id=marker.id,
             read_only=self._read_only,
-            entries=self._index.count(),
+            entries=index.count(),
             packs=len(packs),
             payload_bytes=sum(recipe.nbytes for recipe in recipes),
             pack_bytes=sum(size for _, size in packs),
             index_bytes=index_bytes,
             recipes=recipes,
-            damaged=tuple((Key(key), reason) for key, _, reason in self._index.damage()),
+            damaged=tuple((Key(key), reason) for key, _, reason in index.damage()),
             bad_packs=tuple(sorted(self._reader.bad_packs.items())),
         )
 
@@ -211,28 +211,28 @@ class Store:
         report: Reporter = SILENT,
     ) -> Verification:
         """Read every pack, or the k-th of n parts of them, from the disk and check every byte. Changes nothing."""
-        self._check_open()
-        if self._marker is None:
+        if self._ready() is None:
             raise NoStoreError(self.path)
         return verify_packs(self._layout, subset=subset, max_seconds=max_seconds, report=report)
 
     def reindex(self) -> int:
         """Make the index anew from the packs; the number of entries found."""
-        self._check_open()
-        if self._index is None:
+        index = self._ready()
+        if index is None:
             raise NoStoreError(self.path)
-        self._index.rebuild()
-        return len(self)
+        index.rebuild()
+        return index.count()
 
     def close(self) -> None:
         """Flush what `put` began and let go of the index. Tensors that were handed out stay valid."""
         with self._lock:
-            if self._closed:
-                return
-            try:
-                if self._own_writer is not None and self._own_writer.usable:
-                    self._own_writer.close()
-            finally:
+            writer, self._own_writer = self._own_writer, None
+        try:
+            # Outside the lock: the writer's thread may be waiting for it to commit.
+            if writer is not None and writer.usable:
+                writer.close()
+        finally:
+            with self._lock:
                 self._closed = True
                 if self._index is not None:
                     self._index.close()
@@ -274,41 +274,43 @@ class Store:
 
     def _start(self, marker: Marker) -> Index:
         index = Index(self._layout, marker.id, self._reader.heads, read_only=self._read_only)
-        index.refresh()
+        packs, partials = list_packs(self._layout)
+        index.refresh(packs)
         if not self._read_only:
             index.sweep()
             own = [path for path in self.path.glob(f"*{files.PARTIAL}") if not path.name.startswith("index.")]
-            for partial in [*own, *list_packs(self._layout)[1]]:
+            for partial in own + partials:
                 files.sweep_partial(partial)
         self._marker = marker
         self._index = index
         return index
 
-    def _present(self, keys: list[bytes]) -> set[bytes]:
-        assert self._index is not None
+    def _present(self, index: Index, keys: list[bytes]) -> set[bytes]:
         if not (self._reader.bad_rows or self._reader.bad_packs):
-            return self._index.present(keys)
+            return index.present(keys)
         # A read-only store cannot drop what it found damaged from its index.
-        return {place.key for place in self._index.find(keys) if not self._reader.is_bad(place)}
+        return {place.key for place in index.find(keys) if not self._reader.is_bad(place)}
 
     def _existing(self, key: Key) -> Index:
         """The index; without a store there is nothing under any key."""
-        self._check_open()
-        if not isinstance(key, Key):
+        if type(key) is not Key:
             message = f"a key is a precook.Key, not a {type(key).__name__}"
             raise TypeError(message)
-        if self._index is None and not self._appeared():
+        index = self._ready()
+        if index is None:
             raise MissingEntryError(key)
-        assert self._index is not None
-        return self._index
+        return index
 
-    def _appeared(self) -> bool:
-        """Whether another process has made the store since it was opened here."""
-        with self._lock:
-            marker = read_marker(self._layout)
-            if marker is not None and self._index is None:
-                self._start(marker)
-        return self._index is not None
+    def _ready(self) -> Index | None:
+        """The index, also of a store that another process has made since; None while there is no store."""
+        if self._closed:
+            raise ClosedStoreError(self.path, "this store is closed")
+        if self._index is None:
+            with self._lock:
+                marker = read_marker(self._layout)
+                if marker is not None and self._index is None:
+                    self._start(marker)
+        return self._index
 
     def _commit(self) -> Commit:
         """What a writer commits with; the store is created here, before its first commit."""
@@ -328,10 +330,6 @@ class Store:
             if self._own_writer is None or not self._own_writer.usable:
                 self._own_writer = self.writer()
             return self._own_writer
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedStoreError(self.path, "this store is closed")
 
 
 def open_store(
