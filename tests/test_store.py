@@ -355,6 +355,24 @@ def test_what_is_not_our_store_is_refused(path: Path, recipe: precook.Recipe, wh
     assert (sorted(path.rglob("*")) if path.is_dir() else path.read_text()) == before
 
 
+def test_a_store_that_appears_while_it_is_looked_for_is_opened(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks at a directory another process may have made it a store."""
+    store.put(recipe.key(1), 1)
+    real, looks = Path.read_text, []
+
+    def read_text(path: Path, *arguments: Any, **options: Any) -> str:
+        looks.append(path)
+        if len(looks) == 1:
+            raise FileNotFoundError(path)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    with precook.open(store.path) as again:
+        assert again.get(recipe.key(1)) == 1
+
+
 def test_an_empty_directory_may_become_a_store(path: Path, recipe: precook.Recipe) -> None:
     """So may one that holds only what a creation cut short leaves behind."""
     path.mkdir()

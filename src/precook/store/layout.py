@@ -70,8 +70,8 @@ def read_marker(layout: Layout) -> Marker | None:
     try:
         text = layout.marker.read_text("utf-8")
     except FileNotFoundError:
-        _refuse_foreign(layout.root)
-        return None
+        # Another process may have made the store just after we looked.
+        return read_marker(layout) if _is_made(layout) else None
     except NotADirectoryError as error:
         raise NotAStoreError(layout.root, "not a directory") from error
     except OSError as error:
@@ -131,16 +131,20 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _refuse_foreign(root: Path) -> None:
+def _is_made(layout: Layout) -> bool:
+    """Whether a directory has a marker after all; False where one may be written, an error where something else lies."""
+    root = layout.root
     try:
         names = {path.name for path in root.iterdir()}
     except FileNotFoundError:
-        return
+        return False
     except NotADirectoryError as error:
         raise NotAStoreError(root, "not a directory") from error
+    if layout.marker.name in names:
+        return True
     foreign = {name for name in names - _OURS_BEFORE_CREATION if not name.endswith(files.PARTIAL)}
     if "packs" in foreign and "index.sqlite" in foreign:
         raise NotAStoreError(root, "packs without store.toml", hint=_RESTORE)
     if foreign:
-        example = min(foreign)
-        raise NotAStoreError(root, f"not a store: it holds {example!a} and no store.toml")
+        raise NotAStoreError(root, f"not a store: it holds {min(foreign)!a} and no store.toml")
+    return False
