@@ -329,7 +329,9 @@ def test_two_stores_are_not_mixed_up(tmp_path: Path, recipe: precook.Recipe) -> 
         assert not b.stats().damaged
 
 
-@pytest.mark.parametrize("what", ["file", "folder with files", "newer", "no format", "not text", "a folder"])
+@pytest.mark.parametrize(
+    "what", ["file", "folder with files", "newer", "no format", "not text", "a folder", "a dead link"]
+)
 def test_what_is_not_our_store_is_refused(path: Path, recipe: precook.Recipe, what: str) -> None:
     """A foreign directory, a newer format and a broken marker each give a typed error, and nothing is written."""
     expected: type[precook.StoreError] = precook.NotAStoreError
@@ -348,6 +350,8 @@ def test_what_is_not_our_store_is_refused(path: Path, recipe: precook.Recipe, wh
         (path / "store.toml").write_bytes(b"\xff\xfe\x00")
     elif what == "a folder":
         (path / "store.toml").mkdir()
+    elif what == "a dead link":
+        (path / "store.toml").symlink_to("nowhere")
     before = sorted(path.rglob("*")) if path.is_dir() else path.read_text()
     with pytest.raises(expected) as caught:
         precook.open(path).put(recipe.key(1), 1)

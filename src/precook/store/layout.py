@@ -70,8 +70,12 @@ def read_marker(layout: Layout) -> Marker | None:
     try:
         text = layout.marker.read_text("utf-8")
     except FileNotFoundError:
-        # Another process may have made the store just after we looked.
-        return read_marker(layout) if _is_made(layout) else None
+        if not _is_made(layout):
+            return None
+        if layout.marker.exists():
+            # Another process has made the store since we looked.
+            return read_marker(layout)
+        raise NotAStoreError(layout.root, "store.toml leads nowhere", hint=_RESTORE) from None
     except NotADirectoryError as error:
         raise NotAStoreError(layout.root, "not a directory") from error
     except OSError as error:
@@ -132,7 +136,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _is_made(layout: Layout) -> bool:
-    """Whether a directory has a marker after all; False where one may be written, an error where something else lies."""
+    """Whether a directory has a marker after all; an error where something else lies."""
     root = layout.root
     try:
         names = {path.name for path in root.iterdir()}
