@@ -178,28 +178,6 @@ def test_stack_puts_entries_of_one_shape_into_one_buffer(store: precook.Store, r
         store.stack([wanted[0], recipe.key("nothing")])
 
 
-def test_large_stacks_are_filled_by_two_threads_alike(path: Path, recipe: precook.Recipe) -> None:
-    """Order, checks and errors are those of a small stack, on the first pass from the disk and later from memory."""
-    wanted = keys(recipe, 9)
-    arrays = [np.full(100_000, i, np.float32) for i in range(9)]
-    with precook.open(path) as store, store.writer(flush_bytes=1_000_000) as writer:
-        for key, array in zip(wanted, arrays, strict=True):
-            writer.put(key, {"x": array, "i": int(array[0])})
-    for verify in (True, "always", False):
-        with precook.open(path, verify_reads=verify) as store:
-            for order in ([8, 1, 4, 4, 0, 7, 2], [0, 3, 5, 6]):
-                batch = store.stack([wanted[i] for i in order])
-                assert same(batch, {"x": np.stack([arrays[i] for i in order]), "i": order})
-            with pytest.raises(precook.MissingEntryError):
-                store.stack([*wanted, recipe.key("nothing")])
-    pack = max(packs(path), key=lambda file: wanted[8].bytes in file.read_bytes())
-    data = bytearray(pack.read_bytes())
-    data[-1] ^= 1
-    pack.write_bytes(data)
-    with precook.open(path) as store, pytest.raises(precook.DamagedEntryError):
-        store.stack(wanted)
-
-
 def test_leaves_can_be_asked_for_in_another_library(store: precook.Store, recipe: precook.Recipe) -> None:
     """`tensors=` overrides what went in; without it each leaf comes back as it was."""
     torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -12,7 +12,6 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, StoreError
@@ -35,8 +34,6 @@ _PLACES = 1_000_000
 """Keys whose place is remembered."""
 _GIVEN = 1 << 30
 """Bytes handed out before private mappings are let go: a bound on what tensors that were written to keep in memory."""
-_SHARED = 1 << 20
-"""Bytes from which on a stack is filled by two threads."""
 _READ_AHEAD = 64 << 20
 """Bytes announced to the system before a bulk read."""
 _ATTEMPTS = 3
@@ -62,7 +59,6 @@ class Reader:
         self._verify = verify
         self._lock = threading.Lock()
         self._guard = Guard()
-        self._pool: ThreadPoolExecutor | None = None
         self._packs: OrderedDict[str, PackFile] = OrderedDict()
         self._head_bytes = 0
         self._places: dict[bytes, tuple[TableFile, int]] = {}
@@ -77,7 +73,6 @@ class Reader:
         """Replace the locks, which another thread may have held in the parent."""
         self._lock = threading.Lock()
         self._guard.after_fork()
-        self._pool = None  # its thread stayed in the parent
 
     def heads(self, ids: Iterable[str]) -> Iterator[Head]:
         """The heads of packs, passing over those that are damaged or gone."""
@@ -110,52 +105,23 @@ class Reader:
     def stack(self, index: Index, keys: Sequence[Key], *, tensors: Library | None = None) -> Tree:
         """One tree for all keys: each tensor stacked along a new first dimension, each plain part a list."""
         self.resolve(index, keys)
-        place = self._places.get(keys[0].bytes) or self._find(index, keys[0])
-        if place is None:
-            raise MissingEntryError(keys[0])
-        stack = Stack(*place, rows=len(keys), verify=self._verify)
-        if stack.nbytes < _SHARED:
-            self._fill(index, stack, keys, range(len(keys)))
-        else:
-            # Copying and hashing leave the interpreter free: two threads are nearly twice as fast.
-            half = len(keys) // 2
-            rest = self._helper().submit(self._fill, index, stack, keys, range(half, len(keys)))
-            try:
-                self._fill(index, stack, keys, range(half))
-            finally:
-                wait([rest])
-            rest.result()
-        return stack.tree(tensors)
-
-    def _fill(self, index: Index, stack: Stack, keys: Sequence[Key], numbers: range) -> None:
-        """Copy some of the entries to their places in a stack."""
-        for number in numbers:
-            key = keys[number]
+        stack: Stack | None = None
+        for number, key in enumerate(keys):
             damaged: DamagedEntryError | None = None
             while True:
                 place = self._places.get(key.bytes) or self._find(index, key)
                 if place is None:
                     raise damaged or MissingEntryError(key)
                 try:
+                    stack = stack or Stack(*place, rows=len(keys), verify=self._verify)
                     stack.fill(number, key, *place)
                     break
                 except FileNotFoundError:
                     self._forget_pack(index, place[0])
                 except (RowDamagedError, OSError) as error:
                     damaged = self.damaged(index, key, *place, error)
-
-    def _helper(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, thread_name_prefix="precook-stack")
-            return self._pool
-
-    def close(self) -> None:
-        """End the helping thread."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()
+        assert stack is not None
+        return stack.tree(tensors)
 
     def resolve(self, index: Index, keys: Sequence[Key]) -> None:
         """Look up the places of all keys at once."""

@@ -27,7 +27,6 @@ class Stack:
             np.empty((rows, *shape), leaf.dtype.bits)
             for leaf, shape in zip(self._model.leaves, self._shapes, strict=True)
         ]
-        self.nbytes = sum(buffer.nbytes for buffer in self._buffers)
         self._texts: list[bytes] = [b""] * rows
         self._signature = (self._model.skeleton, self._shapes)
 

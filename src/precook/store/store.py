@@ -236,7 +236,6 @@ class Store:
                 self._closed = True
                 if self._index is not None:
                     self._index.close()
-            self._reader.close()
 
     def __enter__(self) -> Store:
         return self
