@@ -161,7 +161,9 @@ def checksum(
 ) -> bytes:
     """XXH3-128 of everything an entry is; `recipe` is the recipe's digest, `leaves` are (shape, bytes)."""
     leaves = tuple(leaves)
-    dims = [dim for shape, _ in leaves for dim in shape]
+    dims: tuple[int, ...] = ()
+    for shape, _ in leaves:
+        dims += shape
     sizes = struct.pack(f"<{3 + len(dims)}Q", len(skeleton), len(values), len(labels), *dims)
     state = xxhash.xxh3_128(b"".join((key, recipe, sizes, skeleton, values, labels)))
     for _, data in leaves:

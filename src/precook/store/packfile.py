@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,7 +154,7 @@ class TableFile:
         self.checked = bytearray(table.rows)
         """Nonzero for rows that were read from the disk and passed their checksum in this process."""
         shapes = [leaf.shape for leaf in table.leaves]
-        self.signature = None if None in shapes else (table.skeleton, shapes)
+        self.signature = None if None in shapes else stack_signature(table.skeleton, shapes)
         """What two tables must share so that all their rows can be stacked; None where shapes vary inside this one."""
         most = [leaf.most_bytes for leaf in table.leaves]
         self.most_bytes = sum(most)
@@ -243,15 +244,17 @@ class TableFile:
         # A small leaf is copied: it shares its page with others, and a write would cost a page of memory.
         return [array if array.nbytes >= LARGE else array.copy() for array in arrays], fresh
 
-    def view(self, row: int) -> list[Array]:
-        """A checked row's leaves as they are mapped, read-only (0-d ones as scalars)."""
+    def columns(self) -> list[Array]:
+        """Every leaf's column as it is mapped, read-only: of checked rows only."""
         source = self._source
         if source is None:
             with self.pack.guard.lock:
                 source = self._source = self._columns(self.pack.map(private=False))
-        if self.signature is not None:
-            return [column[row] for column in source]
-        return [_row(leaf, column, row) for leaf, column in zip(self.table.leaves, source, strict=True)]
+        return source
+
+    def view(self, row: int) -> list[Array]:
+        """A checked row's leaves as they are mapped, read-only."""
+        return [_row(leaf, column, row) for leaf, column in zip(self.table.leaves, self.columns(), strict=True)]
 
     def forget(self) -> None:
         """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
@@ -282,6 +285,11 @@ class TableFile:
 
     def _columns(self, mapping: npt.NDArray[np.uint8]) -> list[Array]:
         return [_column(leaf, mapping, self.table.rows) for leaf in self.table.leaves]
+
+
+def stack_signature(skeleton: bytes, shapes: list[Any]) -> str:
+    """Nesting, types and shapes as one text, the same object for equal ones: comparing them is comparing pointers."""
+    return sys.intern(f"{skeleton!r} {shapes!r}")
 
 
 def _column(leaf: LeafColumn, mapping: npt.NDArray[np.uint8], rows: int) -> Array:

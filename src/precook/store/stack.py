@@ -8,7 +8,7 @@ import numpy as np
 
 from precook.errors import TreeError
 from precook.store.leaves import Library, converter
-from precook.store.packfile import Array, TableFile
+from precook.store.packfile import Array, TableFile, stack_signature
 from precook.store.tree import Tree, read_values
 from precook.values import Key
 
@@ -28,21 +28,28 @@ class Stack:
             for leaf, shape in zip(self._model.leaves, self._shapes, strict=True)
         ]
         self._texts: list[bytes] = [b""] * rows
-        self._signature = (self._model.skeleton, self._shapes)
+        self._signature = stack_signature(self._model.skeleton, self._shapes)
 
     def fill(self, number: int, key: Key, table: TableFile, row: int) -> None:
         """Copy one entry to its place in the batch."""
-        if table.signature != self._signature:
+        if table.signature is not self._signature:
             self._compare(key, table, row)
         if not table.checked[row] or not table.pack.whole:
-            table.read_into(row, [buffer[number, ...] for buffer in self._buffers], check=self._verify is not False)
+            table.read_into(row, self._places(number), check=self._verify is not False)
         else:
-            for buffer, source in zip(self._buffers, table.view(row), strict=True):
-                buffer[number] = source
+            if table.signature is not None:
+                for buffer, column in zip(self._buffers, table.columns()):  # noqa: B905 - equal by their signature
+                    buffer[number] = column[row]
+            else:
+                for buffer, source in zip(self._buffers, table.view(row), strict=True):
+                    buffer[number] = source
             if self._verify == "always":
                 # The copy, which is still in the processor's cache.
-                table.check(row, [buffer[number, ...] for buffer in self._buffers])
+                table.check(row, self._places(number))
         self._texts[number] = table.table.values.row(row)
+
+    def _places(self, number: int) -> list[Array]:
+        return [buffer[number, ...] for buffer in self._buffers]
 
     def tree(self, tensors: Library | None) -> Tree:
         """The batch: tensors with a new first dimension, plain parts as lists."""
