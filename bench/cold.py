@@ -41,10 +41,9 @@ def cold(run: Run, kind: Kind) -> Section:
         fields = ("open_ms", "random", "sequential", "own_mb", "mapped_mb")
         medians = [measure.median(a[field] for a in answers) if field in answers[0] else None for field in fields]
         section.rows.append([name, *medians])
-    for field in ("random", "sequential"):
-        rates = {name: [a[field] for a in answers] for name, answers in found.items() if field in answers[0]}
-        name, ratio = nearest_peer(rates)
-        section.goals.append(Goal(f"cold {field}, {kind}, precook against the best peer ({name})", ratio, 1.2))
+    rates = {name: [a["random"] for a in answers] for name, answers in found.items() if "random" in answers[0]}
+    name, ratio = nearest_peer(rates)
+    section.goals.append(Goal(f"cold random, {kind}, precook against the best peer ({name})", ratio, 1.2))
     section.notes += [
         f"page cache dropped with {how}, in a fresh process that has imported everything; precook checks every entry.",
         (
