@@ -107,13 +107,15 @@ class Index:
 
     def find(self, keys: Sequence[bytes]) -> list[Place]:
         """Every place of every key, in no order; a key may have none or several."""
+        keys = database.in_order(keys) if len(keys) > 1 else keys
         rows = self._read(lambda db: database.select(db, "SELECT key, pack, row FROM entry WHERE key IN ({})", keys))
         packs = self._pack_names({row[1] for row in rows})
         return [Place(key, packs[pack], row) for key, pack, row in rows if pack in packs]
 
     def present(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that have an entry."""
-        rows = self._read(lambda db: database.select(db, "SELECT key FROM entry WHERE key IN ({})", sorted(keys)))
+        keys = database.in_order(keys)
+        rows = self._read(lambda db: database.select(db, "SELECT key FROM entry WHERE key IN ({})", keys))
         return {row[0] for row in rows}
 
     def count(self) -> int:
