@@ -110,7 +110,7 @@ class Index:
         keys = database.in_order(keys) if len(keys) > 1 else keys
         rows = self._read(lambda db: database.select(db, "SELECT key, pack, row FROM entry WHERE key IN ({})", keys))
         packs = self._pack_names({row[1] for row in rows})
-        return [Place(key, packs[pack], row) for key, pack, row in rows if pack in packs]
+        return [Place(key, packs[pack], row) for key, pack, row in rows if pack in packs and type(row) is int]
 
     def present(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that have an entry."""
@@ -206,10 +206,14 @@ class Index:
 
     def add(self, heads: Iterable[Head]) -> None:
         """Add the rows of durable packs, in one transaction."""
+        heads = list(heads)
+
+        def change(db: sqlite3.Connection) -> None:
+            for head in heads:
+                database.add(db, head)
+
         with self.exclusive():
-            with self._writing() as db:
-                for head in heads:
-                    database.add(db, head)
+            self._write(change)
             self._checkpoint()
 
     def drop_packs(self, ids: Iterable[str]) -> None:
@@ -217,20 +221,28 @@ class Index:
         names = [bytes.fromhex(name) for name in ids]
         if not names:
             return
-        with self.exclusive(), self._writing() as db:
+
+        def change(db: sqlite3.Connection) -> None:
             for (number,) in database.select(db, "SELECT number FROM pack WHERE id IN ({})", names):
                 db.execute("DELETE FROM entry WHERE pack = ?", (number,))
                 db.execute("DELETE FROM pack WHERE number = ?", (number,))
 
+        with self.exclusive():
+            self._write(change)
+
     def mark_damaged(self, place: Place, reason: str) -> None:
         """Turn a damaged entry into a miss."""
         pack = bytes.fromhex(place.pack)
-        with self.exclusive(), self._writing() as db:
+
+        def change(db: sqlite3.Connection) -> None:
             db.execute(
                 "DELETE FROM entry WHERE key = ? AND pack = (SELECT number FROM pack WHERE id = ?) AND row = ?",
                 (place.key, pack, place.row),
             )
             db.execute("INSERT OR REPLACE INTO damage VALUES (?, ?, ?)", (place.key, pack, reason))
+
+        with self.exclusive():
+            self._write(change)
 
     def rebuild(self) -> None:
         """Make the index anew from the heads of all packs, in memory if the store is read-only.
@@ -267,29 +279,39 @@ class Index:
 
     def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         with self.lock:
-            try:
-                with self._named_errors():
-                    return query(self._connected())
-            except database.DoubtError:
-                pass
-            try:
-                with contextlib.nullcontext() if self._read_only else self.exclusive():
-                    self._settle_doubt()
+            with contextlib.suppress(database.DoubtError), self._named_errors():
+                return query(self._connected())
+            with contextlib.nullcontext() if self._read_only else self.exclusive():
+                # Once more under the lock: another process may have been replacing the index just now.
+                self.close()
+                try:
                     with self._named_errors():
                         return query(self._connected())
-            except database.DoubtError as doubt:
-                raise StoreWriteError(self._path, f"the index cannot be made: {doubt}") from doubt
+                except database.DoubtError as doubt:
+                    self._rebuild_for(doubt)
+                try:
+                    with self._named_errors():
+                        return query(self._connected())
+                except database.DoubtError as doubt:
+                    raise StoreWriteError(self._path, f"the index cannot be made: {doubt}") from doubt
 
-    def _settle_doubt(self) -> None:
-        """Look once more, under the lock: another process may have been replacing the index just now."""
-        self.close()
+    def _rebuild_for(self, doubt: database.DoubtError) -> None:
+        level = logging.DEBUG if isinstance(doubt, database.NoIndexError) else logging.WARNING
+        _log.log(level, "making the index of %s anew: %s", self._layout.root, doubt)
+        self.rebuild()
+
+    def _write(self, change: Callable[[sqlite3.Connection], None]) -> None:
+        """Make a change in one transaction; an index that turns out to be damaged is made anew first."""
         try:
-            with self._named_errors():
-                self._connected().execute("SELECT 1 FROM entry LIMIT 1").fetchone()
+            with self._writing() as db:
+                change(db)
         except database.DoubtError as doubt:
-            level = logging.DEBUG if isinstance(doubt, database.NoIndexError) else logging.WARNING
-            _log.log(level, "making the index of %s anew: %s", self._layout.root, doubt)
-            self.rebuild()
+            self._rebuild_for(doubt)
+            try:
+                with self._writing() as db:
+                    change(db)
+            except database.DoubtError as again:
+                raise StoreWriteError(self._path, f"the index cannot be made: {again}") from again
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -315,6 +337,9 @@ class Index:
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
+        except (AttributeError, TypeError) as error:
+            # A torn page can hold values of types that we never write.
+            raise database.DoubtError(f"unexpected values: {error}") from error
         except sqlite3.DatabaseError as error:
             # Read-only, a second look at the file is all that could help, and an index in memory is better.
             if self._read_only:

@@ -147,9 +147,20 @@ class Reader:
                     return  # reading it will say what is wrong
 
     def checksum(self, index: Index, key: Key) -> bytes | None:
-        """The checksum under which a key is stored."""
-        place = self._places.get(key.bytes) or self._find(index, key)
-        return None if place is None else place[0].table.checksums[place[1]].tobytes()
+        """The checksum of what is stored under a key, once its bytes are known to match it; None where nothing is."""
+        while True:
+            place = self._places.get(key.bytes) or self._find(index, key)
+            if place is None:
+                return None
+            table, row = place
+            try:
+                if not table.checked[row] or self._verify is False:
+                    table.read(row, check=True)
+                return bytes(table.table.checksums[row])
+            except FileNotFoundError:
+                self._forget_pack(index, table)
+            except (RowDamagedError, OSError) as error:
+                self.damaged(index, key, table, row, error)
 
     def _lazy_leaves(
         self, index: Index, key: Key, table: TableFile, row: int, tensors: Library | None
