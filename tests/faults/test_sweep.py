@@ -11,34 +11,34 @@ if TYPE_CHECKING:
 
 # Scenario, fault, and every how-manieth call: primes, so that strides and the rhythm of commits do not fall into step.
 KILLED = [
-    ("create", "kill", 3),
-    ("create", "killafter", 7),
-    ("build", "kill", 7),
-    ("build", "torn", 7),
-    ("lost-index", "kill", 7),
-    ("old-index", "kill", 7),
-    ("doubtful-index", "kill", 13),
-    ("damage", "kill", 5),
+    ("create", "kill", 5),
+    ("create", "killafter", 11),
+    ("build", "kill", 11),
+    ("build", "torn", 11),
+    ("lost-index", "kill", 11),
+    ("old-index", "kill", 11),
+    ("doubtful-index", "kill", 19),
+    ("damage", "kill", 7),
 ]
 REFUSED = [
-    ("create", "enospc", 3),
-    ("create", "enospc-forever", 5),
-    ("create", "edquot-forever", 7),
-    ("create", "eio", 3),
-    ("create", "eio-forever", 5),
+    ("create", "enospc", 5),
+    ("create", "enospc-forever", 11),
+    ("create", "edquot-forever", 11),
+    ("create", "eio", 5),
+    ("create", "eio-forever", 11),
     ("create", "fsync-eio", 1),
     ("create", "emfile", 1),
-    ("build", "enospc", 13),
-    ("build", "fsync-eio", 5),
-    ("lost-index", "enospc", 13),
-    ("damage", "enospc", 7),
+    ("build", "enospc", 19),
+    ("build", "fsync-eio", 7),
+    ("lost-index", "enospc", 19),
+    ("damage", "enospc", 11),
 ]
 HARMLESS = [
-    ("create", "short", 3),
-    ("create", "eintr", 7),
-    ("build", "short", 11),
-    ("build", "short-forever", 23),
-    ("lost-index", "short", 13),
+    ("create", "short", 5),
+    ("create", "eintr", 11),
+    ("build", "short", 17),
+    ("build", "short-forever", 29),
+    ("lost-index", "short", 17),
 ]
 SEEDED: dict[str, tuple[str, dict[str, Any]]] = {
     "no-file-sync": ("cut_everywhere", {"every": 10, "randoms": 0}),
@@ -75,7 +75,7 @@ def test_short_or_interrupted_call_is_continued(driver: Driver, scenario: str, f
 @pytest.mark.parametrize(
     ("scenario", "every", "brief"),
     [
-        ("create", 7, False),
+        ("create", 11, False),
         ("build", 1000, True),
         ("old-index", 1000, True),
         ("doubtful-index", 1000, True),
@@ -91,7 +91,7 @@ def test_power_cut_loses_nothing_acknowledged(driver: Driver, scenario: str, eve
 
 def test_lying_disk_never_gives_wrong_bytes(driver: Driver) -> None:
     """On a disk that ignores syncs, entries may be lost in a power cut, yet none comes out wrong."""
-    report = driver.run("cut_everywhere", scenario="create", every=7, randoms=1, lying=True)
+    report = driver.run("cut_everywhere", scenario="create", every=11, randoms=1, lying=True)
     assert report.summary() == ""
     assert report.checked > 0
 
