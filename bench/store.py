@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -44,12 +45,13 @@ _BY_KIND: dict[str, Callable[[Run, Kind], Section]] = {
 def main(arguments: list[str] | None = None) -> int:
     """Run the sections asked for."""
     options = _parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the files of a run that is ended go with it
     torch.set_num_threads(1)
     present, missing = peers.usable()
     gc.freeze()  # what they imported is not looked at again by each collection between two measurements
     facts = {
         "date": dt.datetime.now(tz=dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{platform.system()} {platform.release()}, {_processor()}, {os.cpu_count()} cores",
+        "machine": f"{platform.system()} {_kernel()}, {_processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "versions": ", ".join(f"{name} {version}" for name, version in peers.versions().items()),
         "not installed": "; ".join(f"{name} ({reason})" for name, reason in missing.items()) or "none missing",
@@ -122,6 +124,11 @@ def _names(text: str) -> tuple[str, ...]:
             message = f"no section {name!r}; there are {', '.join(SECTIONS)}"
             raise argparse.ArgumentTypeError(message)
     return names
+
+
+def _kernel() -> str:
+    """The kernel's series; what follows is its builder's."""
+    return ".".join(platform.release().split(".")[:2])
 
 
 def _processor() -> str:
