@@ -6,8 +6,8 @@ import doctest
 
 import pytest
 
-from precook.cli import units
-from precook.cli.units import format_age, format_duration, format_size, local_time, parse_duration, parse_size, utc_time
+from precook import units
+from precook.units import format_age, format_duration, format_size, local_time, parse_duration, parse_size, utc_time
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from precook.encode.encoder import Encoder, Item
     from precook.errors import (
         ClosedStoreError,
+        ConfigError,
         DamagedEntryError,
         DamagedPackError,
         EncodeError,
         IdentityError,
+        IncompleteError,
         LockedError,
         MissingEntryError,
         MissingTorchError,
         NewerFormatError,
+        NoSnapshotError,
         NoSpaceError,
         NoStoreError,
         NotAStoreError,
@@ -35,8 +39,13 @@ if TYPE_CHECKING:
     from precook.identity.digests import digest
     from precook.identity.identify import identify
     from precook.identity.recipe import Recipe
+    from precook.plan.entries import Failure, PlannedEntry
+    from precook.plan.explain import Explanation
+    from precook.plan.plan import Plan
+    from precook.project import Project, load
     from precook.store.cached import Cached
     from precook.store.lazy import LazyTensor
+    from precook.store.snapshots import Snapshot
     from precook.store.stats import Stats
     from precook.store.store import Store
     from precook.store.store import open_store as open  # noqa: A004 - the public name
@@ -49,14 +58,17 @@ __version__ = "0.1.0"
 _HOMES = {
     "precook.errors": (
         "ClosedStoreError",
+        "ConfigError",
         "DamagedEntryError",
         "DamagedPackError",
         "EncodeError",
         "IdentityError",
+        "IncompleteError",
         "LockedError",
         "MissingEntryError",
         "MissingTorchError",
         "NewerFormatError",
+        "NoSnapshotError",
         "NoSpaceError",
         "NoStoreError",
         "NotAStoreError",
@@ -69,11 +81,17 @@ _HOMES = {
         "StoreWriteError",
         "TreeError",
     ),
+    "precook.encode.encoder": ("Encoder", "Item"),
     "precook.identity.digests": ("digest",),
     "precook.identity.identify": ("identify",),
     "precook.identity.recipe": ("Recipe",),
+    "precook.plan.entries": ("Failure", "PlannedEntry"),
+    "precook.plan.explain": ("Explanation",),
+    "precook.plan.plan": ("Plan",),
+    "precook.project": ("Project", "load"),
     "precook.store.cached": ("Cached",),
     "precook.store.lazy": ("LazyTensor",),
+    "precook.store.snapshots": ("Snapshot",),
     "precook.store.stats": ("Stats",),
     "precook.store.store": ("Store", "open"),
     "precook.store.verify": ("Damage", "Verification"),
@@ -86,24 +104,35 @@ _OTHER_NAMES = {"open": "open_store"}
 __all__ = [
     "Cached",
     "ClosedStoreError",
+    "ConfigError",
     "Damage",
     "DamagedEntryError",
     "DamagedPackError",
     "Digest",
     "EncodeError",
+    "Encoder",
+    "Explanation",
+    "Failure",
     "IdentityError",
+    "IncompleteError",
+    "Item",
     "Key",
     "LazyTensor",
     "LockedError",
     "MissingEntryError",
     "MissingTorchError",
     "NewerFormatError",
+    "NoSnapshotError",
     "NoSpaceError",
     "NoStoreError",
     "NotAStoreError",
+    "Plan",
+    "PlannedEntry",
     "PrecookError",
+    "Project",
     "ReadOnlyError",
     "Recipe",
+    "Snapshot",
     "SourceChangedError",
     "SourceError",
     "Stats",
@@ -116,6 +145,7 @@ __all__ = [
     "Writer",
     "digest",
     "identify",
+    "load",
     "open",
 ]
 

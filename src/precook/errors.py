@@ -1,16 +1,19 @@
 """Everything precook can complain about.
 
     PrecookError
+    ├── ConfigError              a config that cannot be used
     ├── IdentityError            a value that cannot be identified (also a TypeError)
     ├── SourceError              a source that cannot be read
     │   └── SourceChangedError   ... because it changed meanwhile
     ├── TreeError                a tree that cannot be stored (also a TypeError)
+    ├── IncompleteError          a plan that is not fully built
     ├── MissingTorchError        a torch tensor is asked for and torch is not installed
     ├── EncodeError              an encoder that broke its promise
     ├── MissingEntryError        no entry under that key (also a KeyError)
     │   └── DamagedEntryError    ... because its bytes are not what was put
     └── StoreError
         ├── NoStoreError         nothing there
+        ├── NoSnapshotError      no snapshot of that dataset
         ├── NotAStoreError       something else is there
         ├── NewerFormatError     made by a newer precook
         ├── LockedError          somebody else holds the lock
@@ -26,6 +29,7 @@ An error carries its facts as attributes, a `hint` with the next step, and the `
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,6 +52,40 @@ class PrecookError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a config: its place, the line it stands on if that is known, and the next step."""
+
+    where: str
+    """Such as `encoders.latent.dtyp`; empty for the file as a whole."""
+    line: int | None
+    message: str
+    hint: str = ""
+
+    def told(self, file: Path | None) -> str:
+        """The problem as one line, without its hint: `precook.yaml:12: encoders.latent: …`."""
+        place = "" if file is None else printable(file) if self.line is None else f"{printable(file)}:{self.line}"
+        return ": ".join(part for part in (place, self.where, self.message) if part)
+
+
+class ConfigError(PrecookError):
+    """A config that cannot be used; `problems` is everything wrong with it, and the first one is the message."""
+
+    exit_code = 2
+
+    def __init__(self, *problems: Problem, file: Path | None = None) -> None:
+        first = problems[0]
+        super().__init__(first.told(file), hint=first.hint)
+        self.problems = problems
+        self.file = file
+        self.line = first.line
+        self.where = first.where
+
+    def __str__(self) -> str:
+        more = len(self.problems) - 1
+        return super().__str__() + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
 
 
 class IdentityError(PrecookError, TypeError):
@@ -85,6 +123,12 @@ class TreeError(PrecookError, TypeError):
     def __init__(self, where: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{where}: {message}", hint=hint)
         self.where = where
+
+
+class IncompleteError(PrecookError):
+    """A plan that is not fully built and cannot be frozen."""
+
+    hint = "build what is missing first"
 
 
 class MissingTorchError(PrecookError):
@@ -137,6 +181,16 @@ class NoStoreError(StoreError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "no store there")
+
+
+class NoSnapshotError(StoreError):
+    """The store has no snapshot of this dataset."""
+
+    hint = "build the dataset to the end; `precook status` lists the snapshots there are"
+
+    def __init__(self, path: Path, dataset: str) -> None:
+        super().__init__(path, f"no snapshot of {printable(dataset)!r}")
+        self.dataset = dataset
 
 
 class NotAStoreError(StoreError):

@@ -15,8 +15,8 @@ from precook.cli.entries import Listed, list_entries
 from precook.cli.output import Span
 from precook.cli.recipes import RecipeInfo, read_recipe
 from precook.cli.stores import open_to_read
-from precook.cli.units import format_age, format_count, format_size, utc_time
 from precook.errors import PrecookError, printable
+from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
     from precook.store.store import Store

@@ -18,8 +18,9 @@ import typer
 import precook
 from precook.cli import output
 from precook.cli.choice import Choice, Sort
-from precook.cli.units import parse_duration, parse_size
-from precook.errors import DamagedPackError, PrecookError
+from precook.cli.projects import place_of_store
+from precook.errors import ConfigError, DamagedPackError, PrecookError
+from precook.units import parse_duration, parse_size
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -28,7 +29,7 @@ _EPILOG = """\b
 Exit codes:
     0  done
     1  failed, or `doctor` found a problem
-    2  wrong usage
+    2  wrong usage or config
     4  damage found
    10  no store there
    11  somebody else holds the lock
@@ -83,6 +84,9 @@ def _run(function: Callable[[], int | None], warnings: logging.Handler) -> int:
     try:
         code = function()
         sys.stdout.flush()
+    except ConfigError as error:
+        output.problems(error)
+        return error.exit_code
     except PrecookError as error:
         output.error(error)
         return error.exit_code
@@ -151,7 +155,11 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 - called by typer
 
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", metavar="DIR", help="The store; without it, the one here or in ./cache.")
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="The store; without it, the config's, or the one here or in ./cache."),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="The config file; without it, precook.yaml here.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 VersionOption = Annotated[
@@ -161,20 +169,80 @@ VersionOption = Annotated[
 
 @app.callback()
 def precook_command(*, version: VersionOption = False) -> None:
-    """Encode once, train from the cache: look into a store and after it."""
+    """Encode once, train from the cache: plan what is to be encoded, look into a store and after it."""
+
+
+@_command("init")
+def init_command(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="Where the pictures lie.", show_default=False)
+    ] = None,
+    *,
+    target: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the config.")] = Path(
+        "precook.yaml"
+    ),
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The dataset's name; without it, the folder's.")
+    ] = None,
+    vae: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder of a VAE of diffusers.")] = None,
+    text: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder of a text encoder.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a config that is there.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the config, for editors.")] = False,
+) -> None:
+    """Look at a folder of pictures and write a commented config for it."""
+    from precook.cli import init
+
+    if schema:
+        init.print_schema()
+    elif folder is None:
+        raise typer.BadParameter("name the folder of pictures", param_hint="FOLDER")
+    else:
+        init.run(folder, target, dataset=dataset, vae=vae, text=text, force=force)
+
+
+@_command("plan")
+def plan_command(
+    *,
+    config: ConfigOption = None,
+    encoder: Annotated[
+        list[str] | None, typer.Option("--encoder", metavar="NAME", help="Only this encoder; may be given again.")
+    ] = None,
+    no_write: Annotated[
+        bool, typer.Option("--no-write", help="Write nothing at all, not even what was learnt about the sources.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a build would do, and why; nothing is encoded."""
+    from precook.cli import plan
+
+    plan.run(config, encoders=encoder or [], write=not no_write, as_json=as_json)
+
+
+@_command("explain")
+def explain_command(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A picture, caption or mask.")],
+    *,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain every entry of a sample: its key, whether it is there and, if not, what differs."""
+    from precook.cli import explain
+
+    explain.run(config, path, as_json=as_json)
 
 
 @_command("status", DamagedPackError)
-def status_command(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show what a store holds, by recipe, and what it takes on disk."""
+def status_command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show what a store holds, by dataset and recipe, and what it takes on disk."""
     from precook.cli import status
 
-    status.run(store, as_json=as_json)
+    status.run(store, config, as_json=as_json)
 
 
 @_command("ls")
 def ls_command(
     *,
+    config: ConfigOption = None,
     store: StoreOption = None,
     recipe: Annotated[
         str | None,
@@ -201,7 +269,7 @@ def ls_command(
     from precook.cli import ls
 
     choice = Choice(recipe, min_size, max_size, older_than, newer_than, sort, limit)
-    ls.run(store, choice, quiet=quiet, as_json=as_json)
+    ls.run(place_of_store(store, config), choice, quiet=quiet, as_json=as_json)
 
 
 @_command("show")
@@ -210,18 +278,20 @@ def show_command(
         str, typer.Argument(parser=_key, metavar="KEY", help="The entry's key, or at least its first 4 digits.")
     ],
     *,
+    config: ConfigOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Show one entry: its tree and numbers, its recipe, its place."""
     from precook.cli import show
 
-    return show.run(store, key, as_json=as_json)
+    return show.run(place_of_store(store, config), key, as_json=as_json)
 
 
 @_command("verify", DamagedPackError)
 def verify_command(
     *,
+    config: ConfigOption = None,
     store: StoreOption = None,
     subset: Annotated[
         Any, typer.Option(parser=_subset, metavar="K/N", help="Check only the K-th of N parts, such as 1/7.")
@@ -235,20 +305,20 @@ def verify_command(
     """Check every byte of every pack; changes nothing."""
     from precook.cli import verify
 
-    return verify.run(store, subset=subset, max_seconds=max_time, as_json=as_json)
+    return verify.run(place_of_store(store, config), subset=subset, max_seconds=max_time, as_json=as_json)
 
 
 @_command("doctor")
-def doctor_command(*, store: StoreOption = None, as_json: JsonOption = False) -> int:
+def doctor_command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> int:
     """Examine the disk, the libraries and the store's directory."""
     from precook.cli import doctor
 
-    return doctor.run(store, as_json=as_json)
+    return doctor.run(place_of_store(store, config), as_json=as_json)
 
 
 @_command("reindex")
-def reindex_command(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
+def reindex_command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Make the index anew from the packs."""
     from precook.cli import reindex
 
-    reindex.run(store, as_json=as_json)
+    reindex.run(place_of_store(store, config), as_json=as_json)

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from precook.cli.units import format_size
-from precook.errors import PrecookError, printable
+from precook.errors import ConfigError, PrecookError, printable
 from precook.report import SILENT, Reporter, Task
+from precook.units import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,6 +146,14 @@ def error(problem: PrecookError) -> None:
     _tell_labelled("error", "bold red", problem.message)
     if problem.hint:
         hint(problem.hint)
+
+
+def problems(error: ConfigError) -> None:
+    """Everything that is wrong with a config, each with the way out of it, for people."""
+    for problem in error.problems:
+        _tell_labelled("error", "bold red", problem.told(error.file))
+        if problem.hint:
+            hint(problem.hint)
 
 
 def reporter() -> Reporter:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from precook.cli import output
 from precook.cli.stores import open_to_write
-from precook.cli.units import format_count, format_duration
+from precook.units import format_count, format_duration
 
 
 def run(store: Path | None, *, as_json: bool) -> None:

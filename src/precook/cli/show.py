@@ -15,11 +15,11 @@ from precook.cli.output import Line, Span
 from precook.cli.recipes import RecipeInfo, outline, read_recipe
 from precook.cli.stores import open_to_read
 from precook.cli.trees import Tensor, count_tensors, tree_document, tree_lines
-from precook.cli.units import format_age, format_count, format_size, local_time, utc_time
 from precook.errors import DamagedEntryError
 from precook.store.located import Located
 from precook.store.packfile import Array, RowDamagedError, damage_reason
 from precook.store.tree import read_values
+from precook.units import format_age, format_count, format_size, local_time, utc_time
 
 DAMAGED = 4
 """Exit code for an entry that does not match its checksum."""

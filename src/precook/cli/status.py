@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precook.cli import output
 from precook.cli.output import Column, Line, Span
+from precook.cli.projects import DEFAULT, find_config
 from precook.cli.recipes import SHORT, read_recipe
 from precook.cli.stores import open_to_read
-from precook.cli.units import format_age, format_count, format_size, utc_time
+from precook.store.snapshots import SnapshotFile
 from precook.store.stats import RecipeStats, Stats
+from precook.units import format_age, format_count, format_size, utc_time
+
+if TYPE_CHECKING:
+    from precook.plan.plan import Plan
 
 _FEW = 10
 _DIGITS = 16
 
 
-def run(store: Path | None, *, as_json: bool) -> None:
-    """Show what the store holds."""
-    with open_to_read(store) as opened:
+def run(store: Path | None, config: Path | None, *, as_json: bool) -> None:
+    """Show what the store holds and, where there is a config, how its dataset stands."""
+    plan = None
+    with contextlib.ExitStack() as stack:
+        if config is not None or (store is None and DEFAULT.is_file()):
+            from precook.project import load  # noqa: PLC0415 - only where there is a project
+
+            project = stack.enter_context(load(find_config(config)))
+            plan = project.plan(write=False, report=output.reporter())
+            store = store or project.store_path
+        opened = stack.enter_context(open_to_read(store))
         stats = opened.stats()
+        snapshots = opened.snapshots()
     if as_json:
-        output.document(_document(stats))
+        output.document({**_document(stats), "snapshots": _snapshots(snapshots), **_dataset(plan)})
     else:
         _show(stats)
+        _show_snapshots(snapshots)
+        if plan is not None:
+            output.line()
+            output.lines(str(plan).splitlines())
+
+
+def _dataset(plan: Plan | None) -> dict[str, Any]:
+    if plan is None:
+        return {}
+    encoders = [
+        {"name": name, "ready": len(one.ready), "missing": len(one.missing), "failed": len(one.failures)}
+        for name, one in plan.encoders.items()
+    ]
+    samples = plan.samples.count - len(plan.framed.problems)
+    dataset = {"name": plan.settings.dataset, "samples": samples, "encoders": encoders, "failed": len(plan.failed)}
+    return {"dataset": dataset}
+
+
+def _snapshots(snapshots: list[SnapshotFile]) -> list[dict[str, Any]]:
+    return [
+        {"dataset": one.dataset, "number": one.number, "id": one.id, "bytes": one.path.stat().st_size}
+        for one in snapshots
+    ]
+
+
+def _show_snapshots(snapshots: list[SnapshotFile]) -> None:
+    if not snapshots:
+        return
+    output.line()
+    rows = [
+        (one.dataset, f"{one.number}", format_size(int(status.st_size)), format_age(time.time() - status.st_mtime))
+        for one in snapshots
+        for status in (one.path.stat(),)
+    ]
+    columns = [Column("snapshot of", wrap=True), *(Column(name, right=True) for name in ("number", "size", "made"))]
+    output.table(columns, rows)
 
 
 def _document(stats: Stats) -> dict[str, Any]:

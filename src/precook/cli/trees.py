@@ -13,11 +13,11 @@ from typing import Any
 
 from precook.cli.numbers import Array, statistics
 from precook.cli.output import Line, Span
-from precook.cli.units import format_size
 from precook.errors import printable
 from precook.identity.canonical import scalar_form
 from precook.store.dtypes import DType
 from precook.store.leaves import Library
+from precook.units import format_size
 
 _MOST_ITEMS = 24
 """Items of one list or dict that are shown to people."""

@@ -9,8 +9,8 @@ from typing import Any
 from precook.cli import output
 from precook.cli.output import Line, Span
 from precook.cli.stores import open_to_read
-from precook.cli.units import format_count, format_duration, format_size
 from precook.store.verify import Damage, Verification
+from precook.units import format_count, format_duration, format_size
 
 DAMAGED = 4
 """Exit code when damage is found."""

@@ -110,16 +110,20 @@ def identify_tensor(tensor: Any, *, where: str = "") -> dict[str, object]:
 
 
 def identify_path(
-    path: Path, *, digest_of: Callable[[list[Path]], list[Digest]] = digest_files, where: str = ""
+    path: Path,
+    *,
+    digest_of: Callable[[list[Path]], list[Digest]] = digest_files,
+    counts: Callable[[str], bool] = lambda _: True,
+    where: str = "",
 ) -> Digest | dict[str, object]:
     """A file as the digest of its content, a folder as its files; where either lies is no part of it.
 
-    `digest_of` gives the digests of files: the place to remember them.
+    `digest_of` gives the digests of files: the place to remember them. `counts` says which names inside a folder do.
     """
     try:
         if not path.is_dir():
             return digest_of([path])[0]
-        files = _files(path, where)
+        files = {name: file for name, file in _files(path, where).items() if counts(name)}
         configs = {name: config for name, file in files.items() if (config := _read_config(file)) is not None}
     except OSError as error:
         raise SourceError(Path(error.filename or path), error.strerror or str(error)) from error

@@ -5,6 +5,7 @@ Whoever writes to it holds the store's lock; `index` sees to that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -19,11 +20,11 @@ from precook.store import files
 from precook.store.pack import Head
 
 _APPLICATION = 0x70726563  # "prec"
-_VERSION = 1
+_VERSION = 2
 CHUNK = 30_000
 """Values bound at a time; SQLite takes 32,766."""
 _SCHEMA = """
-CREATE TABLE store (id TEXT NOT NULL);
+CREATE TABLE store (id TEXT NOT NULL, made BLOB NOT NULL, removals INTEGER NOT NULL);
 CREATE TABLE pack (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id BLOB NOT NULL UNIQUE, created INTEGER NOT NULL, bytes INTEGER NOT NULL, entries INTEGER NOT NULL
@@ -36,6 +37,11 @@ CREATE TABLE entry (
 CREATE TABLE damage (
     key BLOB NOT NULL, pack BLOB NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (key, pack)
 ) WITHOUT ROWID;
+CREATE TABLE memory (
+    kind TEXT NOT NULL, number INTEGER NOT NULL, keys BLOB NOT NULL, contents BLOB NOT NULL, checksum BLOB NOT NULL,
+    PRIMARY KEY (kind, number)
+);
+CREATE TABLE note (kind TEXT NOT NULL, key BLOB NOT NULL, text TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
 """
 
 
@@ -75,12 +81,32 @@ def fill(db: sqlite3.Connection, store_id: str, heads: Iterable[Head]) -> None:
     """Turn an empty database into the index of these packs."""
     db.executescript(_SCHEMA)
     db.execute("BEGIN")
-    db.execute("INSERT INTO store VALUES (?)", (store_id,))
+    db.execute("INSERT INTO store VALUES (?, randomblob(16), 0)", (store_id,))
     for head in heads:
         add(db, head)
     db.execute("COMMIT")
     db.execute(f"PRAGMA application_id={_APPLICATION}")
     db.execute(f"PRAGMA user_version={_VERSION}")
+
+
+def take_over(db: sqlite3.Connection, old: Path) -> None:
+    """Copy what precook remembers from the index that is replaced, as far as it can be read: it carries checksums."""
+    if not old.exists():
+        return
+    db.execute("BEGIN")
+    address = f"{old.absolute().as_uri()}?mode=rw"
+    with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(connect(address, uri=True)) as source:
+        if source.execute("PRAGMA user_version").fetchone()[0] == _VERSION:
+            db.executemany(
+                "INSERT OR IGNORE INTO memory VALUES (?, ?, ?, ?, ?)", source.execute("SELECT * FROM memory")
+            )
+            db.executemany("INSERT OR IGNORE INTO note VALUES (?, ?, ?)", source.execute("SELECT * FROM note"))
+    db.execute("COMMIT")
+
+
+def removed(db: sqlite3.Connection) -> None:
+    """Count a removal of entries; the caller has begun a transaction."""
+    db.execute("UPDATE store SET removals = removals + 1")
 
 
 def add(db: sqlite3.Connection, head: Head) -> None:

@@ -12,11 +12,12 @@ import logging
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from precook.errors import LockedError, ReadOnlyError, StoreWriteError
+from precook.sources.segments import Kind, Segment, dump, load, merge
 from precook.store import database, files
 from precook.store.layout import Layout, list_packs
 from precook.store.lock import PATIENCE, locked
@@ -156,6 +157,59 @@ class Index:
         query = "SELECT key, pack, reason FROM damage ORDER BY key"
         return self._read(lambda db: [(key, pack.hex(), reason) for key, pack, reason in db.execute(query)])
 
+    def generation(self) -> str:
+        """Changes whenever entries may have been removed: what was present stays so until then."""
+        made, removals = self._read(lambda db: db.execute("SELECT made, removals FROM store").fetchone())
+        return f"{made.hex()}-{removals}"
+
+    def recipes(self) -> dict[bytes, bytes]:
+        """The canonical form of every recipe that entries were made with, by its digest."""
+        return self._read(lambda db: dict(db.execute("SELECT digest, form FROM recipe").fetchall()))
+
+    def segments(self, kind: Kind) -> list[Segment]:
+        """What is remembered of a kind, the newest segment last; one that is damaged is forgotten."""
+        query = "SELECT keys, contents, checksum FROM memory WHERE kind = ? ORDER BY number"
+        rows = self._read(lambda db: db.execute(query, (kind.name,)).fetchall())
+        found = [load(kind, *row) for row in rows]
+        if None in found:
+            _log.warning("%s: some of what was remembered is damaged and is worked out anew", self._path)
+        return [segment for segment in found if segment is not None]
+
+    def kinds(self) -> list[str]:
+        """The kinds of which something is remembered."""
+        return self._read(lambda db: [row[0] for row in db.execute("SELECT DISTINCT kind FROM memory")])
+
+    def notes(self, kind: str) -> dict[bytes, str]:
+        """The notes of a kind."""
+        return self._read(lambda db: dict(db.execute("SELECT key, text FROM note WHERE kind = ?", (kind,)).fetchall()))
+
+    def remember(
+        self,
+        segments: Iterable[Segment],
+        notes: Mapping[tuple[str, bytes], str | None],
+        *,
+        instead: Iterable[str] = (),
+    ) -> None:
+        """Add segments and notes in one transaction; a note of None is removed, as are older segments of some kinds.
+
+        Small segments are merged as they come, so that there are few, and a small addition stays a small write.
+        """
+
+        def change(db: sqlite3.Connection) -> None:
+            for kind in instead:
+                db.execute("DELETE FROM memory WHERE kind = ?", (kind,))
+            for segment in segments:
+                _append(db, segment)
+            for (kind, key), text in notes.items():
+                if text is None:
+                    db.execute("DELETE FROM note WHERE kind = ? AND key = ?", (kind, key))
+                else:
+                    db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (kind, key, text))
+
+        with self.exclusive():
+            self._write(change)
+            self._checkpoint()
+
     @contextlib.contextmanager
     def exclusive(self, *, patience: float = PATIENCE) -> Iterator[None]:
         """Hold the store's lock, which every write to the index needs; the same thread may take it again."""
@@ -226,6 +280,7 @@ class Index:
             for (number,) in database.select(db, "SELECT number FROM pack WHERE id IN ({})", names):
                 db.execute("DELETE FROM entry WHERE pack = ?", (number,))
                 db.execute("DELETE FROM pack WHERE number = ?", (number,))
+            database.removed(db)
 
         with self.exclusive():
             self._write(change)
@@ -240,6 +295,7 @@ class Index:
                 (place.key, pack, place.row),
             )
             db.execute("INSERT OR REPLACE INTO damage VALUES (?, ?, ?)", (place.key, pack, reason))
+            database.removed(db)
 
         with self.exclusive():
             self._write(change)
@@ -267,6 +323,7 @@ class Index:
                 settings = ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144")
                 with contextlib.closing(database.connect(str(partial), settings=settings)) as db:
                     database.fill(db, self._store_id, self._read_heads(sorted(packs)))
+                    database.take_over(db, path)
                     db.execute("PRAGMA journal_mode=WAL")
                 database.sync(partial)
                 # The database before its log: a log without its database is ignored, the reverse would be corrupt.
@@ -395,3 +452,21 @@ class Index:
                 query = "SELECT number, id FROM pack"
                 self._packs = self._read(lambda db: {number: name.hex() for number, name in db.execute(query)})
             return self._packs
+
+
+def _append(db: sqlite3.Connection, segment: Segment) -> None:
+    """Add a segment, merged with those before it that are no larger than what is merged already."""
+    kind = segment.kind
+    query = "SELECT number, length(keys) FROM memory WHERE kind = ? ORDER BY number DESC"
+    number = 0
+    for other, nbytes in db.execute(query, (kind.name,)).fetchall():
+        if nbytes > 2 * segment.rows * kind.key:
+            number = other + 1
+            break
+        row = db.execute(
+            "SELECT keys, contents, checksum FROM memory WHERE kind = ? AND number = ?", (kind.name, other)
+        )
+        older = load(kind, *row.fetchone())
+        segment = merge(kind, older, segment) if older is not None else segment
+        db.execute("DELETE FROM memory WHERE kind = ? AND number = ?", (kind.name, other))
+    db.execute("INSERT INTO memory VALUES (?, ?, ?, ?, ?)", (kind.name, number, *dump(segment)))

@@ -41,6 +41,11 @@ class Layout:
         return self.root / "packs"
 
     @property
+    def snapshots(self) -> Path:
+        """Where snapshots lie, a directory for each dataset."""
+        return self.root / "snapshots"
+
+    @property
     def index(self) -> Path:
         """The derived database."""
         return self.root / "index.sqlite"

@@ -95,7 +95,7 @@ class Reader:
             table, row = place
             try:
                 if lazy:
-                    return _build(table, row, self._lazy_leaves(index, key, table, row, tensors))
+                    return build_tree(table, row, self._lazy_leaves(index, key, table, row, tensors))
                 return self._tree(table, row, tensors)
             except FileNotFoundError:
                 self._forget_pack(index, table)
@@ -228,7 +228,7 @@ class Reader:
     def _tree(self, table: TableFile, row: int, tensors: Library | None) -> Tree:
         arrays = self._arrays(table, row)
         convert = table.converters(tensors)
-        return _build(table, row, [make(array) for make, array in zip(convert, arrays, strict=True)])
+        return build_tree(table, row, [make(array) for make, array in zip(convert, arrays, strict=True)])
 
     def _arrays(self, table: TableFile, row: int) -> list[Array]:
         if not table.checked[row] or not table.pack.whole:
@@ -319,7 +319,8 @@ class Reader:
         self.bad_packs[name] = reason
 
 
-def _build(table: TableFile, row: int, leaves: list[Any]) -> Tree:
+def build_tree(table: TableFile, row: int, leaves: list[Any]) -> Tree:
+    """A row's tree around its leaves."""
     try:
         return table.table.build(leaves, read_values(table.table.values.row(row)))
     except (ValueError, IndexError, TypeError, RecursionError) as error:

@@ -9,8 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from precook.errors import ClosedStoreError, MissingEntryError, NoStoreError, ReadOnlyError
+import numpy as np
+import numpy.typing as npt
+
+from precook.errors import ClosedStoreError, MissingEntryError, NoSnapshotError, NoStoreError, ReadOnlyError
 from precook.report import SILENT, Reporter
+from precook.sources.memory import Memory
 from precook.store import files, forks
 from precook.store.cached import Cached
 from precook.store.index import EntryRow, Index
@@ -18,6 +22,14 @@ from precook.store.layout import Layout, Marker, create_store, list_packs, read_
 from precook.store.located import Located
 from precook.store.lock import locked
 from precook.store.reader import Reader
+from precook.store.snapshots import (
+    Snapshot,
+    SnapshotFile,
+    list_partials,
+    list_snapshots,
+    read_snapshot,
+    write_snapshot,
+)
 from precook.store.stack import Verify
 from precook.store.stats import RecipeStats, Stats
 from precook.store.verify import Verification, verify_packs
@@ -44,7 +56,8 @@ class Store:
         self, path: Path, *, read_only: bool, verify_reads: Verify, flush_bytes: int, flush_seconds: float
     ) -> None:
         self._layout = Layout(path)
-        self._asked_read_only = read_only
+        self.asked_read_only = read_only
+        """Whether it was opened read-only; one that cannot be written to is read-only without being asked."""
         self._verify_reads: Verify = verify_reads
         self._flush_bytes = flush_bytes
         self._flush_seconds = flush_seconds
@@ -203,6 +216,62 @@ class Store:
             bad_packs=tuple(sorted(self._reader.bad_packs.items())),
         )
 
+    def present(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Which of many keys, one per row of 32 bytes, have an entry."""
+        index = self._ready()
+        if index is None or not len(keys):
+            return np.zeros(len(keys), bool)
+        raw = keys.tobytes()
+        wanted = [raw[at : at + 32] for at in range(0, len(raw), 32)]
+        found = self._present(index, wanted)
+        return np.fromiter((key in found for key in wanted), bool, len(wanted))
+
+    def generation(self) -> str:
+        """Changes whenever entries may have been removed: what was present stays so until then."""
+        index = self._ready()
+        return index.generation() if index is not None else ""
+
+    def recipes(self) -> dict[bytes, bytes]:
+        """The canonical form of each recipe that entries were made with, by its digest."""
+        index = self._ready()
+        return index.recipes() if index is not None else {}
+
+    def totals(self) -> list[tuple[bytes, int, int]]:
+        """For each recipe: its canonical form, and how many entries and bytes it made."""
+        index = self._ready()
+        return [(form, entries, nbytes) for form, entries, nbytes, _ in index.totals()] if index is not None else []
+
+    def damaged(self) -> dict[bytes, str]:
+        """Entries that were found damaged: their keys, and why."""
+        index = self._ready()
+        return {key: reason for key, _, reason in index.damage()} if index is not None else {}
+
+    def memory(self) -> Memory:
+        """What is remembered about sources and keys."""
+        return Memory(self._ready())
+
+    def remember(self, memory: Memory) -> None:
+        """Keep what a memory has learnt; this creates the store where there is none yet."""
+        if memory.changed and not self._read_only:
+            memory.flush(self._created())
+
+    def snapshots(self) -> list[SnapshotFile]:
+        """Every snapshot, by dataset and then from the oldest to the newest."""
+        return list_snapshots(self._layout) if self._ready() is not None else []
+
+    def snapshot(self, dataset: str) -> Snapshot:
+        """The latest snapshot of a dataset, read and checked; `NoSnapshotError` where there is none."""
+        found = [snapshot for snapshot in self.snapshots() if snapshot.dataset == dataset]
+        if not found:
+            raise NoSnapshotError(self.path, dataset)
+        return read_snapshot(found[-1])
+
+    def freeze(self, dataset: str, content: Tree) -> Snapshot:
+        """Keep a tree as the dataset's latest snapshot: durable when it returns."""
+        if self._read_only:
+            raise ReadOnlyError(self.path, "opened read-only")
+        return write_snapshot(self._layout, self._directories, self._created().exclusive, dataset, content)
+
     def verify(
         self,
         *,
@@ -247,7 +316,7 @@ class Store:
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
         # Another process opens the store anew by its path: nothing of ours can be shared across a spawn.
-        options = (self._asked_read_only, self._verify_reads, self._flush_bytes, self._flush_seconds)
+        options = (self.asked_read_only, self._verify_reads, self._flush_bytes, self._flush_seconds)
         return _reopen, (self.path, *options)
 
     def __repr__(self) -> str:
@@ -279,7 +348,7 @@ class Store:
         if not self._read_only:
             index.sweep()
             own = [path for path in self.path.glob(f"*{files.PARTIAL}") if not path.name.startswith("index.")]
-            for partial in own + partials:
+            for partial in [*own, *partials, *list_partials(self._layout)]:
                 files.sweep_partial(partial)
         self._marker = marker
         self._index = index
@@ -314,6 +383,10 @@ class Store:
 
     def _commit(self) -> Commit:
         """What a writer commits with; the store is created here, before its first commit."""
+        return Commit(self._layout, self._created(), self._reader, self._directories)
+
+    def _created(self) -> Index:
+        """The index of the store, which is made here if it is not there yet."""
         with self._lock:
             if self._index is None:
                 with files.explained(self.path):
@@ -322,7 +395,7 @@ class Store:
                     marker = read_marker(self._layout) or create_store(self._layout)
                 self._start(marker)
             assert self._index is not None
-            return Commit(self._layout, self._index, self._reader, self._directories)
+            return self._index
 
     def _writer(self) -> Writer:
         """The writer behind `put`, made anew after a fork or a failure."""

@@ -1,0 +1,1 @@
+"""The config file: what it may say, and what is wrong with it."""

@@ -1,0 +1,380 @@
+"""Encoders in the config file: which there are, and what each may be told."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from precook.config.suggest import described, did_you_mean, either, quoted
+
+Where = tuple[str | int, ...]
+"""A place in the file: names of fields and numbers of items, from the outside in."""
+
+FREE: dict[str, Any] = {"decides": False}
+"""Marks a field whose change makes no entry of a sample missing; every other field may."""
+
+_DEPTH = 32
+_USER = ":"
+"""The user's own class among the kinds of encoders: no built-in name has a colon."""
+
+
+class Section(BaseModel):
+    """A part of the file: frozen, without unknown fields, and nothing in it is converted from another type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """What is wrong with a value, or with a part of it."""
+
+    message: str
+    hint: str = ""
+    path: Where = ()
+    """From the value to the part."""
+
+
+def refusal(*flaws: Flaw) -> PydanticCustomError:
+    """The error a validator raises to say in our words what is wrong."""
+    return PydanticCustomError("precook", "refused", {"flaws": flaws})
+
+
+def one_of(choice: object) -> BeforeValidator:
+    """Only the words of this `Literal`, with the nearest one for any other."""
+    words: tuple[str, ...] = get_args(choice)
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and value in words:
+            return value
+        meant = did_you_mean(value, words) if isinstance(value, str) else ""
+        raise refusal(Flaw(f"must be {either(words)}, not {described(value)}{meant}"))
+
+    return BeforeValidator(check)
+
+
+def whole_or(word: str) -> BeforeValidator:
+    """A whole number of at least 1, or this word."""
+
+    def check(value: object) -> object:
+        # A bool is an int to Python, not to whoever writes a config.
+        if (isinstance(value, str) and value == word) or (type(value) is int and value >= 1):
+            return value
+        raise refusal(Flaw(f"must be a whole number of at least 1, or {word}, not {described(value)}"))
+
+    return BeforeValidator(check)
+
+
+def sequence(value: object) -> object:
+    """A list as a tuple, so that nobody changes it later."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    hint = f"write [{value}]" if type(value) is int else "begin each item with a dash"
+    raise refusal(Flaw(f"must be a list, not {described(value)}", hint))
+
+
+def filled(value: object) -> object:
+    """Anything but an empty list or mapping.
+
+    Pydantic's own lower limit counts the items that are right, and so calls a list of wrong ones empty.
+    """
+    if isinstance(value, list | tuple | dict) and not value:
+        raise refusal(Flaw("must not be empty"))
+    return value
+
+
+def unique(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The items, each of which stands there once."""
+    first: dict[Any, int] = {}
+    twice = [
+        Flaw(f"{quoted(item)} stands here twice", "remove one of them", (number,))
+        for number, item in enumerate(items)
+        if first.setdefault(item, number) != number
+    ]
+    if twice:
+        raise refusal(*twice)
+    return items
+
+
+def clean(text: str) -> str:
+    """Text that can be part of a file name and of UTF-8."""
+    return _clean_at((), text)
+
+
+def _clean_filled(text: str) -> str:
+    if not text:
+        raise refusal(Flaw("must not be empty"))
+    return clean(text)
+
+
+def _clean_at(path: Where, text: str) -> str:
+    if "\0" in text:
+        raise refusal(Flaw("must not contain a null character", "remove it", path))
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        hint = "remove what is not; files and folders need names in UTF-8"
+        raise refusal(Flaw(f"{quoted(text)} is not valid Unicode", hint, path))
+    return text
+
+
+def plain(value: object, path: Where = ()) -> Any:
+    """A copy of plain data as JSON knows it; lists, whatever kind of sequence they were."""
+    if len(path) > _DEPTH:
+        raise refusal(Flaw(f"is nested more than {_DEPTH} levels deep", "make it flatter", path))
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                raise refusal(Flaw(f"a name must be text, not {described(name)}", "put it in quotes", path))
+        return {_clean_at(path, name): plain(item, (*path, name)) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, (*path, number)) for number, item in enumerate(value)]
+    if isinstance(value, str):
+        return _clean_at(path, value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise refusal(Flaw(f"must be a finite number, not {value}", "write null for no limit", path))
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise refusal(Flaw(f"must be plain data, not {described(value)}", path=path))
+
+
+def _path_text(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _plain_mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise refusal(Flaw(f"must be a mapping, not {described(value)}"))
+    return dict(plain(value))
+
+
+def _layers(value: object) -> object:
+    if isinstance(value, str) and value == "all":
+        return value
+    if not isinstance(value, list | tuple):
+        example = f"write [{value}]" if type(value) is int else ""
+        raise refusal(Flaw(f"must be a list of whole numbers, or all, not {described(value)}", example))
+    wrong = [
+        Flaw(f"must be a whole number, not {described(layer)}", path=(number,))
+        for number, layer in enumerate(value)
+        if type(layer) is not int
+    ]
+    if wrong:
+        raise refusal(*wrong)
+    if not value:
+        raise refusal(Flaw("must not be empty", "write [-1] for the last layer"))
+    return unique(tuple(value))
+
+
+Text = Annotated[str, AfterValidator(clean)]
+Filled = Annotated[str, AfterValidator(_clean_filled), WithJsonSchema({"type": "string", "minLength": 1})]
+Place = Annotated[Filled, BeforeValidator(_path_text)]
+"""A path, which Python callers may give as one."""
+Positive = Annotated[int, Field(ge=1)]
+Dtype = Literal["float32", "float16", "bfloat16"]
+Posterior = Literal["mean", "sample", "moments"]
+Layers = Annotated[
+    tuple[int, ...] | Literal["all"],
+    BeforeValidator(_layers),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": {"type": "integer"}, "minItems": 1, "uniqueItems": True},
+                {"type": "string", "const": "all"},
+            ]
+        }
+    ),
+]
+
+
+class EncoderSection(Section):
+    """What every encoder may be told."""
+
+    uses: str = Field(description="Which encoder it is.")
+    device: Filled = Field(
+        default="auto", description="Where it runs: auto, cpu, cuda, cuda:1, …", json_schema_extra=FREE
+    )
+    batch_size: Annotated[Positive | Literal["auto"], whole_or("auto")] = Field(
+        default="auto", description="Samples per call; auto finds what fits.", json_schema_extra=FREE
+    )
+
+
+class _ModelEncoder(EncoderSection):
+    """An encoder with a model folder."""
+
+    model: Place = Field(
+        description="Folder of the model, relative to this file, or its name on the hub.", examples=["models/vae"]
+    )
+    revision: Filled | None = Field(
+        default=None, description="Branch, tag or commit of a model on the hub.", examples=["main"]
+    )
+    subfolder: Filled | None = Field(default=None, description="Folder inside the model's.", examples=["weights"])
+
+
+class DiffusersVae(_ModelEncoder):
+    """Latents of a VAE of diffusers."""
+
+    uses: Literal["diffusers-vae"] = Field(description="Latents of a VAE of diffusers: a tensor C x h x w.")
+    dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
+    posterior: Annotated[Posterior, one_of(Posterior)] = Field(
+        default="mean", description="mean, sample (drawn once), or moments (drawn anew each epoch)."
+    )
+    scaled: bool = Field(default=False, description="Apply the model's shift and scaling factor to what is kept.")
+    tiling: bool = Field(
+        default=False, description="Encode large pictures tile by tile: less memory, slightly other values."
+    )
+    slicing: bool = Field(
+        default=False, description="Encode a batch one by one: less memory, the same values.", json_schema_extra=FREE
+    )
+
+
+class TransformersText(_ModelEncoder):
+    """Embeddings of a text encoder of transformers."""
+
+    uses: Literal["transformers-text"] = Field(description="Hidden states of a text encoder of transformers.")
+    tokenizer: Place | None = Field(
+        default=None, description="Folder of the tokenizer; without it, the model's own.", examples=["models/tokenizer"]
+    )
+    dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
+    layers: Layers = Field(default=(-1,), description="Which hidden states: [-1] is the last, or all.")
+    pooled: bool = Field(default=True, description="Also keep the pooled output, where the model has one.")
+    max_length: Positive | None = Field(
+        default=None, description="Tokens to cut a text to; without it, the tokenizer's limit.", examples=[512]
+    )
+    prefix: Text = Field(default="", description="Put before each text.")
+    suffix: Text = Field(default="", description="Put after each text.")
+    chat_template: bool = Field(default=False, description="Put each text into the tokenizer's chat template.")
+    crop_start: int = Field(
+        default=0, ge=0, description="Tokens to drop at the beginning, such as those of a template."
+    )
+    keep_padding: bool = Field(default=False, description="Keep padded positions up to max_length.")
+    attention: Filled | None = Field(
+        default=None,
+        description="How attention is computed: sdpa, eager, flash_attention_2.",
+        examples=["sdpa"],
+        json_schema_extra=FREE,
+    )
+
+
+class TransformersTokens(_ModelEncoder):
+    """Token ids of a tokenizer of transformers."""
+
+    uses: Literal["transformers-tokens"] = Field(description="Token ids of a tokenizer of transformers.")
+    max_length: Positive | None = Field(
+        default=None, description="Tokens to cut a text to; without it, the tokenizer's limit.", examples=[512]
+    )
+    truncation: bool = Field(default=True, description="Cut longer texts; false: they are refused.")
+    special_tokens: bool = Field(default=True, description="Add the tokenizer's special tokens.")
+
+
+class TransformersProcessor(_ModelEncoder):
+    """What a processor of transformers makes of a picture."""
+
+    uses: Literal["transformers-processor"] = Field(description="What a processor of transformers returns.")
+    options: Annotated[dict[str, Any], BeforeValidator(_plain_mapping), WithJsonSchema({"type": "object"})] = Field(
+        default={}, description="Passed to the processor's call, such as {do_resize: false}."
+    )
+
+
+class MaskEncoder(EncoderSection):
+    """The mask, cut as its picture."""
+
+    uses: Literal["mask"] = Field(description="The mask, cut as its picture and made smaller.")
+    factor: Positive = Field(default=8, description="How much smaller than the picture: the VAE's factor.")
+
+
+class ImageEncoder(EncoderSection):
+    """The picture itself, cut to its size."""
+
+    uses: Literal["image"] = Field(description="The picture itself, cut to its size; needs no model.")
+
+
+class UserEncoder(EncoderSection):
+    """An encoder of your own: its other fields go to the constructor."""
+
+    model_config = ConfigDict(extra="allow")
+
+    uses: Annotated[str, WithJsonSchema({"type": "string", "pattern": r"^[^:\s]+:[^:.\s]+$"})] = Field(
+        description="package.module:Name, a class of yours; all further fields go to its constructor.",
+        examples=["my_package.my_module:MyEncoder"],
+    )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the constructor is called with."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_arguments(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value if name in cls.model_fields else plain(value, (name,)) for name, value in data.items()}
+
+
+ENCODERS: dict[str, type[EncoderSection]] = {
+    "diffusers-vae": DiffusersVae,
+    "transformers-text": TransformersText,
+    "transformers-tokens": TransformersTokens,
+    "transformers-processor": TransformersProcessor,
+    "mask": MaskEncoder,
+    "image": ImageEncoder,
+    _USER: UserEncoder,
+}
+"""The encoders by the kind that `kind_of` tells."""
+
+
+def kind_of(value: Any) -> str | None:
+    """Which of `ENCODERS` a value from the file is meant for; None where it does not say."""
+    uses = value.get("uses") if isinstance(value, dict) else getattr(value, "uses", None)
+    if not isinstance(uses, str):
+        return None
+    return _USER if ":" in uses else uses
+
+
+def _known(value: object) -> object:
+    """An encoder whose `uses` tells which one it is."""
+    if isinstance(value, EncoderSection):
+        return value
+    if not isinstance(value, dict):
+        raise refusal(Flaw(f"must be a mapping of fields, not {described(value)}", "write {uses: image}, for example"))
+    names = [name for name in ENCODERS if name != _USER]
+    hint = f"built in: {', '.join(names)}; a class of yours: package.module:Name"
+    if "uses" not in value:
+        raise refusal(Flaw("the field 'uses' is missing", hint, ("uses",)))
+    uses = value["uses"]
+    if not isinstance(uses, str):
+        raise refusal(Flaw(f"must be text, not {described(uses)}", hint, ("uses",)))
+    if ":" in uses:
+        module, _, name = uses.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), name)):
+            raise refusal(Flaw(f"{quoted(uses)} does not name a class", "write package.module:Name", ("uses",)))
+    elif uses not in names:
+        raise refusal(Flaw(f"unknown encoder {quoted(uses)}{did_you_mean(uses, names)}", hint, ("uses",)))
+    return value
+
+
+EncoderSettings = Annotated[
+    Annotated[DiffusersVae, Tag("diffusers-vae")]
+    | Annotated[TransformersText, Tag("transformers-text")]
+    | Annotated[TransformersTokens, Tag("transformers-tokens")]
+    | Annotated[TransformersProcessor, Tag("transformers-processor")]
+    | Annotated[MaskEncoder, Tag("mask")]
+    | Annotated[ImageEncoder, Tag("image")]
+    | Annotated[UserEncoder, Tag(_USER)],
+    Discriminator(kind_of),
+    BeforeValidator(_known),
+]
+"""One encoder of the file, told apart by `uses`."""

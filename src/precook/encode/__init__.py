@@ -1,0 +1,1 @@
+"""Making entries: what the encoders are."""

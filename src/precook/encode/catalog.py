@@ -1,0 +1,165 @@
+"""The catalog: what each encoder of the config takes, and the recipe that its settings and files give.
+
+Nothing is loaded here. A recipe holds what decides the stored bytes: the model's files by content, the settings that
+matter, the version of our own code. Where a model lies, on which device and in what batches it runs are no part of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from precook.config.encoders import FREE, EncoderSection, TransformersText, UserEncoder
+from precook.config.read import Origin
+from precook.encode.encoder import Encoder, Input
+from precook.errors import IdentityError, SourceError
+from precook.identity.models import identify_path
+from precook.identity.recipe import Recipe
+from precook.plan.wants import Encoding
+from precook.sources import pictures
+from precook.values import Digest
+
+DigestOf = Callable[[list[Path]], list[Digest]]
+
+_INPUTS: dict[str, Input] = {
+    "diffusers-vae": "image",
+    "transformers-text": "text",
+    "transformers-tokens": "text",
+    "transformers-processor": "image",
+    "mask": "mask",
+    "image": "image",
+}
+_VERSIONS = dict.fromkeys(_INPUTS, 1)
+"""Raised when an encoder of ours would store other bytes for the same input."""
+_PLACES = ("uses", "model", "revision", "subfolder", "tokenizer")
+_TOKENIZER = (
+    "tokenizer",
+    "vocab",
+    "merges",
+    "special_tokens",
+    "added_tokens",
+    "spiece",
+    "sentencepiece",
+    "chat_template",
+)
+_TOKENIZER_ENDS = (".model", ".tiktoken", ".bpe", ".jinja")
+_PROCESSOR = ("preprocessor_config", "processor_config", "image_processor", "video_preprocessor", "video_processor")
+
+
+def encodings(
+    encoders: dict[str, EncoderSection | Encoder], base: Path, *, digest_of: DigestOf, origin: Origin
+) -> list[Encoding]:
+    """Each encoder as a plan sees it."""
+    return [_encoding(name, one, base, digest_of, origin) for name, one in encoders.items()]
+
+
+def _encoding(name: str, one: EncoderSection | Encoder, base: Path, digest_of: DigestOf, origin: Origin) -> Encoding:
+    if isinstance(one, EncoderSection) and not isinstance(one, UserEncoder):
+        data = _built_in(name, one, base, digest_of, origin)
+        return Encoding(name, _INPUTS[one.uses], Recipe(one.uses, data))
+    encoder = make_user_encoder(name, one, base, origin) if isinstance(one, UserEncoder) else one
+    assert not isinstance(encoder, EncoderSection)
+    kind = one.uses if isinstance(one, UserEncoder) else f"{type(one).__module__}:{type(one).__qualname__}"
+    try:
+        return Encoding(name, encoder.input, Recipe(kind, {"identity": encoder.identity(), **_reading(encoder.input)}))
+    except IdentityError as error:
+        raise origin.error(
+            ("encoders", name), f"identity() is not plain data: {error.message}", hint=error.hint
+        ) from error
+
+
+def _built_in(
+    encoder: str, section: EncoderSection, base: Path, digest_of: DigestOf, origin: Origin
+) -> dict[str, object]:
+    settings = {
+        name: _plain(getattr(section, name))
+        for name, field in type(section).model_fields.items()
+        if field.json_schema_extra != FREE and name not in _PLACES
+    }
+    data: dict[str, object] = {"version": _VERSIONS[section.uses], **settings, **_reading(_INPUTS[section.uses])}
+    if hasattr(section, "model"):
+        folder = _folder(base, section)
+        data["model"] = _files(("encoders", encoder, "model"), folder, section.uses, digest_of, origin)
+    if isinstance(section, TransformersText) and section.tokenizer is not None:
+        where = ("encoders", encoder, "tokenizer")
+        data["tokenizer"] = _files(where, base / section.tokenizer, "transformers-tokens", digest_of, origin)
+    if section.uses == "transformers-processor":
+        # transformers takes another class, with other pixels, where torchvision is missing.
+        data["backend"] = "torchvision" if importlib.util.find_spec("torchvision") else "pil"
+    return data
+
+
+def _reading(input_: Input) -> dict[str, object]:
+    """How pictures and masks become pixels, for encoders that take them."""
+    return {} if input_ == "text" else {"pictures": pictures.VERSION}
+
+
+def _folder(base: Path, section: Any) -> Path:
+    return Path(base, section.model, section.subfolder or "")
+
+
+def _files(where: tuple[str, ...], folder: Path, uses: str, digest_of: DigestOf, origin: Origin) -> object:
+    """A model's files by content, those that the encoder uses."""
+    if not folder.exists():
+        hint = "download it first, and name its folder; relative paths start at the config file's folder"
+        raise origin.error(where, f"no such model: {folder}", hint=hint)
+    try:
+        return identify_path(folder, digest_of=digest_of, counts=_COUNTS.get(uses, lambda _: True))
+    except (IdentityError, SourceError) as error:
+        raise origin.error(where, error.message, hint=error.hint) from error
+
+
+def _is_tokenizer(name: str) -> bool:
+    return name.startswith(_TOKENIZER) or name.endswith(_TOKENIZER_ENDS)
+
+
+_COUNTS: dict[str, Callable[[str], bool]] = {
+    "transformers-tokens": _is_tokenizer,
+    "transformers-processor": lambda name: name.startswith(_PROCESSOR) or _is_tokenizer(name),
+}
+
+
+def make_user_encoder(name: str, section: UserEncoder, base: Path, origin: Origin) -> Encoder:
+    """An object of a user's class, made with the other fields of its section."""
+    where = ("encoders", name, "uses")
+    module_name, _, class_name = section.uses.partition(":")
+    try:
+        with _importable(base):
+            module = importlib.import_module(module_name)
+    except ImportError as error:
+        hint = "it is looked for beside the config file and among the installed packages"
+        raise origin.error(where, f"{module_name} cannot be imported: {error}", hint=hint) from error
+    kind = getattr(module, class_name, None)
+    if kind is None:
+        raise origin.error(where, f"{module_name} has no {class_name}")
+    try:
+        encoder = kind(**section.arguments)
+    except (TypeError, ValueError) as error:
+        hint = "its other fields go to the constructor"
+        raise origin.error(
+            ("encoders", name), f"{class_name} does not take these fields: {error}", hint=hint
+        ) from error
+    if not isinstance(encoder, Encoder) or encoder.input not in ("image", "text", "mask"):
+        hint = "it needs input (image, text or mask), identity, load, encode and unload"
+        raise origin.error(where, f"{class_name} is not an encoder", hint=hint)
+    return encoder
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Modules beside the config file can be imported, after everything that is installed."""
+    place = str(folder.absolute())
+    sys.path.append(place)
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

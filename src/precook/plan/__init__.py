@@ -1,0 +1,1 @@
+"""What is ready, what is missing, and why."""

@@ -1,0 +1,218 @@
+"""The plan: what is ready, what is missing, what failed before, and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.config.models import Settings
+from precook.errors import IncompleteError
+from precook.plan.entries import Entries, Failure, rows_where
+from precook.plan.explain import Explanation, explain
+from precook.plan.forecast import Forecast, find_rates, forecast
+from precook.plan.history import History
+from precook.plan.ready import find_ready
+from precook.plan.reasons import Reasons, Why
+from precook.plan.samples import Framed, Numbers, Samples, Target, frame
+from precook.plan.snapshot import snapshot_tree
+from precook.plan.table import show
+from precook.plan.wants import Encoding, Wants, want
+from precook.report import SILENT, Reporter
+from precook.sources.gather import gather
+from precook.sources.memory import Memory
+from precook.store.snapshots import Snapshot
+from precook.store.store import Store
+from precook.values import Key
+
+FAILURES = "failures"
+"""Notes about entries that could not be made, by key: another input, recipe or code version is another key."""
+
+
+@dataclass(frozen=True)
+class EncoderPlan:
+    """What one encoder needs, and what of it is there."""
+
+    wants: Wants
+    ready_rows: npt.NDArray[np.bool_]
+    """Which rows have their entry."""
+    failures: dict[int, str]
+    """Rows that failed before, and why."""
+    samples: Samples
+    targets: tuple[Target, ...]
+    finder: Reasons
+
+    @cached_property
+    def ready(self) -> Numbers:
+        """Rows of entries that are there, each entry once."""
+        return rows_where(self.wants.first & self.ready_rows)
+
+    @cached_property
+    def missing(self) -> Numbers:
+        """Rows of entries that are to be made, each entry once."""
+        wanted = self.wants.first & ~self.ready_rows
+        wanted[list(self.failures)] = False
+        return rows_where(wanted)
+
+    def reasons(self, rows: Numbers) -> list[Why]:
+        """Why each row has no entry."""
+        return self.finder.of(rows)
+
+    @cached_property
+    def why(self) -> list[Why]:
+        """Why each missing entry is missing, in order."""
+        return self.reasons(self.missing)
+
+
+class Plan:
+    """What a build would do: `str(plan)` is the table, `plan.missing` the work. Making one changes nothing.
+
+    Made by `project.plan()`; it describes the moment it was made in.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        base: Path,
+        store: Store,
+        memory: Memory,
+        samples: Samples,
+        framed: Framed,
+        encoders: dict[str, EncoderPlan],
+    ) -> None:
+        self.settings = settings
+        self.base = base
+        self.store = store
+        self.samples = samples
+        self.framed = framed
+        self.encoders = encoders
+        """The plan of each encoder, by its name in the config."""
+        self._memory = memory
+
+    @cached_property
+    def ready(self) -> Entries:
+        """Entries that are in the store."""
+        return Entries([(plan, plan.ready) for plan in self.encoders.values()])
+
+    @cached_property
+    def missing(self) -> Entries:
+        """Entries that a build would make."""
+        return Entries([(plan, plan.missing) for plan in self.encoders.values()])
+
+    @cached_property
+    def failed(self) -> tuple[Failure, ...]:
+        """Sources that cannot be used, and entries that could not be made before."""
+        problems = [problem for concept in self.samples.gathered for problem in concept.problems]
+        failures = [Failure(one.reason, one.path, one.concept) for one in (*problems, *self.framed.problems)]
+        for plan in self.encoders.values():
+            for row, reason in plan.failures.items():
+                sample = int(plan.wants.samples[row])
+                home, number = self.samples.home(sample) if sample >= 0 else (None, 0)
+                failures.append(
+                    Failure(
+                        reason,
+                        home.path(number) if home else None,
+                        home.concept.name if home else None,
+                        plan.wants.encoding.name,
+                        Key(plan.wants.keys[row].tobytes()),
+                    )
+                )
+        return tuple(failures)
+
+    @cached_property
+    def forecast(self) -> Forecast:
+        """What a build would write, how long it would take, and the space that is left."""
+        plans = [plan for plan in self.encoders.values() if len(plan.missing)]
+        recipes = {plan.wants.encoding.recipe.digest.bytes: plan.wants.encoding.recipe for plan in plans}
+        counts = dict.fromkeys(recipes, 0)
+        for plan in plans:
+            counts[plan.wants.encoding.recipe.digest.bytes] += len(plan.missing)
+        rates = find_rates(list(recipes.values()), self.store, self._memory) if recipes else {}
+        return forecast(counts, rates, self.store.path)
+
+    def explain(self, path: str | Path) -> Explanation:
+        """Every entry of the samples at a path: its key, its state and, where it is missing, what differs."""
+        return explain(self, Path(path))
+
+    def freeze(self) -> Snapshot:
+        """Keep the samples and their keys as the dataset's latest snapshot.
+
+        Samples that failed are left out of it. While entries are missing there is nothing to keep: `IncompleteError`.
+        """
+        if len(self.missing):
+            raise IncompleteError(f"{len(self.missing):,} entries of {self.settings.dataset} are missing")
+        chosen, tree = snapshot_tree(self)
+        snapshot = self.store.freeze(self.settings.dataset, tree)
+        History(self.settings.dataset, self.samples, self._memory).record(chosen)
+        self.store.remember(self._memory)
+        return snapshot
+
+    def __str__(self) -> str:
+        return show(self)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.ready)} ready, {len(self.missing)} missing, {len(self.failed)} failed"
+        return f"<Plan of {self.settings.dataset}: {counts}>"
+
+
+def make_plan(
+    settings: Settings,
+    base: Path,
+    encodings: list[Encoding],
+    store: Store,
+    memory: Memory,
+    *,
+    write: bool = True,
+    report: Reporter = SILENT,
+) -> Plan:
+    """Look at the sources and say what is missing; with `write`, remember what was learnt on the way."""
+
+    def save() -> None:
+        if write:
+            store.remember(memory)
+
+    with_masks = any(encoding.input == "mask" for encoding in encodings)
+    try:
+        gathered = [
+            gather(
+                concept,
+                base,
+                settings.image,
+                memory,
+                trust=settings.stamps == "trust",
+                with_masks=with_masks,
+                save=save,
+                report=report,
+            )
+            for concept in settings.concepts
+        ]
+    finally:
+        save()  # whatever was read need not be read again
+    samples = Samples(gathered)
+    framed = frame(samples, settings.image)
+    history = History(settings.dataset, samples, memory)
+    failed = {key: _reason(text) for key, text in memory.notes(FAILURES).items()}
+    encoders = {}
+    for encoding in encodings:
+        wants = want(encoding, samples, framed, settings.image, settings.text, memory)
+        ready = find_ready(wants.keys, store, memory)
+        failures = {}
+        if failed:
+            for row in np.flatnonzero(wants.first & ~ready).tolist():
+                reason = failed.get(wants.keys[row].tobytes())
+                if reason is not None:
+                    failures[row] = reason
+        finder = Reasons(wants, samples, store, memory, history)
+        encoders[encoding.name] = EncoderPlan(wants, ready, failures, samples, framed.targets, finder)
+    save()
+    return Plan(settings, base, store, memory, samples, framed, encoders)
+
+
+def _reason(note: str) -> str:
+    found: Any = json.loads(note)
+    return str(found["reason"])

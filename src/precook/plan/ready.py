@@ -1,0 +1,51 @@
+"""Readiness: which wanted entries are in the store, asked of the index only where memory does not answer.
+
+An entry that was seen stays until something is removed, and the index counts removals. So an unchanged dataset of a
+hundred thousand samples asks for none of its keys.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.sources.memory import Memory
+from precook.sources.segments import Bytes, Kind
+from precook.store.store import Store
+
+SEEN = Kind("seen", key=32, value=0)
+"""Keys that had an entry when the number of removals was last compared."""
+LOST = Kind("lost", key=32, value=0)
+"""Keys that once had one and then had not."""
+_COMPARED = ("readiness", b"generation")
+
+
+def find_ready(keys: Bytes, store: Store, memory: Memory) -> npt.NDArray[np.bool_]:
+    """Which keys have an entry."""
+    generation = store.generation()
+    if memory.note(*_COMPARED) != generation:
+        _compare_again(store, memory)
+        memory.write_note(*_COMPARED, generation)
+    ready, _ = memory.recall(SEEN, keys)
+    doubtful = np.flatnonzero(~ready)
+    if len(doubtful):
+        present = store.present(keys[doubtful])
+        memory.remember(SEEN, keys[doubtful[present]])
+        ready[doubtful] = present
+    return ready
+
+
+def was_lost(keys: Bytes, memory: Memory) -> npt.NDArray[np.bool_]:
+    """Which keys once had an entry that was removed."""
+    return memory.recall(LOST, keys)[0]
+
+
+def _compare_again(store: Store, memory: Memory) -> None:
+    """Something was removed: sort what was seen into what is still there and what is lost."""
+    seen, _ = memory.rows(SEEN)
+    if not len(seen):
+        return
+    present = store.present(seen)
+    memory.forget(SEEN)
+    memory.remember(SEEN, seen[present])
+    memory.remember(LOST, seen[~present])

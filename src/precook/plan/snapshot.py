@@ -1,0 +1,148 @@
+"""A plan as a snapshot: everything a feed needs, and nothing private unless it is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.errors import SourceChangedError
+from precook.identity.digests import digest
+from precook.plan.samples import Numbers
+from precook.plan.wants import NOBODY
+from precook.store.snapshots import FORMAT
+
+if TYPE_CHECKING:
+    from precook.plan.plan import EncoderPlan, Plan
+
+
+def snapshot_tree(plan: Plan) -> tuple[Numbers, dict[str, Any]]:
+    """The samples that are complete, and the tree that docs/format.md describes; in the order of their identities."""
+    complete = _complete(plan)
+    ids = np.array([np.frombuffer(plan.samples.id(sample), np.uint8) for sample in complete.tolist()], np.uint8)
+    ids = ids.reshape(-1, 32)
+    order = np.lexsort(ids.T[::-1])
+    chosen, ids = complete[order], ids[order]
+    number = np.full(plan.samples.count, -1, np.int64)
+    number[chosen] = np.arange(len(chosen))
+
+    settings = plan.settings
+    pictures, picture_keys = _pictures(plan, number)
+    lines, line_keys, owners = _lines(plan, number)
+    tree: dict[str, Any] = {
+        "format": FORMAT,
+        "dataset": settings.dataset,
+        "image": {
+            "resolutions": list(settings.image.resolutions),
+            "variations": settings.image.variations,
+            "pick": settings.image.pick,
+        },
+        "concepts": [
+            {
+                "name": concept.name,
+                "loss_weight": concept.loss_weight,
+                "repeats": concept.repeats,
+                "samples": concept.samples,
+            }
+            for concept in settings.concepts
+        ],
+        "encoders": {
+            name: {"input": one.wants.encoding.input, "recipe": one.wants.encoding.recipe.form.decode("ascii")}
+            for name, one in plan.encoders.items()
+        },
+        "samples": {
+            "id": ids,
+            "image": plan.samples.images[chosen],
+            "concept": plan.samples.concepts[chosen].astype(np.int32),
+        },
+        "pictures": pictures,
+        "picture_keys": picture_keys,
+        "lines": lines,
+        "line_keys": line_keys,
+        "empty_keys": {
+            name: one.wants.keys[one.wants.samples == NOBODY][0].copy()
+            for name, one in plan.encoders.items()
+            if one.wants.encoding.input == "text" and settings.text.empty_prompt
+        },
+    }
+    if "paths" in settings.keep:
+        paths = [os.fsencode(plan.samples.path(sample)) for sample in chosen.tolist()]
+        tree["paths"] = _texts(paths)
+    if "captions" in settings.keep:
+        tree["captions"] = _texts([text.encode("utf-8") for text in _captions(plan, owners)])
+    return chosen, tree
+
+
+def _complete(plan: Plan) -> Numbers:
+    """Samples of which nothing failed."""
+    complete = np.any(plan.framed.usable, axis=0) if plan.samples.count else np.zeros(0, bool)
+    for one in plan.encoders.values():
+        lacking = one.wants.samples[~one.ready_rows]
+        complete[lacking[lacking != NOBODY]] = False
+    return np.flatnonzero(complete)
+
+
+def _pictures(plan: Plan, number: Numbers) -> tuple[dict[str, Any], dict[str, Any]]:
+    """For each sample and target: its size, and the keys of what picture and mask encoders made of it."""
+    samples, targets, sizes = [], [], []
+    row_of = np.full((len(plan.framed.targets), plan.samples.count), -1, np.int64)
+    count = 0
+    for at, (target, cuts, usable) in enumerate(
+        zip(plan.framed.targets, plan.framed.cuts, plan.framed.usable, strict=True)
+    ):
+        chosen = np.flatnonzero(usable & (number >= 0))
+        row_of[at, chosen] = count + np.arange(len(chosen))
+        count += len(chosen)
+        samples.append(number[chosen])
+        targets.append(np.tile([target.resolution, target.variation], (len(chosen), 1)))
+        sizes.append(cuts[chosen][:, [7, 6]])  # height, width
+    order = np.lexsort((np.concatenate(targets)[:, 1], np.concatenate(targets)[:, 0], np.concatenate(samples)))
+    place = np.empty(count, np.int64)
+    place[order] = np.arange(count)
+    keys = {}
+    for name, one in plan.encoders.items():
+        if one.wants.encoding.input != "text":
+            keys[name] = _placed(one, row_of, place, count)
+    columns = {"sample": np.concatenate(samples), "target": np.concatenate(targets), "size": np.concatenate(sizes)}
+    return {name: column[order].astype(np.int32) for name, column in columns.items()}, keys
+
+
+def _placed(one: EncoderPlan, row_of: Numbers, place: Numbers, count: int) -> npt.NDArray[np.uint8]:
+    keys = np.zeros((count, 32), np.uint8)
+    rows = row_of[one.wants.parts, one.wants.samples]
+    keys[place[rows[rows >= 0]]] = one.wants.keys[rows >= 0]
+    return keys
+
+
+def _lines(plan: Plan, number: Numbers) -> tuple[dict[str, Any], dict[str, Any], list[tuple[int, int, bytes]]]:
+    """For each caption that is kept: whose it is, and the keys of what text encoders made of it."""
+    texts = [one for one in plan.encoders.values() if one.wants.encoding.input == "text"]
+    if not texts:
+        return {"sample": np.zeros(0, np.int32)}, {}, []
+    wants = texts[0].wants  # every text encoder wants the same lines in the same order
+    owners = wants.samples
+    rows = np.flatnonzero((owners != NOBODY) & (number[owners] >= 0))
+    rows = rows[np.lexsort((wants.parts[rows], number[owners[rows]]))]
+    keys = {one.wants.encoding.name: one.wants.keys[rows] for one in texts}
+    who = [(int(owners[row]), int(wants.parts[row]), wants.rows[row].tobytes()) for row in rows.tolist()]
+    return {"sample": number[owners[rows]].astype(np.int32)}, keys, who
+
+
+def _captions(plan: Plan, owners: list[tuple[int, int, bytes]]) -> list[str]:
+    """The texts themselves; one that is no longer what was planned is refused."""
+    texts = []
+    for sample, line, wanted in owners:
+        home, number = plan.samples.home(sample)
+        found = home.texts(number)
+        if line >= len(found) or digest(found[line]).bytes != wanted:
+            raise SourceChangedError(Path(home.caption_path(number) or home.full_path(number)))
+        texts.append(found[line])
+    return texts
+
+
+def _texts(texts: list[bytes]) -> dict[str, Any]:
+    joined = np.frombuffer(b"".join(texts), np.uint8)
+    return {"text": joined, "ends": np.cumsum([len(text) for text in texts], dtype=np.int64)}

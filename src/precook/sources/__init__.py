@@ -1,0 +1,1 @@
+"""What exists: folders and tables, captions and masks, stamps, and how pictures are cut."""

@@ -1,0 +1,61 @@
+"""Draws: random choices that belong to a picture, not to its place in a list.
+
+A draw is a function of the picture's digest, what it is for, a number (variation or epoch) and a seed. So a new file
+moves nobody's crop, and equal pictures are cut alike wherever they lie. docs/geometry.md states the arithmetic.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Digests = npt.NDArray[np.uint8]
+"""One digest of 32 bytes per row."""
+
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+
+
+class Purpose(enum.IntEnum):
+    """What a draw is for; each purpose has numbers of its own."""
+
+    LEFT = 1
+    TOP = 2
+    FLIP = 3
+    LINES = 4
+
+
+def draw(digests: Digests, purpose: Purpose, *, number: int, seed: int) -> npt.NDArray[np.uint64]:
+    """64 random bits for each digest.
+
+    >>> import numpy
+    >>> draw(numpy.zeros((1, 32), "u1"), Purpose.LEFT, number=0, seed=0).tolist()
+    [4131951098842461391]
+    """
+    words = np.ascontiguousarray(digests).view("<u8").astype(np.uint64, copy=False)
+    state = np.full(len(words), _start(purpose, number, seed), np.uint64)
+    for column in words.T:
+        state = _mix((state ^ column) + np.uint64(_STEP))
+    return state
+
+
+def pick(bits: npt.NDArray[np.uint64], counts: npt.NDArray[Any] | int) -> npt.NDArray[np.int64]:
+    """A number from 0 to count - 1 for each draw; counts stay below 2**31."""
+    return (((bits >> np.uint64(32)) * np.asarray(counts, np.uint64)) >> np.uint64(32)).astype(np.int64)
+
+
+def _start(purpose: int, number: int, seed: int) -> int:
+    state = np.zeros(1, np.uint64)
+    for value in (purpose, number, seed):
+        state = _mix((state ^ np.uint64(value & _MASK)) + np.uint64(_STEP))
+    return int(state[0])
+
+
+def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of SplitMix64: every bit of the input moves about half of the output's."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

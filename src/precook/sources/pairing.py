@@ -1,0 +1,139 @@
+"""Pairing: which caption and which mask belong to which picture, by name and never by position."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.config.models import Column, Concept, Sidecar
+from precook.sources.tables import Table
+from precook.sources.walk import Listing, list_names, walk
+
+PICTURE, CAPTION, MASK = 1, 2, 3
+SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "tif", "tiff", "gif")
+NOT_SAMPLES = ("-masklabel", "-condlabel")
+"""Ends of names that trainers give to masks and conditions: such files are never samples."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Rows of a listing that belong together; -1 where there is none."""
+
+    listing: Listing
+    pictures: Numbers
+    captions: Numbers
+    masks: Numbers
+    texts: tuple[tuple[str, ...] | None, ...] | None = None
+    """Captions that come with the pictures, from a table's column."""
+
+
+def pair_folder(concept: Concept, root: Path, *, helpers: int | None = None) -> Pairs:
+    """List a folder and pair what lies in it."""
+    sidecar = isinstance(concept.captions, Sidecar)
+    roles: dict[str, int] = dict.fromkeys(SUFFIXES, PICTURE)
+    if sidecar:
+        roles[_suffix(concept.caption_extension)] = CAPTION
+    if isinstance(concept.masks, str):
+        roles.setdefault(_suffix(concept.masks), MASK)
+    listing = walk(root, roles, recursive=concept.recursive, helpers=helpers)
+    pictures: list[int] = []
+    stems: list[str] = []
+    captions: list[int] = []
+    wanted_masks: list[str] = []
+    for folder, start, stop in listing.folders:
+        first = len(pictures)
+        _pictures(listing, start, stop, pictures, stems)
+        if sidecar:
+            # Two extensions may differ in case only; the name itself must be the same.
+            here = {listing.names[row]: row for row in range(start, stop) if listing.roles[row] == CAPTION}
+            suffix = concept.caption_extension
+            captions += [here.get(stem + suffix, -1) for stem in stems[first:]]
+        if isinstance(concept.masks, str):
+            names = (listing.names[row] for row in pictures[first:])
+            wanted_masks += [folder + _filled(concept.masks, name) for name in names]
+    none = [-1] * len(pictures)
+    masks = _find(listing, wanted_masks) if wanted_masks else np.array(none, np.int64)
+    rows = np.array(pictures, np.int64)
+    # A mask is no sample of its own, even where it looks like one.
+    samples = ~np.isin(rows, masks)
+    return Pairs(listing, rows[samples], np.array(captions if sidecar else none, np.int64)[samples], masks[samples])
+
+
+def pair_table(concept: Concept, path: Path, table: Table, *, helpers: int | None = None) -> Pairs:
+    """Look at the files that a table names."""
+    names = [row.image for row in table.rows]
+    none = [-1] * len(names)
+    captions = masks = none
+    wanted = list(names)
+    roles = bytearray([PICTURE]) * len(names)
+    if isinstance(concept.captions, Sidecar):
+        sidecars = [os.path.splitext(name)[0] + concept.caption_extension for name in names]  # noqa: PTH122
+        captions = list(range(len(wanted), len(wanted) + len(names)))
+        wanted += sidecars
+        roles += bytearray([CAPTION]) * len(names)
+    if concept.masks is not None:
+        found = [_mask_in(concept, row.image, row.mask) for row in table.rows]
+        at = iter(range(len(wanted), len(wanted) + len(found)))
+        masks = [next(at) if name is not None else -1 for name in found]
+        present = [name for name in found if name is not None]
+        wanted += present
+        roles += bytearray([MASK]) * len(present)
+    listing = list_names(path.parent, wanted, roles, helpers=helpers)
+    texts = tuple(row.captions for row in table.rows) if isinstance(concept.captions, Column) else None
+    return Pairs(listing, np.arange(len(names)), _present(listing, captions), _present(listing, masks), texts)
+
+
+def _pictures(listing: Listing, start: int, stop: int, rows: list[int], stems: list[str]) -> None:
+    names, roles = listing.names, listing.roles
+    for row in range(start, stop):
+        if roles[row] == PICTURE:
+            stem = names[row].rpartition(".")[0]
+            if not stem.endswith(NOT_SAMPLES):
+                rows.append(row)
+                stems.append(stem)
+
+
+def _find(listing: Listing, wanted: list[str]) -> Numbers:
+    """The rows of files by their paths; those the walk has not seen are looked at now."""
+    known = {folder + listing.names[row]: row for folder, start, stop in listing.folders for row in range(start, stop)}
+    paths = [os.path.normpath(name) for name in wanted]
+    beyond = [name for name in dict.fromkeys(paths) if name not in known]
+    if beyond:
+        first = len(listing.names)
+        listing.add(list_names(listing.root, beyond, bytearray([MASK]) * len(beyond)))
+        known |= {name: first + at for at, name in enumerate(beyond)}
+    return _present(listing, [known.get(name, -1) for name in paths])
+
+
+def _present(listing: Listing, rows: list[int]) -> Numbers:
+    """Rows, without those of files that are not there."""
+    found = np.array(rows, np.int64)
+    return np.where((found >= 0) & ~listing.absent()[found], found, -1) if len(listing.names) else found
+
+
+def _mask_in(concept: Concept, image: str, mask: str | None) -> str | None:
+    if isinstance(concept.masks, Column):
+        return mask
+    assert isinstance(concept.masks, str)
+    folder, name = os.path.split(image)
+    return os.path.join(folder, _filled(concept.masks, name))  # noqa: PTH118
+
+
+def _filled(pattern: str, name: str) -> str:
+    # By hand: a name may itself hold braces.
+    return (
+        pattern.replace("{stem}", "\0s")
+        .replace("{name}", "\0n")
+        .replace("\0s", name.rpartition(".")[0])
+        .replace("\0n", name)
+    )
+
+
+def _suffix(name: str) -> str:
+    return name.rpartition(".")[2].lower()

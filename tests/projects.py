@@ -1,0 +1,121 @@
+"""Small real datasets and models for tests of plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from safetensors.numpy import save_file
+
+import precook
+
+
+class Words:
+    """A user's text encoder."""
+
+    input = "text"
+
+    def __init__(self, version: object = 1) -> None:
+        self.version = version
+
+    def identity(self) -> object:
+        return {"version": self.version}
+
+    def load(self, device: str) -> None:
+        pass
+
+    def encode(self, batch: list[precook.Item]) -> list[Any]:
+        return [len(item.text or "") for item in batch]
+
+    def unload(self) -> None:
+        pass
+
+
+def picture(path: Path, seed: int, size: tuple[int, int] = (96, 64), **options: Any) -> Path:
+    """A picture of random colours, different for every seed."""
+    rng = random.Random(seed)
+    width, height = size
+    small = np.array([[[rng.randrange(256) for _ in range(3)] for _ in range(4)] for _ in range(4)], np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(small).resize((width, height), Image.Resampling.NEAREST).save(path, **options)
+    return path
+
+
+def dataset(folder: Path, count: int = 3, *, lines: int = 1) -> Path:
+    """Pictures p0.png, p1.png, … with captions beside them."""
+    for number in range(count):
+        picture(folder / f"p{number}.png", number)
+        caption = [f"picture {number}, line {line}" for line in range(lines)]
+        (folder / f"p{number}.txt").write_text("\n".join(caption) + "\n")
+    return folder
+
+
+def vae_folder(folder: Path, seed: int = 0) -> Path:
+    """A model folder as diffusers writes it: a config and safetensors weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"_class_name": "AutoencoderKL", "latent_channels": 4, "block_out_channels": [32, 64]}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = np.random.default_rng(seed).normal(size=(4, 4)).astype(np.float32)
+    save_file({"encoder.conv_in.weight": weights}, folder / "diffusion_pytorch_model.safetensors")
+    return folder
+
+
+def text_folder(folder: Path, vocabulary: dict[str, int] | None = None, seed: int = 0) -> Path:
+    """A model folder as transformers writes it: config, weights and tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "clip_text_model", "hidden_size": 8}))
+    weights = np.random.default_rng(seed).normal(size=(8, 8)).astype(np.float32)
+    save_file({"embed.weight": weights}, folder / "model.safetensors")
+    model = {"type": "WordLevel", "vocab": vocabulary or {"a": 0, "cat": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
+
+
+def project(base: Path, **changes: Any) -> precook.Project:
+    """A project over `base/data` with a picture encoder and a text encoder; top-level sections can be replaced."""
+    sections: dict[str, Any] = {
+        "dataset": "test",
+        "concepts": [{"name": "things", "path": "data"}],
+        "image": {"resolutions": [64], "step": 16},
+        "encoders": {"pixels": {"uses": "image"}, "words": Words()},
+        **changes,
+    }
+    return precook.Project(base=base, **sections)
+
+
+def build(project: precook.Project) -> Counter[str]:
+    """Store something for every missing entry and freeze the dataset; how many entries of each encoder that took."""
+    plan = project.plan()
+    made: Counter[str] = Counter()
+    with project.store.writer() as writer:
+        for entry in plan.missing:
+            writer.put(entry.key, {"x": np.arange(4)}, recipe=plan.encoders[entry.encoder].wants.encoding.recipe)
+            made[entry.encoder] += 1
+    project.plan().freeze()
+    return made
+
+
+def missing(plan: precook.Plan) -> Counter[str]:
+    """How many entries of each encoder are missing."""
+    return Counter(entry.encoder for entry in plan.missing)
+
+
+def reasons(plan: precook.Plan) -> Counter[tuple[str, str]]:
+    """Why, by encoder."""
+    return Counter(
+        (entry.encoder, why.reason.value) for entry, why in zip(plan.missing, plan.missing.reasons(), strict=True)
+    )
+
+
+def keep_times(path: Path, content: bytes) -> None:
+    """Replace a file's content in place and give it its old times back, as `cp -p` would."""
+    status = os.stat(path)
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
