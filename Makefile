@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test check faults fuzz bench matrix format clean
+.PHONY: demo test check faults fuzz bench bench-plan images matrix format clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -27,6 +27,18 @@ fuzz: .venv/fuzz
 # precook beside its peers: about 15 minutes on two cores. ARGS="--only read,batch" for a part.
 bench: .venvs/bench/ready
 	.venvs/bench/bin/python bench/store.py $(ARGS)
+
+# What a plan costs beside a bare walk over the same files. ARGS="--samples 1000000" for growth.
+bench-plan: .venv/ready
+	$(BIN)/python bench/plan.py $(ARGS)
+
+# Real pictures with odd corners, from Debian packages; the tests use them where they are.
+IMAGES = golang-github-disintegration-imaging-dev golang-github-rwcarlsen-goexif-dev libjxl-testdata tuxpaint-stamps-default
+images: $(IMAGES:%=.images/%)
+.images/%:
+	mkdir -p .images
+	cd .images && apt-get download $*
+	cd .images && dpkg -x $*_*.deb $*
 
 # The wheel, alone, on every Python that is here: no torch, the numpy half of the tests.
 matrix: .venv/ready

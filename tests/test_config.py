@@ -530,6 +530,8 @@ encoders:
            model: m, layers: [-1,
              x]}
 stamps: *all
+text:
+  - variations
 """
     assert [(line, where) for line, where, _ in told(read, content)] == [
         (4, "concepts[0].path"),
@@ -540,13 +542,14 @@ stamps: *all
         (14, "encoders.latent.dtyp"),
         (17, "encoders.prompt.layers[1]"),
         (18, "stamps"),
+        (19, "text"),
     ]
     with pytest.raises(precook.ConfigError) as caught:
         read(content)
     error = caught.value
     assert error.message == f"{error.file}:4: concepts[0].path: must be text, not the number 3"
     assert (error.line, error.where, error.hint) == (4, "concepts[0].path", "put it in quotes")
-    assert str(error) == f"{error.message} (put it in quotes); and 7 more problems"
+    assert str(error) == f"{error.message} (put it in quotes); and 8 more problems"
 
 
 @pytest.mark.parametrize(
@@ -556,6 +559,7 @@ stamps: *all
         ("# nothing\n---\n", 3, "", "the file is empty"),
         ("- a\n", 1, "", "must be a mapping of fields, not a list"),
         ("hello\n", 1, "", "must be a mapping of fields, not text 'hello'"),
+        ("*all\n", 1, "", "the alias '*all' is not allowed"),
         ("a: b: c\n", 1, "", "not valid YAML: mapping values are not allowed here"),
         ("a: 1\nb: [1, 2\nc: 3\n", 3, "", "while parsing a flow sequence that begins on line 2"),
         ("a:\n\tb: 1\n", 2, "", "not valid YAML: found character '\\t' that cannot start any token"),
@@ -583,7 +587,7 @@ stamps: *all
         (f"{SMALL}<<: {{store: x}}\n", 7, "['<<']", "unknown field '<<'"),
         (f"{SMALL}image: {{background: #fff\n  }}\n", 7, "image.background", "must be text, not nothing"),
     ],
-    ids=range(30),
+    ids=range(31),
 )
 def test_a_file_that_is_no_config_is_refused_with_its_line(
     read: Reader, content: str | bytes, line: int | None, where: str, message: str
@@ -728,6 +732,12 @@ def test_the_nearest_name_is_found_whatever_its_case_and_dashes(name: str, found
     assert nearest(name, [*ImageSettings.model_fields, *ENCODERS]) == found
 
 
+def test_dashes_and_underscores_are_the_same_to_the_nearest_name() -> None:
+    """A name that differs in nothing else is nearer than one with another letter."""
+    assert nearest("x-y-z", ["x-y-q", "x_y_z"]) == "x_y_z"
+    assert nearest("x_y_z", ["x_y_q", "x-y-z"]) == "x-y-z"
+
+
 # --- what enters a key
 
 FREE = {
@@ -841,8 +851,11 @@ def test_the_schema_explains_every_field() -> None:
 
 # --- the file that init writes
 
-NAMES = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=30).filter(str.isprintable)
-PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40)
+WORDS = st.sampled_from(
+    ["null", "True", "no", "~", "3", "1e3", ".nan", "-", "- a", "#x", "a #b", "a: b", "{a}", "*a", "é"]
+)
+NAMES = WORDS | st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=30).filter(str.isprintable)
+PATHS = WORDS | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40)
 MASKS = st.none() | st.sampled_from(["{stem}-masklabel.png", "masks/{name}", 'a "b": # {stem}'])
 CONCEPTS = st.builds(
     FoundConcept,

@@ -75,11 +75,20 @@ def png(depth: int, colour: int, rows: list[bytes], width: int, *chunks: bytes) 
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + pixels + chunk(b"IEND", b"")
 
 
-def tiff(bits: int, photometric: int, rows: bytes, width: int, height: int) -> bytes:
+def interlaced(pixels: Pixels) -> bytes:
+    """A PNG whose pixels come in seven passes."""
+    passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+    rows = [b"\0" + row.tobytes() for top, left, down, right in passes for row in pixels[top::down, left::right]]
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 1)
+    data = zlib.compress(b"".join(row for row in rows if len(row) > 1))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def tiff(bits: int, photometric: int, rows: bytes, width: int, height: int, *, offset_type: int = 4) -> bytes:
     """An uncompressed greyscale TIFF, for kinds that Pillow does not write."""
     entries = [
         *((256, 3, width), (257, 3, height), (258, 3, bits), (259, 3, 1), (262, 3, photometric)),
-        *((273, 4, 8), (277, 3, 1), (278, 3, height), (279, 4, len(rows))),
+        *((273, offset_type, 8), (277, 3, 1), (278, 3, height), (279, 4, len(rows))),
     ]
     packed = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
     return b"II*\0" + struct.pack("<I", 8 + len(rows)) + rows + struct.pack("<H", len(entries)) + packed + bytes(4)
@@ -103,6 +112,7 @@ def kinds() -> dict[str, bytes]:
         "GIF animated": save(rgb.quantize(16), "GIF", save_all=True, append_images=[rgb.rotate(180).quantize(16)]),
         "PNG P transparent": save(rgb.quantize(16), "PNG", transparency=bytes(range(0, 160, 10))),
         "PNG animated": save(rgb, "PNG", save_all=True, append_images=[rgb.rotate(180)]),
+        "PNG interlaced": interlaced(scene()),
         "TIFF RGB jpeg": save(rgb, "TIFF", compression="jpeg"),
         "TIFF 1 group4": save(picture("1"), "TIFF", compression="group4"),
     }
@@ -125,7 +135,7 @@ needs_avif = pytest.mark.skipif(not AVIF, reason="this Pillow does not read AVIF
 
 
 def reason(content: bytes) -> str:
-    """Why a file is refused, by its head or by its pixels."""
+    """Why a file is refused, by its header or by its pixels."""
     with pytest.raises(RefusedError) as refusal:
         decode(content)
     return str(refusal.value)
@@ -298,12 +308,15 @@ def test_the_transparent_colour_shows_the_background(content: bytes) -> None:
     assert pixels[0, 1].tolist() != [77, 88, 99]
 
 
-def test_transparency_behind_the_pixels_does_not_count() -> None:
-    """A transparent colour that comes after the pixels, where it must not stand, changes neither facts nor pixels."""
-    content = png(8, 0, [bytes([5, 6])], 2)
-    late = content[:-12] + chunk(b"tRNS", b"\0\5") + content[-12:]
+@pytest.mark.parametrize("colour", [0, 3])
+def test_transparency_behind_the_pixels_does_not_count(colour: int) -> None:
+    """A transparent colour that comes after the pixels, where it must not stand, changes nothing, without a warning."""
+    content = png(8, colour, [bytes([1, 0])], 2, *[chunk(b"PLTE", bytes(range(6)))] * (colour == 3))
+    late = content[:-12] + chunk(b"tRNS", bytes([10, 20])) + content[-12:]
     assert not read_facts(late).alpha
-    assert (decode(late) == decode(content)).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (decode(late) == decode(content)).all()
 
 
 # Orientation
@@ -404,6 +417,13 @@ def test_broken_exif_is_no_reason_to_refuse(junk: bytes, order: bytes) -> None:
     assert decode(content).shape == (facts.height, facts.width, 3)
 
 
+def test_exif_in_no_known_byte_order_is_not_heard() -> None:
+    """EXIF that begins unlike EXIF says nothing about the orientation."""
+    content = save(picture("RGB"), "PNG")
+    content = content[:-12] + chunk(b"eXIf", b"XX" + exif(6, order=">")[2:]) + content[-12:]
+    assert read_facts(content).orientation == 1
+
+
 # What is refused
 
 
@@ -435,14 +455,14 @@ def test_another_format_is_refused_by_name(content: bytes, name: str) -> None:
 
 
 def test_a_header_is_read_without_decoding() -> None:
-    """Facts come from the head alone: pixels that cannot be decoded are found out later."""
+    """Facts come from the header alone: pixels that cannot be decoded are found out later."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 5, 8, 2, 0, 0, 0))
     content = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", b"no pixels") + chunk(b"IEND", b"")
     assert read_facts(content) == Facts(9, 5, orientation=1, alpha=False)
     assert reason(content).startswith("damaged: ")
 
 
-def test_a_damaged_head_of_a_png_is_refused() -> None:
+def test_a_damaged_header_of_a_png_is_refused() -> None:
     """A changed byte in a PNG's palette is found by its checksum."""
     content = bytearray(KINDS["PNG P"])
     content[content.index(b"PLTE") + 4] ^= 1
@@ -483,12 +503,33 @@ def test_a_decompression_bomb_is_refused(width: int, height: int) -> None:
         read_facts(bomb(width, height))
 
 
+def test_a_frame_larger_than_its_screen_is_refused_as_a_bomb() -> None:
+    """A GIF that hides a huge frame behind a small screen is refused for its pixels."""
+    content = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0) + b"," + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0)
+    with pytest.raises(RefusedError, match=r"^too many pixels: "):
+        read_facts(content + b"\2\1\0\0;")
+
+
+def test_nonsense_in_a_directory_is_refused() -> None:
+    """A TIFF that writes a place as text is damaged."""
+    assert reason(tiff(8, 1, bytes(8), 4, 2, offset_type=2)).startswith(("damaged: ", "not a readable TIFF: "))
+
+
+@needs_avif
+def test_nonsense_in_a_box_is_refused() -> None:
+    """An AVIF without a picture, or whose clock stands still, is refused."""
+    assert reason(b"\0\0\0\x14ftypavif\0\0\0\0avif").startswith("cut off: ")
+    content = save(picture("RGB"), "AVIF", save_all=True, append_images=[picture("RGB").rotate(180)])
+    clock = content.index(b"mdhd") + (24 if content[content.index(b"mdhd") + 4] else 16)
+    assert reason(content[:clock] + bytes(4) + content[clock + 4 :]).startswith("damaged: ")
+
+
 def test_a_text_bomb_is_refused() -> None:
     """A PNG whose text unpacks to megabytes is refused without unpacking it."""
     info = PngInfo()
     info.add_text("comment", "a" * 3_000_000, zip=True)
     content = save(picture("RGB"), "PNG", pnginfo=info)
-    with pytest.raises(RefusedError, match="(?i)^not a readable PNG: decompressed data too large"):
+    with pytest.raises(RefusedError, match=r"(?i)^not a readable PNG: decompressed data too large"):
         read_facts(content)
 
 
@@ -568,6 +609,11 @@ def test_a_png_without_its_last_chunk_is_cut_off() -> None:
     assert reason(KINDS["PNG RGB"][:-1]) == "cut off: it ends inside its IEND chunk"
 
 
+def test_garbage_between_chunks_is_not_called_a_cut() -> None:
+    """What is no chunk at all is damage, and the decoder says whether it matters."""
+    assert why_cut_off(KINDS["PNG RGB"][:-12] + b"\x7f\xff\xff\xff\xff\xfe\xfd\xfc....") is None
+
+
 def rle(width: int, height: int, data: bytes) -> bytes:
     """A BMP in run-length encoding, which states no size of its pixels."""
     header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, 0, 0, 0, 2, 0)
@@ -576,10 +622,28 @@ def rle(width: int, height: int, data: bytes) -> bytes:
 
 def test_a_compressed_bmp_is_whole_with_its_last_pixel() -> None:
     """Sizes of zero in a BMP's header mean nothing; only the decoder knows where run lengths end."""
-    content = rle(4, 2, bytes([4, 1, 0, 0, 4, 0, 0, 1]))
+    content = rle(40, 2, bytes([40, 1, 0, 0, 40, 0, 0, 1]))
     assert why_cut_off(content) is None
     assert decode(content)[:, 0].tolist() == [[0, 0, 0], [7, 8, 9]]
     assert reason(content[:-5]).startswith("cut off: ")
+
+
+def test_a_bmp_may_lack_the_padding_of_its_last_row() -> None:
+    """What no decoder needs is not missed."""
+    assert why_cut_off(KINDS["BMP RGB"][:-1]) is None
+    assert (decode(KINDS["BMP RGB"][:-1]) == scene()).all()
+    assert why_cut_off(KINDS["BMP RGB"][:-2]) == "it ends inside its pixels"
+
+
+@pytest.mark.parametrize("height", [2, -2])
+@pytest.mark.parametrize("offset", [0, 54])
+def test_a_bmp_may_run_from_the_top_and_not_say_where_its_pixels_are(height: int, offset: int) -> None:
+    """A negative height is the order of the rows; no place for the pixels means right behind the header."""
+    header = struct.pack("<IiiHHIIiiII", 40, 1, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    content = b"BM" + struct.pack("<IHHI", 0, 0, 0, offset) + header + bytes([1, 2, 3, 0, 4, 5, 6, 0])
+    assert why_cut_off(content) is None
+    assert decode(content)[:, 0].tolist() == [[6, 5, 4], [3, 2, 1]][:: 1 if height > 0 else -1]
+    assert why_cut_off(content[:-2]) == "it ends inside its pixels"
 
 
 def hidden_damage() -> dict[str, bytes]:
@@ -774,7 +838,7 @@ def test_a_picture_of_another_size_than_its_geometry_is_refused() -> None:
         cut(scene(), geometry)
 
 
-@pytest.mark.parametrize("crop", [(-1, 0), (0, -1), (5, 0), (0, 5)])
+@pytest.mark.parametrize("crop", [(-9, 0), (0, -9), (5, 0), (0, 5)])
 def test_a_box_outside_of_the_picture_is_refused(crop: tuple[int, int]) -> None:
     """A box that reaches beyond the scaled picture is an error, not a smaller picture."""
     geometry = Geometry((WIDTH, HEIGHT), (12, 12), crop, (8, 8), False, "area")

@@ -7,8 +7,12 @@ import functools
 import shutil
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 import precook
+from precook.sources.segments import Kind as Segments
 from precook.store import files
+from precook.store.snapshots import read_snapshot
 
 from .aftermath import Scenario
 from .samples import CROWD, RECIPE, check_entries, key_of, tree_of
@@ -245,6 +249,95 @@ class Damage(StoreScenario):
         return True
 
 
+class Freeze(StoreScenario):
+    """A plan remembers what it learnt, entries are put, and the dataset is frozen, twice."""
+
+    name = "freeze"
+    numbers = range(2)
+    _snapshots = (100, 101)
+
+    def run(self, area: Path, journal: Journal) -> None:
+        """Remember, put, freeze; then once more with one sample more."""
+        with precook.open(area / "cache") as store:
+            for number, snapshot in zip(self.numbers, self._snapshots, strict=True):
+                journal.commit(lambda number=number: _remember(store, number))
+                put(store, journal, number)
+                step = functools.partial(store.freeze, "cats", _frozen(number + 1))
+                if not journal.commit(step, snapshot):
+                    journal.commit(step, snapshot)
+
+    def check(self, area: Path, acked: frozenset[int], *, lenient: bool = False, verify: bool = False) -> list[str]:
+        """Every acknowledged snapshot is there; each that is there is whole; what is remembered is right."""
+        problems = super().check(area, acked & frozenset(self.numbers), lenient=lenient, verify=verify)
+        sizes = set()
+        with precook.open(area / "cache") as store:
+            for file in store.snapshots():
+                try:
+                    snapshot = read_snapshot(file)
+                except precook.DamagedPackError as error:
+                    problems += [] if lenient else [str(error)]
+                    continue
+                sizes.add(snapshot.samples)
+                if not _same(snapshot.content, _frozen(snapshot.samples)):
+                    problems.append(f"{file.path.name} holds something else")
+            memory = store.memory()
+            for number in self.numbers:
+                known, values = memory.recall(_REMEMBERED, _row(number, 40))
+                if known[0] and (values != _row(number, 32)).any():
+                    problems.append(f"what was remembered about {number} is wrong")
+        expected = {
+            number + 1 for number, one in zip(self.numbers, self._snapshots, strict=True) if one in acked or verify
+        }
+        if not lenient and not expected <= sizes:
+            problems.append(f"snapshots of {sorted(sizes)} samples where {sorted(expected)} were frozen")
+        return problems
+
+
+_REMEMBERED = Segments("files", key=40, value=32, slot=16)
+
+
+def _remember(store: precook.Store, number: int) -> None:
+    memory = store.memory()
+    memory.remember(_REMEMBERED, _row(number, 40), _row(number, 32))
+    memory.write_note("rates", bytes([number]), "{}")
+    store.remember(memory)
+
+
+def _row(number: int, width: int) -> np.ndarray:
+    return np.full((1, width), number + 1, np.uint8)
+
+
+def _frozen(samples: int) -> dict[str, object]:
+    """The tree of a snapshot of so many samples."""
+    column = np.arange(samples, dtype=np.int32)
+    keys = np.repeat(column.astype(np.uint8)[:, None] + 1, 32, axis=1)
+    return {
+        "format": 1,
+        "dataset": "cats",
+        "image": {"resolutions": [512], "variations": 1, "pick": "one"},
+        "concepts": [{"name": "cats", "loss_weight": 1.0, "repeats": 1.0, "samples": None}],
+        "encoders": {"latent": {"input": "image", "recipe": "[]"}},
+        "samples": {"id": keys, "image": keys, "concept": column * 0},
+        "pictures": {
+            "sample": column,
+            "target": np.zeros((samples, 2), np.int32),
+            "size": np.ones((samples, 2), np.int32),
+        },
+        "picture_keys": {"latent": keys},
+        "lines": {"sample": column[:0]},
+        "line_keys": {},
+        "empty_keys": {},
+    }
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return one == other
+
+
 def _flip_bit(cache: Path, needle: bytes, what: str) -> None:
     for pack in cache.rglob("*.safetensors"):
         content = pack.read_bytes()
@@ -276,7 +369,8 @@ def _restore_index(cache: Path, copy: Path) -> None:
 
 
 SCENARIOS: dict[str, StoreScenario] = {
-    scenario.name: scenario for scenario in (Create(), Build(), LostIndex(), OldIndex(), DoubtfulIndex(), Damage())
+    scenario.name: scenario
+    for scenario in (Create(), Build(), LostIndex(), OldIndex(), DoubtfulIndex(), Damage(), Freeze())
 }
 for _number in {number for scenario in SCENARIOS.values() for number in scenario.numbers}:
     tree_of(_number)

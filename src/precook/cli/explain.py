@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from precook.cli import output
 from precook.cli.plan import why_document
-from precook.cli.projects import find_config
+from precook.cli.projects import open_project
+from precook.errors import SourceError
 from precook.plan.explain import EntryState, Explanation
-from precook.project import load
 
 
-def run(config: Path | None, path: Path, *, as_json: bool) -> None:
+def run(config: Path | None, store: Path | None, path: Path, *, as_json: bool) -> None:
     """Explain a path."""
-    with load(find_config(config)) as project:
-        explanation = project.plan(report=output.reporter()).explain(path)
+    with open_project(config, store) as project:
+        plan = project.plan(report=output.reporter())
+        try:
+            explanation = plan.explain(path)
+        except SourceError as error:
+            if os.path.lexists(path):
+                raise
+            raise SourceError(path, "no such file", hint="paths start at the current directory") from error
     if as_json:
         output.document(_document(explanation))
     else:
-        output.lines(str(explanation).splitlines())
+        output.text(str(explanation))
 
 
 def _document(explanation: Explanation) -> dict[str, Any]:
@@ -40,7 +47,8 @@ def _document(explanation: Explanation) -> dict[str, Any]:
 
 
 def _entry(entry: EntryState) -> dict[str, Any]:
-    why = {} if entry.why is None else why_document(entry.why)
+    """An entry for programs; one that is not missing has no reason to be."""
+    why = {"reason": None, "nearest": None, "differences": []} if entry.why is None else why_document(entry.why)
     return {
         "encoder": entry.encoder,
         "what": entry.what,

@@ -184,10 +184,14 @@ def init_command(
     dataset: Annotated[
         str | None, typer.Option(metavar="NAME", help="The dataset's name; without it, the folder's.")
     ] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the store shall be; without it, cache beside the config.")
+    ] = None,
     vae: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder of a VAE of diffusers.")] = None,
     text: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder of a text encoder.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a config that is there.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the config, for editors.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Look at a folder of pictures and write a commented config for it."""
     from precook.cli import init
@@ -197,13 +201,14 @@ def init_command(
     elif folder is None:
         raise typer.BadParameter("name the folder of pictures", param_hint="FOLDER")
     else:
-        init.run(folder, target, dataset=dataset, vae=vae, text=text, force=force)
+        init.run(folder, target, dataset=dataset, store=store, vae=vae, text=text, force=force, as_json=as_json)
 
 
 @_command("plan")
 def plan_command(
     *,
     config: ConfigOption = None,
+    store: StoreOption = None,
     encoder: Annotated[
         list[str] | None, typer.Option("--encoder", metavar="NAME", help="Only this encoder; may be given again.")
     ] = None,
@@ -215,7 +220,7 @@ def plan_command(
     """Show what a build would do, and why; nothing is encoded."""
     from precook.cli import plan
 
-    plan.run(config, encoders=encoder or [], write=not no_write, as_json=as_json)
+    plan.run(config, store, encoders=encoder or [], write=not no_write, as_json=as_json)
 
 
 @_command("explain")
@@ -223,12 +228,13 @@ def explain_command(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A picture, caption or mask.")],
     *,
     config: ConfigOption = None,
+    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Explain every entry of a sample: its key, whether it is there and, if not, what differs."""
     from precook.cli import explain
 
-    explain.run(config, path, as_json=as_json)
+    explain.run(config, store, path, as_json=as_json)
 
 
 @_command("status", DamagedPackError)
@@ -236,7 +242,7 @@ def status_command(*, config: ConfigOption = None, store: StoreOption = None, as
     """Show what a store holds, by dataset and recipe, and what it takes on disk."""
     from precook.cli import status
 
-    status.run(store, config, as_json=as_json)
+    status.run(config, store, as_json=as_json)
 
 
 @_command("ls")
@@ -269,7 +275,7 @@ def ls_command(
     from precook.cli import ls
 
     choice = Choice(recipe, min_size, max_size, older_than, newer_than, sort, limit)
-    ls.run(place_of_store(store, config), choice, quiet=quiet, as_json=as_json)
+    ls.run(place_of_store(config, store), choice, quiet=quiet, as_json=as_json)
 
 
 @_command("show")
@@ -285,7 +291,7 @@ def show_command(
     """Show one entry: its tree and numbers, its recipe, its place."""
     from precook.cli import show
 
-    return show.run(place_of_store(store, config), key, as_json=as_json)
+    return show.run(place_of_store(config, store), key, as_json=as_json)
 
 
 @_command("verify", DamagedPackError)
@@ -305,7 +311,7 @@ def verify_command(
     """Check every byte of every pack; changes nothing."""
     from precook.cli import verify
 
-    return verify.run(place_of_store(store, config), subset=subset, max_seconds=max_time, as_json=as_json)
+    return verify.run(place_of_store(config, store), subset=subset, max_seconds=max_time, as_json=as_json)
 
 
 @_command("doctor")
@@ -313,7 +319,7 @@ def doctor_command(*, config: ConfigOption = None, store: StoreOption = None, as
     """Examine the disk, the libraries and the store's directory."""
     from precook.cli import doctor
 
-    return doctor.run(place_of_store(store, config), as_json=as_json)
+    return doctor.run(place_of_store(config, store), as_json=as_json)
 
 
 @_command("reindex")
@@ -321,4 +327,4 @@ def reindex_command(*, config: ConfigOption = None, store: StoreOption = None, a
     """Make the index anew from the packs."""
     from precook.cli import reindex
 
-    reindex.run(place_of_store(store, config), as_json=as_json)
+    reindex.run(place_of_store(config, store), as_json=as_json)

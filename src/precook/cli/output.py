@@ -33,6 +33,9 @@ VERSION = 1
 _BROAD = 100_000
 """Columns to lay text out in where no terminal sets a limit."""
 _BAR = 12
+_INSIDE = "  "
+_NARROW = 20
+"""Columns that text takes even where the terminal has less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,13 @@ def lines(contents: Iterable[str]) -> None:
     """Many lines of data in one style: as fast as they can be made."""
     for content in contents:
         sys.stdout.write(f"{content if content.isprintable() else printable(content)}\n")
+
+
+def text(content: str) -> None:
+    """Lines of data that are laid out already; on a terminal, long ones are broken between words and go on inside."""
+    for row in content.splitlines():
+        for part in _broken(row) if on_terminal() else [row]:
+            line(part, whole=True)
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[Line]]) -> None:
@@ -238,6 +248,16 @@ def _text(content: Line) -> Text:
     from rich.text import Text  # noqa: PLC0415
 
     return Text.assemble(*((printable(span.text), span.style) for span in _spans(content)))
+
+
+def _broken(row: str) -> list[str]:
+    """A line as lines that fit the terminal, as far as its words do."""
+    if len(row) <= width():
+        return [row]
+    margin = " " * (len(row) - len(row.lstrip()))
+    room = max(width() - len(margin) - len(_INSIDE), _NARROW)
+    first, *rest = _text(row.lstrip()).wrap(_console(sys.stdout), room, overflow="ignore")
+    return [f"{margin}{first.plain}".rstrip(), *(f"{margin}{_INSIDE}{part.plain}".rstrip() for part in rest)]
 
 
 def _spans(content: Line) -> list[Span]:

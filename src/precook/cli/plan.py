@@ -8,33 +8,52 @@ from pathlib import Path
 from typing import Any
 
 from precook.cli import output
-from precook.cli.projects import find_config
+from precook.cli.projects import open_project
 from precook.plan.entries import Failure
 from precook.plan.plan import EncoderPlan, Plan
 from precook.plan.reasons import ABSENT, Difference, Why
-from precook.project import load
+from precook.plan.table import full_path
 
 
-def run(config: Path | None, *, encoders: list[str], write: bool, as_json: bool) -> None:
+def run(config: Path | None, store: Path | None, *, encoders: list[str], write: bool, as_json: bool) -> None:
     """Plan and show."""
-    with load(find_config(config)) as project:
-        plan = project.plan(encoders=encoders or None, write=write, report=output.reporter())
+    with open_project(config, store) as project:
+        chosen = list(dict.fromkeys(encoders)) or None
+        plan = project.plan(encoders=chosen, write=write, report=output.reporter())
         if as_json:
-            output.document(document(plan))
+            output.document(_document(plan))
         else:
-            output.lines(str(plan).splitlines())
+            output.text(str(plan))
 
 
-def document(plan: Plan) -> dict[str, Any]:
-    """A plan for programs."""
-    forecast = plan.forecast
+def counts_document(plan: Plan) -> dict[str, Any]:
+    """What a plan counts, for programs."""
     return {
-        "dataset": plan.settings.dataset,
-        "store": str(plan.store.path),
+        "name": plan.settings.dataset,
         "samples": plan.samples.count - len(plan.framed.problems),
         "without_caption": plan.samples.uncaptioned,
         "duplicates": int((plan.samples.repeats > 0).sum()),
+        "left_out": sum(failure.encoder is None for failure in plan.failed),
         "encoders": [_encoder(name, one) for name, one in plan.encoders.items()],
+    }
+
+
+def why_document(why: Why) -> dict[str, Any]:
+    """A reason for programs."""
+    return {
+        "reason": why.reason.value,
+        "nearest": why.nearest.hex() if why.nearest else None,
+        "differences": [_difference(one) for one in why.differences],
+    }
+
+
+def _document(plan: Plan) -> dict[str, Any]:
+    forecast = plan.forecast
+    counts = counts_document(plan)
+    return {
+        "dataset": counts.pop("name"),
+        "store": str(plan.store.path),
+        **counts,
         "missing": [
             {
                 "encoder": entry.encoder,
@@ -45,34 +64,25 @@ def document(plan: Plan) -> dict[str, Any]:
             }
             for entry, why in zip(plan.missing, plan.missing.reasons(), strict=True)
         ],
-        "failed": [failure_document(failure) for failure in plan.failed],
+        "failed": [_failure(plan, failure) for failure in plan.failed],
         "forecast": {"bytes": forecast.nbytes, "seconds": forecast.seconds, "free_bytes": forecast.free},
     }
 
 
-def why_document(why: Why) -> dict[str, Any]:
-    """A reason for programs."""
-    return {
-        "reason": why.reason.value,
-        "nearest": why.nearest.hex() if why.nearest else None,
-        "differences": [difference_document(one) for one in why.differences],
-    }
-
-
-def difference_document(difference: Difference) -> dict[str, Any]:
+def _difference(difference: Difference) -> dict[str, Any]:
     """A difference for programs; a part that one side does not have is null."""
     old, new = (None if value is ABSENT else value for value in (difference.old, difference.new))
     return {"field": difference.field, "old": old, "new": new}
 
 
-def failure_document(failure: Failure) -> dict[str, Any]:
+def _failure(plan: Plan, failure: Failure) -> dict[str, Any]:
     """A failure for programs."""
-    return {**dataclasses.asdict(failure), "key": failure.key.hex if failure.key else None}
+    key = failure.key.hex if failure.key else None
+    return {**dataclasses.asdict(failure), "path": full_path(plan, failure), "key": key}
 
 
 def _encoder(name: str, one: EncoderPlan) -> dict[str, Any]:
     encoding = one.wants.encoding
-    reasons = Counter(why.reason.value for why in one.why)
     return {
         "name": name,
         "input": encoding.input,
@@ -81,5 +91,5 @@ def _encoder(name: str, one: EncoderPlan) -> dict[str, Any]:
         "ready": len(one.ready),
         "missing": len(one.missing),
         "failed": len(one.failures),
-        "reasons": dict(reasons),
+        "reasons": dict(Counter(why.reason.value for why in one.why)),
     }

@@ -1,28 +1,42 @@
-"""Which project a command means."""
+"""Which project a command means, and the store it works on."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precook.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from precook.project import Project
 
 DEFAULT = Path("precook.yaml")
 
 
-def find_config(given: Path | None) -> Path:
-    """The config file that was named, else the one here; `ConfigError` where there is none."""
-    path = given or DEFAULT
-    if given is None and not path.is_file():
-        hint = "`precook init FOLDER` writes one; --config FILE names another"
-        raise ConfigError(Problem("", None, "there is no precook.yaml here", hint))
-    return path
+def named_config(config: Path | None) -> Path | None:
+    """The config file that was named, else the one that lies here; None where there is none."""
+    return config if config is not None or not DEFAULT.exists() else DEFAULT
 
 
-def place_of_store(store: Path | None, config: Path | None) -> Path | None:
+def open_project(config: Path | None, store: Path | None) -> Project:
+    """The project, on the store that was named or on its own; `ConfigError` where there is no config."""
+    path = named_config(config)
+    if path is None:
+        hint = "`precook init FOLDER` writes one for a folder of pictures; --config FILE names one elsewhere"
+        raise ConfigError(Problem("", None, f"there is no {DEFAULT} here", hint))
+    from precook.project import load  # noqa: PLC0415 - only where there is a config
+
+    project = load(path)
+    if store is not None:
+        project.settings = project.settings.model_copy(update={"store": str(store.absolute())})
+    return project
+
+
+def place_of_store(config: Path | None, store: Path | None) -> Path | None:
     """The store that was named, else that of the config that was named or lies here; None where nobody says."""
-    if store is not None or (config is None and not DEFAULT.is_file()):
+    path = named_config(config) if store is None else None
+    if path is None:
         return store
     from precook.config.read import read_config  # noqa: PLC0415 - only where there is a config
 
-    path = config or DEFAULT
     return path.parent / read_config(path)[0].store

@@ -4,85 +4,122 @@ from __future__ import annotations
 
 import contextlib
 import time
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precook.cli import output
 from precook.cli.output import Column, Line, Span
-from precook.cli.projects import DEFAULT, find_config
+from precook.cli.projects import named_config, open_project
 from precook.cli.recipes import SHORT, read_recipe
 from precook.cli.stores import open_to_read
+from precook.errors import NoStoreError, PrecookError
 from precook.store.snapshots import SnapshotFile
 from precook.store.stats import RecipeStats, Stats
 from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
-    from precook.plan.plan import Plan
+    from precook.project import Project
 
 _FEW = 10
 _DIGITS = 16
 
 
-def run(store: Path | None, config: Path | None, *, as_json: bool) -> None:
-    """Show what the store holds and, where there is a config, how its dataset stands."""
-    plan = None
-    with contextlib.ExitStack() as stack:
-        if config is not None or (store is None and DEFAULT.is_file()):
-            from precook.project import load  # noqa: PLC0415 - only where there is a project
+def run(config: Path | None, store: Path | None, *, as_json: bool) -> None:
+    """Show what the store holds and, where there is a project, how its dataset stands.
 
-            project = stack.enter_context(load(find_config(config)))
-            plan = project.plan(write=False, report=output.reporter())
-            store = store or project.store_path
-        opened = stack.enter_context(open_to_read(store))
-        stats = opened.stats()
-        snapshots = opened.snapshots()
-    if as_json:
-        output.document({**_document(stats), "snapshots": _snapshots(snapshots), **_dataset(plan)})
-    else:
-        _show(stats)
-        _show_snapshots(snapshots)
-        if plan is not None:
+    A store that is named by itself is shown by itself. A dataset that cannot be looked at, because a drive is not
+    mounted or a model is gone, is an error that comes after the store.
+    """
+    if config is None and (store is not None or named_config(None) is None):
+        with open_to_read(store) as opened:
+            stats, snapshots = opened.stats(), opened.snapshots()
+        if as_json:
+            output.document({**_document(stats), "snapshots": _snapshots(snapshots)})
+        else:
+            _show(stats, snapshots)
+        return
+    _run_project(config, store, as_json=as_json)
+
+
+def _run_project(config: Path | None, store: Path | None, *, as_json: bool) -> None:
+    with open_project(config, store) as project:
+        stats, snapshots = _no_store(project.store_path), list[SnapshotFile]()
+        # Before the first build there is no store, and the dataset can be looked at all the same.
+        with contextlib.suppress(NoStoreError), open_to_read(project.store_path) as opened:
+            stats, snapshots = opened.stats(), opened.snapshots()
+        if as_json:
+            _print_document(project, stats, snapshots)
+        else:
+            _show(stats, snapshots)
             output.line()
-            output.lines(str(plan).splitlines())
+            output.text(str(project.plan(write=False, report=output.reporter())))
 
 
-def _dataset(plan: Plan | None) -> dict[str, Any]:
-    if plan is None:
-        return {}
-    encoders = [
-        {"name": name, "ready": len(one.ready), "missing": len(one.missing), "failed": len(one.failures)}
-        for name, one in plan.encoders.items()
-    ]
-    samples = plan.samples.count - len(plan.framed.problems)
-    dataset = {"name": plan.settings.dataset, "samples": samples, "encoders": encoders, "failed": len(plan.failed)}
-    return {"dataset": dataset}
+def _print_document(project: Project, stats: Stats, snapshots: list[SnapshotFile]) -> None:
+    from precook.cli.plan import counts_document  # noqa: PLC0415 - only where there is a project
+
+    problem = None
+    try:
+        dataset = {**counts_document(project.plan(write=False, report=output.reporter())), "error": None}
+    except PrecookError as error:
+        problem, dataset = error, {"name": project.settings.dataset, "error": error.message}
+    output.document({**_document(stats), "snapshots": _snapshots(snapshots), "dataset": dataset})
+    if problem is not None:
+        raise problem
+
+
+def _no_store(path: Path) -> Stats:
+    return Stats(
+        path=path,
+        format=0,
+        id="",
+        read_only=False,
+        entries=0,
+        packs=0,
+        payload_bytes=0,
+        pack_bytes=0,
+        index_bytes=0,
+        recipes=(),
+        damaged=(),
+        bad_packs=(),
+    )
 
 
 def _snapshots(snapshots: list[SnapshotFile]) -> list[dict[str, Any]]:
     return [
-        {"dataset": one.dataset, "number": one.number, "id": one.id, "bytes": one.path.stat().st_size}
-        for one in snapshots
-    ]
-
-
-def _show_snapshots(snapshots: list[SnapshotFile]) -> None:
-    if not snapshots:
-        return
-    output.line()
-    rows = [
-        (one.dataset, f"{one.number}", format_size(int(status.st_size)), format_age(time.time() - status.st_mtime))
+        {
+            "dataset": one.dataset,
+            "number": one.number,
+            "id": one.id,
+            "bytes": status.st_size,
+            "created": utc_time(int(status.st_mtime)),
+        }
         for one in snapshots
         for status in (one.path.stat(),)
     ]
-    columns = [Column("snapshot of", wrap=True), *(Column(name, right=True) for name in ("number", "size", "made"))]
-    output.table(columns, rows)
+
+
+def _show_snapshots(snapshots: list[SnapshotFile], now: float) -> None:
+    """The latest one of each dataset, and what all of them take."""
+    if not snapshots:
+        return
+    rows = []
+    for dataset, group in groupby(snapshots, key=lambda snapshot: snapshot.dataset):
+        kept = list(group)
+        status = [snapshot.path.stat() for snapshot in kept]
+        size = format_size(sum(one.st_size for one in status))
+        rows.append((dataset, f"{len(kept):,}", size, f"{kept[-1].number}", format_age(now - status[-1].st_mtime)))
+    output.line()
+    columns = ("snapshots", "size", "latest", "made")
+    output.table([Column("dataset", wrap=True), *(Column(name, right=True) for name in columns)], rows)
 
 
 def _document(stats: Stats) -> dict[str, Any]:
     return {
         "path": str(stats.path.resolve()),
-        "format": stats.format,
-        "id": stats.id,
+        "format": stats.format or None,
+        "id": stats.id or None,
         "entries": stats.entries,
         "packs": stats.packs,
         "logical_bytes": stats.payload_bytes,
@@ -106,7 +143,10 @@ def _recipe_document(recipe: RecipeStats) -> dict[str, Any]:
     }
 
 
-def _show(stats: Stats) -> None:
+def _show(stats: Stats, snapshots: list[SnapshotFile]) -> None:
+    if not stats.format:
+        output.facts([("store", f"{stats.path.resolve()}  (none yet: the first build makes it)")])
+        return
     output.facts(
         [
             ("store", f"{stats.path.resolve()}  (format {stats.format})"),
@@ -119,6 +159,7 @@ def _show(stats: Stats) -> None:
     if stats.recipes:
         output.line()
         output.table(_RECIPE_COLUMNS, [_recipe_row(recipe, stats, time.time()) for recipe in _by_size(stats)])
+    _show_snapshots(snapshots, time.time())
     _show_damage(stats)
 
 

@@ -42,6 +42,9 @@ def open_to_write(given: Path | None) -> Store:
 def _open(path: Path, *, read_only: bool) -> Store:
     try:
         return open_store(path, read_only=read_only)
+    except NoStoreError as error:
+        error.hint = f"the first build makes it; to look at another, {_NAME_ONE}"
+        raise
     except NotAStoreError as error:
         if error.hint == NotAStoreError.hint:
             error.hint = _NAME_ONE  # its own advice is for whoever makes a store

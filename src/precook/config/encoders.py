@@ -18,6 +18,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from precook.config.suggest import described, did_you_mean, either, quoted
@@ -27,6 +28,13 @@ Where = tuple[str | int, ...]
 
 FREE: dict[str, Any] = {"decides": False}
 """Marks a field whose change makes no entry of a sample missing; every other field may."""
+
+
+def decides(field: FieldInfo) -> bool:
+    """Whether a field may decide stored bytes, and so belongs into keys."""
+    extra = field.json_schema_extra
+    return not (isinstance(extra, dict) and extra.get("decides") is False)
+
 
 _DEPTH = 32
 _USER = ":"

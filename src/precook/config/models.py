@@ -38,7 +38,8 @@ from precook.config.suggest import described, did_you_mean, either, quoted
 
 BATCH_NAMES = ("sample", "concept", "caption", "loss_weight", "size")
 """What a batch holds beside the encoders' results."""
-TABLES = (".jsonl", ".csv", ".parquet")
+TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+"""How the names of tables end, in lower case; the case does not matter."""
 COLOURS = {"black": (0, 0, 0), "white": (255, 255, 255), "gray": (128, 128, 128), "grey": (128, 128, 128)}
 
 _DATASET = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"

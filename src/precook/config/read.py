@@ -79,7 +79,8 @@ def read_config(path: Path) -> tuple[Settings, Origin]:
     problems = [problem for _, problem in document.problems]
     if not isinstance(data, dict):
         what = "the file is empty" if data is None else f"must be a mapping of fields, not {described(data)}"
-        raise ConfigError(*problems, origin.problem((), what, "`precook init` writes a file to begin with"), file=path)
+        problems = problems or [origin.problem((), what, "`precook init` writes a file to begin with")]
+        raise ConfigError(*problems, file=path)
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:

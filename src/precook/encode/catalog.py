@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from precook.config.encoders import FREE, EncoderSection, TransformersText, UserEncoder
+from precook.config.encoders import EncoderSection, TransformersText, UserEncoder, decides
 from precook.config.read import Origin
 from precook.encode.encoder import Encoder, Input
 from precook.errors import IdentityError, SourceError
@@ -79,7 +79,7 @@ def _built_in(
     settings = {
         name: _plain(getattr(section, name))
         for name, field in type(section).model_fields.items()
-        if field.json_schema_extra != FREE and name not in _PLACES
+        if decides(field) and name not in _PLACES
     }
     data: dict[str, object] = {"version": _VERSIONS[section.uses], **settings, **_reading(_INPUTS[section.uses])}
     if hasattr(section, "model"):

@@ -45,7 +45,7 @@ class Failure:
 
     reason: str
     path: str | None = None
-    """The file, with the concept's folder or its table before it."""
+    """The file, relative to the concept's folder or as its table has it."""
     concept: str | None = None
     encoder: str | None = None
     """The encoder that failed; None for a source that cannot be used at all."""

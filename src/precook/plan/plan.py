@@ -144,6 +144,8 @@ class Plan:
 
         Samples that failed are left out of it. While entries are missing there is nothing to keep: `IncompleteError`.
         """
+        if set(self.encoders) != set(self.settings.encoders):
+            raise IncompleteError("a plan of some encoders only cannot be frozen", hint="plan for all of them")
         if len(self.missing):
             raise IncompleteError(f"{len(self.missing):,} entries of {self.settings.dataset} are missing")
         chosen, tree = snapshot_tree(self)

@@ -13,10 +13,8 @@ from precook.sources.memory import Memory
 from precook.sources.segments import Bytes, Kind
 from precook.store.store import Store
 
-SEEN = Kind("seen", key=32, value=0)
-"""Keys that had an entry when the number of removals was last compared."""
 LOST = Kind("lost", key=32, value=0)
-"""Keys that once had one and then had not."""
+"""Keys that once had an entry and then had not."""
 _COMPARED = ("readiness", b"generation")
 
 
@@ -24,13 +22,13 @@ def find_ready(keys: Bytes, store: Store, memory: Memory) -> npt.NDArray[np.bool
     """Which keys have an entry."""
     generation = store.generation()
     if memory.note(*_COMPARED) != generation:
-        _compare_again(store, memory)
-        memory.write_note(*_COMPARED, generation)
-    ready, _ = memory.recall(SEEN, keys)
+        _compare_again(generation, store, memory)
+    seen = _seen(generation)
+    ready, _ = memory.recall(seen, keys)
     doubtful = np.flatnonzero(~ready)
     if len(doubtful):
         present = store.present(keys[doubtful])
-        memory.remember(SEEN, keys[doubtful[present]])
+        memory.remember(seen, keys[doubtful[present]])
         ready[doubtful] = present
     return ready
 
@@ -40,12 +38,18 @@ def was_lost(keys: Bytes, memory: Memory) -> npt.NDArray[np.bool_]:
     return memory.recall(LOST, keys)[0]
 
 
-def _compare_again(store: Store, memory: Memory) -> None:
+def _seen(generation: str) -> Kind:
+    """Keys that had an entry at this generation: what another process saw before a removal can never be among them."""
+    return Kind(f"seen/{generation}", key=32, value=0)
+
+
+def _compare_again(generation: str, store: Store, memory: Memory) -> None:
     """Something was removed: sort what was seen into what is still there and what is lost."""
-    seen, _ = memory.rows(SEEN)
-    if not len(seen):
-        return
-    present = store.present(seen)
-    memory.forget(SEEN)
-    memory.remember(SEEN, seen[present])
-    memory.remember(LOST, seen[~present])
+    before = memory.note(*_COMPARED)
+    if before is not None:
+        seen, _ = memory.rows(_seen(before))
+        present = store.present(seen)
+        memory.forget(_seen(before))
+        memory.remember(_seen(generation), seen[present])
+        memory.remember(LOST, seen[~present])
+    memory.write_note(*_COMPARED, generation)

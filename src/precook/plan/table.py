@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from precook.errors import printable
-from precook.plan.reasons import Why
+from precook.plan.reasons import Reason, Why
 from precook.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
+    from precook.plan.entries import Failure
     from precook.plan.plan import Plan
 
 _FEW = 10
+_CHANGES = 3
 _HEADINGS = ("encoder", "ready", "missing", "failed")
 
 
@@ -22,10 +25,20 @@ def show(plan: Plan) -> str:
     return "\n".join(printable(line) for line in _lines(plan))
 
 
+def full_path(plan: Plan, failure: Failure) -> str | None:
+    """Where a failure's file lies, as a path that `precook explain` takes; None where no file is to blame."""
+    for gathered in plan.samples.gathered:
+        if failure.path is not None and gathered.concept.name == failure.concept:
+            return os.path.join(gathered.listing.root, failure.path)  # noqa: PTH118 - there may be many
+    return failure.path
+
+
 def _lines(plan: Plan) -> Iterator[str]:
     count = plan.samples.count - len(plan.framed.problems)
+    lost = sum(failure.encoder is None for failure in plan.failed)
+    left_out = f", {format_count(lost, 'file')} left out" if lost else ""
     concepts = format_count(len(plan.settings.concepts), "concept")
-    yield f"{plan.settings.dataset}: {format_count(count, 'sample')} in {concepts}"
+    yield f"{plan.settings.dataset}: {format_count(count, 'sample')} in {concepts}{left_out}"
     yield ""
     rows = [
         (name, f"{len(one.ready):,}", f"{len(one.missing):,}", f"{len(one.failures):,}")
@@ -39,9 +52,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield from _section("missing", _reasons(plan))
     yield from _section("left out", _failures(plan))
     yield from _section("notes", _notes(plan))
-    if len(plan.missing):
-        yield ""
-        yield _forecast(plan)
+    yield ""
+    yield _forecast(plan)
 
 
 def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
@@ -53,23 +65,34 @@ def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def _reasons(plan: Plan) -> Iterator[str]:
+    old = False
     for name, one in plan.encoders.items():
-        for (reason, changes), count in Counter(_described(why) for why in one.why).most_common(_FEW):
+        counted = Counter(_described(why) for why in one.why)
+        for (reason, changes), count in counted.most_common(_FEW):
             yield f"{name}: {count:,} {reason}{f' ({changes})' if changes else ''}"
+        if len(counted) > _FEW:
+            rest = counted.total() - sum(count for _, count in counted.most_common(_FEW))
+            yield f"{name}: {rest:,} for other reasons; `precook plan --json` lists them all"
+        old = old or any(why.reason is not Reason.NEW for why in one.why)
+    if old:
+        yield "`precook explain FILE` shows what differs for one file"
 
 
 def _described(why: Why) -> tuple[str, str]:
     """The reason, and what changed where that is the same for many."""
     recipe = [str(change).removeprefix("recipe.") for change in why.differences if change.field.startswith("recipe.")]
-    return why.reason.value, ", ".join(recipe[:3]) + (f" and {len(recipe) - 3} more" if len(recipe) > 3 else "")  # noqa: PLR2004
+    more = f" and {len(recipe) - _CHANGES} more" if len(recipe) > _CHANGES else ""
+    return why.reason.value, ", ".join(recipe[:_CHANGES]) + more
 
 
 def _failures(plan: Plan) -> Iterator[str]:
-    for failure in plan.failed[:_FEW]:
-        place = ": ".join(part for part in (failure.concept, failure.path, failure.encoder) if part)
-        yield f"{place}: {failure.reason}"
-    if len(plan.failed) > _FEW:
-        yield f"… and {len(plan.failed) - _FEW:,} more; `precook plan --json` lists them all"
+    told = sorted(
+        ": ".join(part for part in (full_path(plan, failure), failure.encoder, failure.reason) if part)
+        for failure in plan.failed
+    )
+    yield from told[:_FEW]
+    if len(told) > _FEW:
+        yield f"… and {len(told) - _FEW:,} more; `precook plan --json` lists them all"
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -82,13 +105,16 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield f"{format_count(count, 'sample')} left out at {resolution} only"
     for gathered in plan.samples.gathered:
         if not gathered.count:
-            yield f"{gathered.concept.name}: no pictures in there"
+            yield f"{gathered.concept.name}: no pictures to use in {gathered.listing.root}"
 
 
 def _forecast(plan: Plan) -> str:
+    """The last line: what a build would do."""
+    if not len(plan.missing):
+        return "to build: nothing" if plan.samples.count else "to build: nothing, because there are no samples"
     found = plan.forecast
-    size = "size not known before the first build" if found.nbytes is None else f"about {format_size(found.nbytes)}"
+    size = "size not known yet" if found.nbytes is None else f"about {format_size(found.nbytes)}"
     time = "" if found.seconds is None else f", about {format_duration(found.seconds)}"
     free = "" if found.free is None else f"; {format_size(found.free)} free"
     warning = "" if found.fits else ": the disk cannot hold it"
-    return f"to build: {size}{time}{free}{warning}"
+    return f"to build: {format_count(len(plan.missing), 'entry')}, {size}{time}{free}{warning}"

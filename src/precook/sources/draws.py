@@ -33,25 +33,23 @@ def draw(digests: Digests, purpose: Purpose, *, number: int, seed: int) -> npt.N
 
     >>> import numpy
     >>> draw(numpy.zeros((1, 32), "u1"), Purpose.LEFT, number=0, seed=0).tolist()
-    [4131951098842461391]
+    [502293085195412968]
     """
     words = np.ascontiguousarray(digests).view("<u8").astype(np.uint64, copy=False)
-    state = np.full(len(words), _start(purpose, number, seed), np.uint64)
-    for column in words.T:
-        state = _mix((state ^ column) + np.uint64(_STEP))
+    state = np.zeros(1, np.uint64)  # an array from the start: numpy lets arrays wrap, and warns of single numbers
+    for word in (*(np.uint64(value & _MASK) for value in (purpose, number, seed)), *words.T):
+        state = _mix((state ^ word) + np.uint64(_STEP))
     return state
 
 
 def pick(bits: npt.NDArray[np.uint64], counts: npt.NDArray[Any] | int) -> npt.NDArray[np.int64]:
-    """A number from 0 to count - 1 for each draw; counts stay below 2**31."""
+    """A number from 0 to count - 1 for each draw; counts go up to 2**32.
+
+    >>> import numpy
+    >>> pick(numpy.array([0, 2**63, 2**64 - 1], "u8"), 10).tolist()
+    [0, 5, 9]
+    """
     return (((bits >> np.uint64(32)) * np.asarray(counts, np.uint64)) >> np.uint64(32)).astype(np.int64)
-
-
-def _start(purpose: int, number: int, seed: int) -> int:
-    state = np.zeros(1, np.uint64)
-    for value in (purpose, number, seed):
-        state = _mix((state ^ np.uint64(value & _MASK)) + np.uint64(_STEP))
-    return int(state[0])
 
 
 def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -21,7 +21,7 @@ from precook.sources.memory import Memory
 from precook.sources.pairing import Pairs, pair_folder, pair_table
 from precook.sources.pictures import Facts, RefusedError, check_pixels
 from precook.sources.segments import Bytes
-from precook.sources.tables import SUFFIXES, read_table
+from precook.sources.tables import read_table
 from precook.sources.walk import Listing
 
 EMPTY = digest("").bytes
@@ -119,7 +119,7 @@ def gather(
     """
     root = base / concept.path
     problems: list[Problem] = []
-    if root.suffix.lower() in SUFFIXES:
+    if concept.is_table:
         pairs = _table_pairs(concept, root, problems)
         root = root.parent
     else:

@@ -6,24 +6,29 @@ Everything is whole numbers and the same on every machine. Many pictures are wor
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
-from typing import Any, Literal, get_args
+from functools import cache
+from itertools import count, islice, takewhile
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from precook.config.models import ImageSettings, Resolution
+from precook.errors import ConfigError, Problem
 from precook.sources.draws import Digests, Purpose, draw, pick
 
 Resampling = Literal["nearest", "area", "bilinear", "bicubic", "lanczos"]
 
 RESAMPLINGS: tuple[Resampling, ...] = get_args(Resampling)
+"""A row holds a name's place in here, and rows are remembered on disk: new names go to the end."""
 COLUMNS = 10
 """Numbers in a row: source, scaled, crop, target (two each), flip, resampling."""
+MAX_BUCKETS = 1 << 18
+"""Twice what the largest resolution has with the smallest step and the usual `max_aspect`."""
 _NEAR = 1e-9
-_FLIPPED = 8
 
 Rows = npt.NDArray[np.int32]
 
@@ -75,9 +80,9 @@ class Cuts:
 def buckets(resolution: Resolution, *, step: int, max_aspect: float) -> list[tuple[int, int]]:
     """The sizes pictures may be cut to, from the tallest to the widest.
 
-    An exact resolution is the only size. Else each width that is a multiple of `step` goes with the largest height that
-    keeps the area within that of the square, likewise each height with the largest width, and the square itself is
-    always there. Sizes more elongated than `max_aspect` are left out, and the smaller of two with one aspect ratio.
+    An exact resolution is the only size. Else these are the square, each wider multiple of `step` with the largest
+    height that keeps the area within the resolution's, and the same sizes upright; but for the square, none is more
+    elongated than `max_aspect`. `ConfigError` if there are too many.
 
     >>> buckets(Resolution(256, 256, exact=False), step=64, max_aspect=2.0)
     [(192, 320), (256, 256), (320, 192)]
@@ -86,15 +91,19 @@ def buckets(resolution: Resolution, *, step: int, max_aspect: float) -> list[tup
         return [(resolution.width, resolution.height)]
     area = resolution.width * resolution.height
     square = resolution.width // step * step
-    sizes = {(square, square)}
-    for side in range(step, area // step + 1, step):
-        other = area // side // step * step
-        if other and max(side, other) <= max_aspect * min(side, other):
-            sizes |= {(side, other), (other, side)}
-    by_aspect: dict[Fraction, tuple[int, int]] = {}
-    for width, height in sorted(sizes):  # the larger of two alike comes later
-        by_aspect[Fraction(width, height)] = (width, height)
-    return [by_aspect[aspect] for aspect in sorted(by_aspect)]
+    most, least = Fraction(str(max_aspect)).as_integer_ratio()  # as written: 1.9 is 19:10, not a little less
+
+    def fits(size: tuple[int, int]) -> bool:
+        return size[0] * least <= size[1] * most
+
+    # Ever wider and never higher: so no two share an aspect ratio, and the first that does not fit is the last.
+    candidates = ((width, area // width // step * step) for width in count(square + step, step))
+    wide = list(islice(takewhile(fits, candidates), MAX_BUCKETS))
+    sizes = [*((width, height) for height, width in reversed(wide)), (square, square), *wide]
+    if len(sizes) > MAX_BUCKETS:
+        message = f"{resolution.width} with step {step} and max_aspect {max_aspect} gives more than {MAX_BUCKETS} sizes"
+        raise ConfigError(Problem("image.resolutions", None, message, "raise image.step, or lower image.max_aspect"))
+    return sizes
 
 
 def nearest(sizes: npt.NDArray[np.int64], choices: list[tuple[int, int]]) -> npt.NDArray[np.intp]:
@@ -102,25 +111,25 @@ def nearest(sizes: npt.NDArray[np.int64], choices: list[tuple[int, int]]) -> npt
 
     `choices` go from the tallest to the widest. Halfway between two, the larger area wins, then the wider.
     """
-    # Between neighbours the border lies where (w/h)^2 is the product of their ratios.
-    borders = [Fraction(a[0] * b[0], a[1] * b[1]) for a, b in pairwise(choices)]
-    to_wider = [b[0] * b[1] >= a[0] * a[1] for a, b in pairwise(choices)]
-    limits = np.array([float(border) for border in borders])
+    widths, heights = np.array(choices, np.float64).T
+    # Between neighbours the border lies where (width / height)^2 is the product of their ratios.
+    borders = (widths / heights)[:-1] * (widths / heights)[1:]
     squared = (sizes[:, 0] / sizes[:, 1]) ** 2
-    found = np.searchsorted(limits, squared)
-    # Floating point cannot tell sizes that lie on a border: those few are compared as fractions.
-    below, above = np.maximum(found - 1, 0), np.minimum(found, len(limits) - 1)
-    if borders:
-        gap = np.minimum(
-            np.abs(limits[below] - squared) / limits[below], np.abs(limits[above] - squared) / limits[above]
-        )
-        for row in np.flatnonzero(gap < _NEAR).tolist():
-            width, height = (int(number) for number in sizes[row])
-            exact = Fraction(width * width, height * height)
-            passed = [
-                exact > border or (exact == border and wider) for border, wider in zip(borders, to_wider, strict=True)
-            ]
-            found[row] = sum(passed)
+    found = np.searchsorted(borders, squared)
+
+    @cache
+    def exactly(width: int, height: int) -> int:
+        def stops(border: int) -> bool:
+            (a, b), (c, d) = choices[border : border + 2]
+            left, right = width * width * b * d, height * height * a * c
+            return left < right or (left == right and a * b > c * d)
+
+        return bisect_left(range(len(borders)), True, key=stops)  # noqa: FBT003 - what is looked for
+
+    # Floating point cannot tell sizes that lie on a border: those that come close are compared in whole numbers.
+    close = np.searchsorted(borders * (1 - _NEAR), squared) != np.searchsorted(borders * (1 + _NEAR), squared)
+    for row in np.flatnonzero(close).tolist():
+        found[row] = exactly(*sizes[row].tolist())
     return found
 
 
@@ -128,10 +137,10 @@ def cut_rows(
     sizes: npt.NDArray[np.int64], digests: Digests, settings: ImageSettings, *, resolution: Resolution, variation: int
 ) -> Cuts:
     """Work out how pictures of these sizes (width, height after orientation) are cut for one target."""
-    count = len(sizes)
     choices = buckets(resolution, step=settings.step, max_aspect=settings.max_aspect)
-    target = np.array(choices, np.int64).reshape(-1, 2)[nearest(sizes, choices)]
+    target = np.array(choices, np.int64)[nearest(sizes, choices)]
     scaled = _cover(sizes, target)
+    refused = _refusals(sizes, scaled, target, choices[-1], settings)
     room = scaled - target
     if settings.crop == "random":
         crop = np.stack(
@@ -140,15 +149,13 @@ def cut_rows(
                 for axis, purpose in enumerate((Purpose.LEFT, Purpose.TOP))
             ],
             axis=1,
-        ).reshape(count, 2)
+        )
     else:
         crop = room // 2
-    refused = _refusals(sizes, scaled, target, choices, settings)
     flip = _flips(digests, settings, variation)
-    resampling = np.full(count, RESAMPLINGS.index(settings.resampling))
-    columns: list[Any] = [sizes, scaled, crop, target, flip[:, None], resampling[:, None]]
-    # What is refused may not fit into 32 bits; nobody uses it.
-    rows = np.where(np.isin(np.arange(count), list(refused))[:, None], 0, np.concatenate(columns, axis=1))
+    resampling = np.full(len(sizes), RESAMPLINGS.index(settings.resampling))
+    rows = np.concatenate([sizes, scaled, crop, target, flip[:, None], resampling[:, None]], axis=1)
+    rows[list(refused)] = 0  # nobody uses it, and it may be beyond what `pick` and 32 bits can hold
     return Cuts(rows.astype(np.int32), refused)
 
 
@@ -159,8 +166,8 @@ def _cover(sizes: npt.NDArray[np.int64], target: npt.NDArray[np.int64]) -> npt.N
     wide = width * to_height >= to_width * height
     return np.stack(
         [
-            np.where(wide, np.maximum(to_width, (2 * width * to_height + height) // (2 * height)), to_width),
-            np.where(wide, to_height, np.maximum(to_height, (2 * height * to_width + width) // (2 * width))),
+            np.where(wide, (2 * width * to_height + height) // (2 * height), to_width),
+            np.where(wide, to_height, (2 * height * to_width + width) // (2 * width)),
         ],
         axis=1,
     )
@@ -176,22 +183,30 @@ def _refusals(
     sizes: npt.NDArray[np.int64],
     scaled: npt.NDArray[np.int64],
     target: npt.NDArray[np.int64],
-    choices: list[tuple[int, int]],
+    longest: tuple[int, int],
     settings: ImageSettings,
 ) -> dict[int, str]:
-    """Why pictures cannot or shall not be cut to their target."""
+    """Why pictures cannot or shall not be cut to their target; of several reasons, the last one here."""
     refused: dict[int, str] = {}
     if settings.upscale == "refuse":
-        for row in np.flatnonzero((scaled > sizes).any(axis=1)).tolist():
-            width, height = target[row].tolist()
-            refused[row] = f"too small: it would be enlarged to {width}x{height}, and image.upscale is refuse"
+        for row in np.flatnonzero((target > sizes).any(axis=1)).tolist():
+            refused[row] = f"too small for {_told(target[row])}, and image.upscale is refuse"
     if settings.extreme_aspect == "refuse":
-        (tall_width, tall_height), (wide_width, wide_height) = choices[0], choices[-1]
-        width, height = sizes.T
-        beyond = (width * wide_height > wide_width * height) | (width * tall_height < tall_width * height)
+        beyond = sizes.max(axis=1) * min(longest) > sizes.min(axis=1) * max(longest)
         for row in np.flatnonzero(beyond).tolist():
-            refused[row] = "more elongated than any target size, and image.extreme_aspect is refuse"
-    for row in np.flatnonzero(scaled[:, 0] * scaled[:, 1] > settings.max_pixels).tolist():
-        width, height = scaled[row].tolist()
-        refused[row] = f"too elongated: it would be scaled to {width}x{height}, more pixels than image.max_pixels"
+            refused[row] = f"more elongated than {_told(target[row])}, and image.extreme_aspect is refuse"
+    for row in np.flatnonzero(_too_many(scaled, settings.max_pixels)).tolist():
+        scaling = f"to cover {_told(target[row])} it would be scaled to {_told(scaled[row])}"
+        refused[row] = f"{scaling}, more pixels than image.max_pixels, {settings.max_pixels}"
+    for row in np.flatnonzero(_too_many(sizes, settings.max_pixels)).tolist():
+        refused[row] = f"{_told(sizes[row])}, more pixels than image.max_pixels, {settings.max_pixels}"
     return refused
+
+
+def _too_many(sizes: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.bool_]:
+    """Which sizes have more pixels than that: their number itself may be beyond 64 bits."""
+    return sizes[:, 0] > limit // sizes[:, 1]
+
+
+def _told(size: npt.NDArray[np.int64]) -> str:
+    return "{}x{}".format(*size.tolist())

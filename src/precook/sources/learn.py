@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -18,13 +19,27 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from precook.report import Reporter
+from precook.sources.filesystems import clock, exhausted, trusted
 from precook.sources.memory import Memory
 from precook.sources.segments import Bytes, Kind
-from precook.sources.stamps import COLUMNS, FILES, Stamps, settled, stamp_keys, stamp_of
+from precook.sources.stamps import (
+    COLUMNS,
+    DEVICE,
+    FILES,
+    SIZE,
+    Stamp,
+    Stamps,
+    settled,
+    stamp_keys,
+    stamp_of,
+    why_not_a_file,
+)
 
 _BATCH = 32
 _SAVE_SECONDS = 5.0
 _ATTEMPTS = 3
+_LARGEST = 1 << 30
+"""Bytes of a file that is read: several are in memory at once, and what is larger is no picture and no caption."""
 
 
 class Lesson(Protocol):
@@ -56,21 +71,31 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What the files lie on."""
+    """What files lie on."""
 
     now: int
     """The file system's clock, read before any file."""
     trusted: bool
-    """Whether stamps may be remembered."""
+    """Whether stamps may be believed and remembered."""
+    device: int | None = None
+    """The device it speaks for; files on others, behind links and mounts, are judged on their own. None: for all."""
+
+
+class _UnreadableError(Exception):
+    """Why a file is not read, for people and without its path."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
     row: int
-    stamp: tuple[int, int, int, int, int]
+    stamp: Stamp
     digest: bytes
     facts: bytes
     refusal: str | None
+
+
+_Result = _Read | tuple[int, str]
+"""What was read, or a row and why it was not."""
 
 
 def learn(
@@ -87,7 +112,11 @@ def learn(
 
     `save` is called now and then, so that whoever is interrupted does not read everything again.
     """
+    grounds = _Grounds(ground, stamps, path_of)
     known, digests = memory.recall(FILES, stamp_keys(stamps))
+    # What was remembered while stamps were trusted is no longer believed where they are not.
+    known &= grounds.firm(stamps)
+    digests[~known] = 0
     understood, facts = memory.recall(lesson.facts, digests)
     problems: dict[int, str] = {}
     reasons = memory.notes(lesson.refusals)
@@ -97,18 +126,45 @@ def learn(
             understood[row] = False  # another version might take it
         else:
             problems[row] = reason
-    missing = np.flatnonzero(~(known & understood))
-    if len(missing):
-        digests, facts = digests.copy(), facts.copy()
-        for read in _read_all(missing.tolist(), path_of, lesson, memory, ground=ground, save=save, report=report):
-            if isinstance(read, tuple):
-                problems[read[0]] = read[1]
-                continue
-            digests[read.row] = np.frombuffer(read.digest, np.uint8)
-            facts[read.row] = np.frombuffer(read.facts, np.uint8)
-            if read.refusal is not None:
-                problems[read.row] = read.refusal
+    missing = np.flatnonzero(~(known & understood)).tolist()
+    for read in _read_all(missing, path_of, lesson, memory, grounds=grounds, save=save, report=report):
+        if isinstance(read, tuple):
+            problems[read[0]] = read[1]
+            continue
+        digests[read.row] = np.frombuffer(read.digest, np.uint8)
+        facts[read.row] = np.frombuffer(read.facts, np.uint8)
+        if read.refusal is not None:
+            problems[read.row] = read.refusal
     return Learnt(digests, facts, problems)
+
+
+class _Grounds:
+    """The ground of every file, by its device; those of other devices are looked at here, before any file is read."""
+
+    def __init__(self, ground: Ground, stamps: Stamps, path_of: Callable[[int], str]) -> None:
+        self._ground = ground
+        self._others: dict[int, Ground] = {}
+        if ground.device is not None:
+            others = np.flatnonzero(stamps[:, DEVICE] != ground.device)
+            for device, first in zip(*np.unique(stamps[others, DEVICE], return_index=True), strict=True):
+                folder = Path(os.path.realpath(path_of(int(others[first])))).parent
+                self._others[int(device)] = Ground(clock(folder), trusted(folder), int(device))
+
+    def firm(self, stamps: Stamps) -> npt.NDArray[np.bool_]:
+        """Which stamps can be believed."""
+        firm = np.full(len(stamps), self._ground.trusted)
+        if self._ground.device is not None:
+            firm &= stamps[:, DEVICE] == self._ground.device
+        for device, ground in self._others.items():
+            firm |= (stamps[:, DEVICE] == device) & ground.trusted
+        return firm
+
+    def lasting(self, stamps: Stamps) -> npt.NDArray[np.bool_]:
+        """Which stamps can be believed from now on."""
+        lasting = settled(stamps, self._ground.now)
+        for device, ground in self._others.items():
+            lasting = np.where(stamps[:, DEVICE] == device, settled(stamps, ground.now), lasting)
+        return np.asarray(lasting & self.firm(stamps))
 
 
 def _read_all(
@@ -117,65 +173,94 @@ def _read_all(
     lesson: Lesson,
     memory: Memory,
     *,
-    ground: Ground,
+    grounds: _Grounds,
     save: Callable[[], None],
     report: Reporter,
-) -> Iterator[_Read | tuple[int, str]]:
-    """Read files in several threads and remember what they say."""
+) -> Iterator[_Result]:
+    """Read files in several threads, in no order, and remember what they say."""
 
-    def read_some(batch: list[int]) -> list[_Read | tuple[int, str]]:
+    def read_some(batch: list[int]) -> list[_Result]:
         return [_read(row, path_of(row), lesson) for row in batch]
 
-    batches = [rows[at : at + _BATCH] for at in range(0, len(rows), _BATCH)]
+    if not rows:
+        return
     saved = time.monotonic()
     fresh: list[_Read] = []
     pool = ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1)), thread_name_prefix="precook-read")
+    waiting: set[Future[list[_Result]]] = set()
     try:
         with report.task(lesson.task, total=len(rows), unit="files") as task:
-            for results in pool.map(read_some, batches):
+            waiting |= {pool.submit(read_some, rows[at : at + _BATCH]) for at in range(0, len(rows), _BATCH)}
+            for future in as_completed(waiting):
+                results = future.result()
+                waiting.discard(future)
                 task.advance(len(results))
                 fresh += [read for read in results if isinstance(read, _Read)]
                 if time.monotonic() - saved > _SAVE_SECONDS:
-                    _keep(fresh, lesson, memory, ground)
+                    _keep(fresh, lesson, memory, grounds)
                     save()
                     fresh, saved = [], time.monotonic()
                 yield from results
     finally:
-        # Whatever ends this early, no further file is opened.
+        # Whatever ends this early, no further file is opened, and what was read is kept.
         pool.shutdown(wait=True, cancel_futures=True)
-        _keep(fresh, lesson, memory, ground)
+        done = [future for future in waiting if not future.cancelled() and future.exception() is None]
+        fresh += [read for future in done for read in future.result() if isinstance(read, _Read)]
+        _keep(fresh, lesson, memory, grounds)
 
 
-def _read(row: int, path: str, lesson: Lesson) -> _Read | tuple[int, str]:
+def _read(row: int, path: str, lesson: Lesson) -> _Result:
     """One file's digest and facts, from one descriptor and the same bytes."""
-    for _ in range(_ATTEMPTS):
-        try:
-            # Not blocking: something else may have taken the place of a regular file.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-                before = stamp_of(os.fstat(descriptor))
-                content = file.readall()
-                after = stamp_of(os.fstat(descriptor))
-        except OSError as error:
-            return row, f"cannot be read: {error.strerror or error}"
-        if before == after:
-            break
-    else:
-        return row, "changed while it was being read"
+    try:
+        stamp, content = _content(path)
+    except _UnreadableError as error:
+        return row, str(error)
+    except OSError as error:
+        if short := exhausted(Path(path), error.errno or 0):
+            raise short from error
+        return row, f"cannot be read: {error.strerror or error}"
+    except ValueError:
+        return row, "cannot be read: no file can have such a name"
+    except MemoryError:
+        return row, "cannot be read: there is not enough memory for it"
     digest: bytes = blake3(content).digest()
     try:
-        return _Read(row, before, digest, lesson.study(digest, content), None)
+        return _Read(row, stamp, digest, lesson.study(digest, content), None)
     except ValueError as error:
         refused = bytes(lesson.facts.value - 1) + b"\1"
-        return _Read(row, before, digest, refused, str(error))
+        return _Read(row, stamp, digest, refused, str(error))
+    except Exception as error:  # noqa: BLE001 - one file must not end the work on all others
+        # Nothing of this is remembered: it may be the decoder's fault, and a later one may do better.
+        return row, f"cannot be understood: {type(error).__name__}: {error}"
 
 
-def _keep(reads: list[_Read], lesson: Lesson, memory: Memory, ground: Ground) -> None:
+def _content(path: str) -> tuple[Stamp, bytes]:
+    """A file's stamp and its bytes, which belong together."""
+    for _ in range(_ATTEMPTS):
+        # Not blocking: something else may have taken the place of a regular file.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            if reason := why_not_a_file(status.st_mode):
+                raise _UnreadableError(reason)
+            if status.st_size > _LARGEST:
+                raise _UnreadableError(f"{status.st_size:,} bytes, and a source has at most {_LARGEST:,}: shrink it")
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                content = file.readall()
+            stamp = stamp_of(status)
+            if stamp == stamp_of(os.fstat(descriptor)) and len(content) == stamp[SIZE]:
+                return stamp, content
+        finally:
+            os.close(descriptor)
+    raise _UnreadableError("changed while it was being read")
+
+
+def _keep(reads: list[_Read], lesson: Lesson, memory: Memory, grounds: _Grounds) -> None:
     if not reads:
         return
     digests = _rows([read.digest for read in reads])
     stamps = np.array([read.stamp for read in reads], np.int64).reshape(-1, COLUMNS)
-    lasting = settled(stamps, ground.now) if ground.trusted else np.zeros(len(reads), bool)
+    lasting = grounds.lasting(stamps)
     memory.remember(FILES, stamp_keys(stamps)[lasting], digests[lasting])
     memory.remember(lesson.facts, digests, _rows([read.facts for read in reads]))
     for read in reads:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL
 from blake3 import blake3
+from PIL import features
 
 from precook.sources.captions import read_lines
 from precook.sources.memory import Memory
@@ -18,6 +19,10 @@ from precook.sources.segments import Bytes, Kind
 
 _PICTURE = struct.Struct("<IIBB5xB")
 _CAPTION = struct.Struct("<I32s3xB")
+_PILLOW = "/".join(
+    [PIL.__version__, *(name for name in ("avif", "webp") if name in features.modules and features.check_module(name))]
+)
+"""Which Pillow this is, and what it was built with: another one may read what this one refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class PictureLesson:
 
     task = "reading pictures"
     facts = Kind("pictures/1", key=32, value=_PICTURE.size)
-    refusals = f"refused pictures/1/{PIL.__version__}"
+    refusals = f"refused pictures/1/{_PILLOW}"
 
     def study(self, digest: bytes, content: bytes) -> bytes:  # noqa: ARG002
         facts = read_facts(content)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from precook.sources.segments import Bytes, Kind, Segment, make_segment
+from precook.sources.segments import Bytes, Kind, Segment, append, make_segment
 
 
 class Keeper(Protocol):
@@ -58,14 +58,18 @@ class Memory:
 
     def remember(self, kind: Kind, keys: Bytes, values: Bytes | None = None) -> None:
         """Remember these values, newer than all before; a kind without values remembers the keys alone."""
-        if len(keys):
-            empty = np.zeros((len(keys), 0), np.uint8)
-            segment = make_segment(kind, keys, empty if values is None else values)
-            self._loaded(kind).append(segment)
-            self._new.setdefault(kind.name, []).append(segment)
+        if values is None:
+            values = np.zeros((len(keys), 0), np.uint8)
+        known, before = self.recall(kind, keys)
+        # What is read again, as on a network drive, says the same again: that is not written again.
+        fresh = ~known | (before != values).any(axis=1)
+        if fresh.any():
+            segment = make_segment(kind, keys[fresh], values[fresh])
+            append(self._loaded(kind), segment)
+            append(self._new.setdefault(kind.name, []), segment)
 
     def rows(self, kind: Kind) -> tuple[Bytes, Bytes]:
-        """All keys and values of a kind."""
+        """All keys and values of a kind, newer ones after older ones; a key may be there more than once."""
         segments = self._loaded(kind)
         keys = [np.zeros((0, kind.key), np.uint8), *(segment.keys for segment in segments)]
         values = [np.zeros((0, kind.value), np.uint8), *(segment.values for segment in segments)]

@@ -1,4 +1,4 @@
-"""Pictures: what the head of a picture file says, and its pixels as RGB in one documented way (docs/pictures.md).
+"""Pictures: what the header of a picture file says, and its pixels as RGB in one documented way (docs/pictures.md).
 
 Every function takes the file's bytes, changes nothing outside and may run in many threads at once.
 """
@@ -63,7 +63,8 @@ _FAILURES = (
     zlib.error,
     Image.DecompressionBombError,
 )
-"""What Pillow's readers raise on hostile bytes. MemoryError is missing: it says something about the machine."""
+"""What Pillow's readers raise on hostile bytes, by their code and by fuzzing. MemoryError is no such thing: it says
+something about the machine."""
 
 _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _ORIENTATION = 0x0100, 0x0101, 0x0102, 0x0106, 0x0112
 """Tags of TIFF and EXIF."""
@@ -87,7 +88,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the head of a picture file says."""
+    """What the header of a picture file says."""
 
     width: int
     """After the orientation is applied, like `height`."""
@@ -214,7 +215,7 @@ def _other_format(content: bytes) -> str | None:
 
 
 def _why_damaged(content: bytes) -> str | None:
-    """Which part of a PNG's head has a wrong checksum: LOAD_TRUNCATED_IMAGES makes Pillow overlook some of them."""
+    """Which part of a PNG's header has a wrong checksum: LOAD_TRUNCATED_IMAGES makes Pillow overlook some of them."""
     if file_format(content) == "PNG":
         for kind, start, end in png_chunks(content):
             if kind == b"IDAT":
@@ -324,7 +325,7 @@ def _to_rgb(
         alpha = _all_but(image, transparent, depth)
     if image.mode.startswith("I"):
         image = _high_byte(image)
-    rgb = image.convert("RGB")
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
     if alpha is None:
         return rgb
     canvas = Image.new("RGB", rgb.size, background)

@@ -7,6 +7,7 @@ columns, and a look-up is a binary search in numpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ import numpy.typing as npt
 import xxhash
 
 Bytes = npt.NDArray[np.uint8]
+
+GROWTH = 2
+"""A segment is merged with a newer one unless it is more than so many times as large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +80,49 @@ def merge(kind: Kind, older: Segment, newer: Segment) -> Segment:
     return make_segment(kind, np.concatenate([older.keys, newer.keys]), np.concatenate([older.values, newer.values]))
 
 
+def append(segments: list[Segment], segment: Segment) -> None:
+    """Add a newer segment, merged with those before it that are not much larger: so there are always few."""
+    while segments and segments[-1].rows <= GROWTH * segment.rows:
+        segment = merge(segment.kind, segments.pop(), segment)
+    segments.append(segment)
+
+
+def cut(segment: Segment, nbytes: int) -> Iterator[Segment]:
+    """The segment in pieces of at most so many bytes."""
+    step = max(1, nbytes // (segment.kind.key + segment.kind.value))
+    for at in range(0, segment.rows, step):
+        piece = slice(at, at + step)
+        yield Segment(segment.kind, segment.keys[piece], segment.values[piece], segment.hashes[piece], segment.longest)
+
+
 def dump(segment: Segment) -> tuple[bytes, bytes, bytes]:
     """Keys, values and their checksum."""
     keys, values = segment.keys.tobytes(), segment.values.tobytes()
-    return keys, values, _checksum(keys, values)
+    return keys, values, checksum(_form(segment.kind), keys, values)
 
 
-def load(kind: Kind, keys: bytes, values: bytes, checksum: bytes) -> Segment | None:
-    """The segment that was dumped; None where the bytes are not what they were."""
+def load(kind: Kind, keys: object, values: object, found: object) -> Segment | None:
+    """The segment that was dumped; None where that is not what was kept, or not of this kind."""
+    # A torn page of a database can hold values of any type.
+    if not isinstance(keys, bytes) or not isinstance(values, bytes):
+        return None
     rows = len(keys) // kind.key
-    if (len(keys), len(values)) != (rows * kind.key, rows * kind.value) or _checksum(keys, values) != checksum:
+    if len(values) != rows * kind.value or checksum(_form(kind), keys, values) != found:
         return None
     return _finished(
         kind,
         np.frombuffer(keys, np.uint8).reshape(rows, kind.key),
         np.frombuffer(values, np.uint8).reshape(rows, kind.value),
     )
+
+
+def checksum(*parts: bytes) -> bytes:
+    """What parts that stay together are recognised by."""
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()
 
 
 def _finished(kind: Kind, keys: Bytes, values: Bytes) -> Segment:
@@ -115,9 +146,6 @@ def _words(keys: Bytes) -> Any:
     return np.ascontiguousarray(keys).view("<u8")
 
 
-def _checksum(keys: bytes, values: bytes) -> bytes:
-    hasher = xxhash.xxh3_128()
-    hasher.update(len(keys).to_bytes(8, "little"))
-    hasher.update(keys)
-    hasher.update(values)
-    return hasher.digest()
+def _form(kind: Kind) -> bytes:
+    """What a segment's checksum says about its kind, so that it is never taken for another's."""
+    return f"{kind.name}/{kind.key}/{kind.value}".encode()

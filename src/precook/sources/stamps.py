@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,16 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.sources.segments import Bytes, Kind
+from precook.sources.stat_names import numbers
 
 Stamps = npt.NDArray[np.int64]
 """Inode, device, size, mtime and ctime in nanoseconds, a file per row."""
+Stamp = tuple[int, int, int, int, int]
+"""The same of one file."""
 
 COLUMNS = 5
+DEVICE, SIZE = 1, 2
+"""Columns of a stamp."""
 FILES = Kind("files", key=8 * COLUMNS, value=32, slot=16)
 """Digests by stamp; of one inode only the newest is kept."""
 _MTIME, _CTIME = 3, 4
 _RACY = 2_000_000_000
 """Nanoseconds: no file system we trust has coarser times."""
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
 def stamp_keys(stamps: Stamps) -> Bytes:
@@ -27,10 +35,14 @@ def stamp_keys(stamps: Stamps) -> Bytes:
     return np.ascontiguousarray(stamps, "<i8").view(np.uint8).reshape(len(stamps), 8 * COLUMNS)
 
 
-def stamp_of(status: os.stat_result) -> tuple[int, int, int, int, int]:
+def stamp_of(status: os.stat_result) -> Stamp:
     """The stamp in a stat result, as `stat_names` gives it."""
-    mask = (1 << 63) - 1
-    return status.st_ino & mask, status.st_dev & mask, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return numbers(status)[1:]
+
+
+def why_not_a_file(mode: int) -> str | None:
+    """What something is that is no regular file; None for a regular file."""
+    return None if stat.S_ISREG(mode) else f"{_KINDS.get(stat.S_IFMT(mode), 'a device')}, not a file"
 
 
 def settled(stamps: Stamps, now: int) -> npt.NDArray[np.bool_]:
@@ -42,5 +54,12 @@ def settled(stamps: Stamps, now: int) -> npt.NDArray[np.bool_]:
 
 
 def look(paths: Sequence[Path]) -> Stamps:
-    """The stamps of a few files; an `OSError` where one is not there."""
-    return np.array([stamp_of(path.stat()) for path in paths], np.int64).reshape(-1, COLUMNS)
+    """The stamps of a few files; an `OSError` where one is not there or no regular file."""
+    return np.array([_look(path) for path in paths], np.int64).reshape(-1, COLUMNS)
+
+
+def _look(path: Path) -> Stamp:
+    status = path.stat()
+    if reason := why_not_a_file(status.st_mode):
+        raise OSError(errno.EINVAL, reason, str(path))
+    return stamp_of(status)

@@ -1,48 +1,72 @@
 """Stamps of many files: also a program of its own, so that several processes can share the work.
 
 Python holds one lock per process, and asking for a stamp is mostly holding it; helpers that import nothing else start
-in a few milliseconds. Run with groups on stdin, `folder NUL name NUL … NUL NUL`; it answers six numbers for each name.
+in a few milliseconds. Run with groups on stdin, `folder NUL count NUL name NUL …`; it answers six numbers per name.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from array import array
+from collections.abc import Sequence
 
 COLUMNS = 6
 """Mode (or minus the errno), inode, device, size, mtime and ctime in nanoseconds."""
 _63 = (1 << 63) - 1
+_FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+"""Enough to look at a name in a folder, even in one that may not be listed."""
 
 
-def stat_names(folder: bytes | str, names: list[str]) -> array[int]:
+def stat_names(folder: bytes | str, names: Sequence[bytes | str]) -> array[int]:
     """Six numbers for each name in a folder; links are followed."""
     rows = array("q")
     extend, stat = rows.extend, os.stat
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(folder, _FOLDER)
     except OSError as error:
-        extend((-(error.errno or 1), 0, 0, 0, 0, 0) * len(names))
+        extend(_failed(error) * len(names))
         return rows
     try:
         for name in names:
             try:
                 s = stat(name, dir_fd=descriptor)
-            except OSError as error:
-                extend((-(error.errno or 1), 0, 0, 0, 0, 0))
-            else:
                 # Inodes and devices may use the 64th bit, which the array has no room for.
                 extend((s.st_mode, s.st_ino & _63, s.st_dev & _63, s.st_size, s.st_mtime_ns, s.st_ctime_ns))
+            except OSError as error:
+                extend(_failed(error))
+            except OverflowError:
+                del rows[len(rows) // COLUMNS * COLUMNS :]
+                extend(numbers(s))
+            except ValueError:
+                # No file can have such a name: a NUL, or characters that no bytes stand for.
+                extend((-errno.EINVAL, 0, 0, 0, 0, 0))
     finally:
         os.close(descriptor)
     return rows
 
 
+def numbers(status: os.stat_result) -> tuple[int, int, int, int, int, int]:
+    """The six numbers in a stat result; times beyond the years 1677 to 2262 become the first or last of them."""
+    modified, changed = (max(-_63, min(time, _63)) for time in (status.st_mtime_ns, status.st_ctime_ns))
+    return status.st_mode, status.st_ino & _63, status.st_dev & _63, status.st_size, modified, changed
+
+
+def _failed(error: OSError) -> tuple[int, ...]:
+    return -(error.errno or errno.EIO), 0, 0, 0, 0, 0
+
+
 def _main() -> None:
-    for group in sys.stdin.buffer.read().split(b"\0\0"):
-        folder, _, names = group.partition(b"\0")
-        if names:
-            sys.stdout.buffer.write(stat_names(folder, [os.fsdecode(name) for name in names.split(b"\0")]))
+    parts = sys.stdin.buffer.read().split(b"\0")
+    rows = array("q")
+    at = 0
+    while at < len(parts) - 1:
+        first = at + 2
+        at = first + int(parts[first - 1])
+        rows.extend(stat_names(parts[first - 2], parts[first:at]))
+    # All at once: a pipe holds little, and nobody reads it before the other part of the work is done.
+    sys.stdout.buffer.write(rows)
 
 
 if __name__ == "__main__":

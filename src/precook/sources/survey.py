@@ -3,82 +3,152 @@
 from __future__ import annotations
 
 import os
+import statistics
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from precook.config.template import FoundConcept
-from precook.errors import SourceError
+from precook.errors import SourceError, printable
+from precook.report import SILENT, Reporter, Task
 from precook.sources.pairing import CAPTION, NOT_SAMPLES, PICTURE, SUFFIXES
 from precook.sources.pictures import RefusedError, read_facts
-from precook.sources.walk import Listing, walk
+from precook.sources.walk import walk
 
-_LOOKED_AT = 200
+_LOOKED_AT = 100
 """Pictures whose size is read: enough to tell the usual one."""
-_MASK_PATTERNS = ("{stem}-masklabel.png", "{stem}-mask.png", "{stem}_mask.png", "masks/{stem}.png", "mask/{stem}.png")
+_LONGEST_NAME = 200
+_MASKS = ("{stem}-masklabel.png", "{stem}-mask.png", "{stem}_mask.png")
+_MASK_FOLDERS = ("masks/", "mask/", "../masks/", "../mask/")
+_MASK_PATTERNS = (*_MASKS, *(f"{folder}{name}" for folder in _MASK_FOLDERS for name in ("{stem}.png", "{name}")))
 _ROLES = {**dict.fromkeys(SUFFIXES, PICTURE), "txt": CAPTION}
 
 
-def survey(folder: Path, base: Path) -> list[FoundConcept]:
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A concept as it was found, and how much of it there is."""
+
+    concept: FoundConcept
+    captioned: int
+    """Pictures with a caption beside them."""
+    masked: int
+    """Pictures with a mask."""
+    usual_side: int
+    """The side of a square as large as the usual picture; 0 where none could be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Pictures that may be a concept; paths are relative to the folder that is surveyed."""
+
+    folder: str
+    pictures: tuple[str, ...]
+
+
+def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surveyed]:
     """The concepts in a folder: each of its folders that holds pictures, or the folder itself if pictures lie in it.
 
     `base` is where the config file will lie; paths are relative to it. `SourceError` where there are no pictures.
     """
     listing = walk(folder, _ROLES, recursive=True)
-    direct = [at for at in _pictures(listing) if "/" not in listing.path(at)]
-    groups = sorted({listing.path(at).split("/")[0] for at in _pictures(listing)}) if not direct else []
-    if len(groups) > 1:
-        return [_concept(walk(folder / name, _ROLES, recursive=True), base) for name in groups]
-    if not _pictures(listing):
-        hint = f"pictures end in {', '.join('.' + suffix for suffix in SUFFIXES)}"
+    paths = [listing.path(row) for row in range(len(listing.names))]
+    files = {path for path, regular in zip(paths, listing.regular().tolist(), strict=True) if regular}
+    # A FIFO or a link to nothing counts as a picture, as it does in a plan, which says what is wrong with it.
+    groups = _groups([paths[row] for row, role in enumerate(listing.roles) if role == PICTURE and _sample(paths[row])])
+    if not groups:
+        hint = f"pictures end in {', '.join('.' + suffix for suffix in SUFFIXES)}; hidden files do not count"
         raise SourceError(folder, "no pictures in there", hint=hint)
-    return [_concept(listing, base)]
+    patterns = {group.folder: _mask_pattern(group, files) for group in groups}
+    masks = {_mask(path, one) for group in groups if (one := patterns[group.folder]) for path in group.pictures}
+    # Masks in a folder of their own look like a concept.
+    groups = [group for group in groups if not masks.issuperset(group.pictures)] or groups
+    with report.task("looking at pictures", total=None, unit="files") as task:
+        return [_surveyed(group, patterns[group.folder], masks, files, folder, base, task) for group in groups]
 
 
-def _concept(listing: Listing, base: Path) -> FoundConcept:
-    known = {listing.path(row) for row in range(len(listing.names))}
-    pictures = _pictures(listing)
-    stems = {row: os.path.splitext(listing.path(row))[0] for row in pictures}  # noqa: PTH122
-    pattern = next((one for one in _MASK_PATTERNS if any(_mask(stem, one) in known for stem in stems.values())), None)
-    masks = {_mask(stem, pattern) for stem in stems.values()} if pattern else set()
-    samples = [row for row in pictures if listing.path(row) not in masks]
-    captioned = any(f"{stems[row]}.txt" in known for row in samples)
-    sides = _sides(listing, samples)
-    return FoundConcept(
-        name=listing.root.resolve().name or "pictures",
-        path=os.path.relpath(listing.root, base).replace(os.sep, "/"),
+def relative_path(path: Path, base: Path) -> str:
+    """A path as a config file in `base` writes it: relative, unless the two have nothing but the root in common."""
+    absolute = os.path.abspath(path)  # noqa: PTH100 - a link to the data stays the link it is
+    relative = os.path.relpath(absolute, os.path.abspath(base))  # noqa: PTH100
+    if not _same(base / relative, path):
+        # A link on the way: `..` leads to where it points, not to where it stands.
+        absolute = os.path.realpath(path)
+        relative = os.path.relpath(absolute, os.path.realpath(base))
+    apart = os.path.commonpath([absolute, os.path.realpath(base)]) == os.path.sep
+    return (absolute if apart else relative).replace(os.sep, "/")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _sample(path: str) -> bool:
+    return not _stem(path).endswith(NOT_SAMPLES)
+
+
+def _stem(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _groups(pictures: list[str]) -> list[_Group]:
+    direct = any("/" not in path for path in pictures)
+    by_folder: dict[str, list[str]] = {}
+    for path in sorted(pictures):
+        by_folder.setdefault("" if direct else path.partition("/")[0], []).append(path)
+    if len(by_folder) == 1:
+        return [_Group("", tuple(*by_folder.values()))]
+    return [_Group(folder, tuple(paths)) for folder, paths in by_folder.items()]
+
+
+def _mask_pattern(group: _Group, files: set[str]) -> str | None:
+    """The pattern that finds a mask for most pictures; None where none finds any."""
+    counts = {pattern: sum(_mask(path, pattern) in files for path in group.pictures) for pattern in _MASK_PATTERNS}
+    best = max(counts, key=lambda pattern: counts[pattern])
+    return best if counts[best] else None
+
+
+def _mask(path: str, pattern: str) -> str:
+    folder, name = os.path.split(path)
+    filled = pattern.replace("{stem}", _stem(name)) if "{stem}" in pattern else pattern.replace("{name}", name)
+    return os.path.normpath(os.path.join(folder, filled))  # noqa: PTH118
+
+
+def _surveyed(
+    group: _Group, pattern: str | None, masks: set[str], files: set[str], folder: Path, base: Path, task: Task
+) -> Surveyed:
+    samples = [path for path in group.pictures if path not in masks]
+    captioned = sum(f"{_stem(path)}.txt" in files for path in samples)
+    sides = _sides(folder, [path for path in samples if path in files], task)
+    root = folder / group.folder
+    concept = FoundConcept(
+        name=printable(root.resolve().name)[:_LONGEST_NAME] or "pictures",
+        path=relative_path(root, base),
         images=len(samples),
-        captions="sidecar" if captioned else "filename" if _telling(listing, samples) else "none",
+        captions=_captions(captioned, samples),
         masks=pattern,
         min_side=min(sides, default=0),
         max_side=max(sides, default=0),
     )
+    masked = sum(_mask(path, pattern) in files for path in samples) if pattern else 0
+    return Surveyed(concept, captioned, masked, round(statistics.median(sides)) if sides else 0)
 
 
-def _pictures(listing: Listing) -> list[int]:
-    return [
-        row
-        for row, role in enumerate(listing.roles)
-        if role == PICTURE and not listing.names[row].rpartition(".")[0].endswith(NOT_SAMPLES)
-    ]
+def _captions(captioned: int, samples: list[str]) -> Literal["sidecar", "filename", "none"]:
+    if captioned:
+        return "sidecar"
+    # File names that read like captions: several words, most of them.
+    names = [_stem(os.path.basename(path)) for path in samples]  # noqa: PTH119
+    telling = sum(len(name.split()) > 2 and any(char.isalpha() for char in name) for name in names)  # noqa: PLR2004
+    return "filename" if 2 * telling > len(names) else "none"
 
 
-def _mask(stem: str, pattern: str) -> str:
-    folder, name = os.path.split(stem)
-    return os.path.join(folder, pattern.replace("{stem}", name))  # noqa: PTH118
-
-
-def _telling(listing: Listing, rows: list[int]) -> bool:
-    """Whether file names read like captions: several words, most of them."""
-    names = [listing.names[row].rpartition(".")[0] for row in rows]
-    return 2 * sum(len(name.split()) > 2 and any(char.isalpha() for char in name) for name in names) > len(names)  # noqa: PLR2004
-
-
-def _sides(listing: Listing, rows: list[int]) -> list[int]:
+def _sides(root: Path, paths: list[str], task: Task) -> list[int]:
     """The side of a square of the same area, of some pictures."""
-    step = max(1, len(rows) // _LOOKED_AT)
     sides = []
-    for row in rows[::step]:
+    for path in paths[:: len(paths) // _LOOKED_AT + 1]:
+        task.advance()
         try:
-            facts = read_facts(Path(listing.full_path(row)).read_bytes())
+            facts = read_facts((root / path).read_bytes())
         except (OSError, RefusedError):
             continue  # `plan` names it
         sides.append(round((facts.width * facts.height) ** 0.5))

@@ -22,13 +22,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from precook.config.models import TABLES
 from precook.errors import SourceChangedError, SourceError, printable
 from precook.identity.digests import digest
 from precook.sources.captions import CaptionError, checked
 from precook.values import Digest
-
-SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-"""How the names of tables end, in lower case; the case does not matter."""
 
 _SHOWN = 12
 """Columns that an error lists."""
@@ -114,8 +112,8 @@ def read_table(
     """
     columns = _Columns(image_column, caption_column, mask_column)
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise SourceError(path, "not a table", hint=f"the name of a table ends in {', '.join(SUFFIXES)}")
+    if suffix not in TABLES:
+        raise SourceError(path, "not a table", hint=f"the name of a table ends in {', '.join(TABLES)}")
     content = _read(path)
     if suffix == ".parquet":
         found = _parquet_rows(path, content, columns)

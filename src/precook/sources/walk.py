@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import bisect
 import errno
+import logging
 import os
 import stat
 import subprocess
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,10 @@ import numpy.typing as npt
 
 from precook.errors import SourceError
 from precook.sources import stat_names as helper
-from precook.sources.stamps import Stamps
+from precook.sources.filesystems import exhausted
+from precook.sources.stamps import Stamps, why_not_a_file
+
+_log = logging.getLogger("precook")
 
 _MANY = 20_000
 """Files that make a second process worth its start."""
@@ -40,7 +44,7 @@ class Listing:
     folders: list[tuple[str, int, int]] = field(default_factory=list)
     """Directories relative to the root ("" or with a slash at the end), and their first and last file plus one."""
     problems: list[tuple[str, str]] = field(default_factory=list)
-    """Folders that could not be listed: relative path and reason."""
+    """Folders that could not be listed, and links that may have led to some: relative path and reason."""
     modes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Modes of files, or minus the errno where they could not be looked at."""
     stamps: Stamps = field(default_factory=lambda: np.zeros((0, 5), np.int64))
@@ -65,10 +69,7 @@ class Listing:
     def problem(self, row: int) -> str:
         """Why something is not a file that can be read."""
         mode = int(self.modes[row])
-        if mode < 0:
-            return os.strerror(-mode).lower()
-        kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
-        return f"{kinds.get(stat.S_IFMT(mode), 'a device')}, not a file"
+        return os.strerror(-mode).lower() if mode < 0 else why_not_a_file(mode) or "a file"
 
     def add(self, other: Listing) -> None:
         """Append the files of another listing of the same root."""
@@ -102,9 +103,14 @@ def list_names(root: Path, names: list[str], roles: bytearray, *, helpers: int |
 def _look(listing: Listing, helpers: int | None) -> None:
     table = np.frombuffer(_stat(listing, helpers), np.int64).reshape(len(listing.names), helper.COLUMNS)
     listing.modes, listing.stamps = table[:, 0], table[:, 1:]
+    for number in np.unique(-listing.modes[listing.modes < 0]).tolist():
+        if error := exhausted(listing.root, number):
+            raise error
 
 
 def _list(listing: Listing, wanted: Roles, *, recursive: bool) -> None:
+    # Nearly all names end in one of these, and need no further look at their case.
+    wanted = {**wanted, **{suffix.upper(): role for suffix, role in wanted.items()}}
     visited: set[tuple[int, int]] = set()
     todo = [""]
     while todo:
@@ -116,6 +122,8 @@ def _list(listing: Listing, wanted: Roles, *, recursive: bool) -> None:
             del listing.names[start:], listing.roles[start:]
             if not folder:
                 raise _root_error(listing.root, error) from error
+            if short := exhausted(listing.root / folder, error.errno or 0):
+                raise short from error
             listing.problems.append((folder, f"this folder cannot be read: {error.strerror}"))
             continue
         if len(listing.names) > start:
@@ -132,7 +140,7 @@ def _scan(listing: Listing, folder: str, wanted: Roles, visited: set[tuple[int, 
         return []
     visited.add(here)
     below: list[str] = []
-    by_suffix = {**wanted, **{suffix.upper(): role for suffix, role in wanted.items()}}
+    broken: list[tuple[str, str]] = []
     add_name, add_role = listing.names.append, listing.roles.append
     with os.scandir(path) as entries:
         for entry in entries:
@@ -140,64 +148,127 @@ def _scan(listing: Listing, folder: str, wanted: Roles, visited: set[tuple[int, 
             if name[0] == ".":
                 continue
             suffix = name.rpartition(".")[2]
-            role = by_suffix.get(suffix) or wanted.get(suffix.lower())
-            if entry.is_dir():
+            role = wanted.get(suffix) or wanted.get(suffix.lower())
+            try:
+                is_folder = entry.is_dir()
+            except OSError:
+                is_folder = False  # a link in a circle, or through a folder that may not be searched
+            if is_folder:
                 if recursive and not os.path.exists(os.path.join(entry.path, _STORE_MARKER)):  # noqa: PTH110, PTH118
                     below.append(name)
             elif role and len(suffix) < len(name):
                 add_name(name)
                 add_role(role)
+            elif recursive and entry.is_symlink() and (reason := _why_broken(entry)):
+                broken.append((folder + name, reason))
+    listing.problems += broken
     return below
+
+
+def _why_broken(link: os.DirEntry[str]) -> str | None:
+    """Why a link leads nowhere: behind it might be a folder on a drive that is not mounted."""
+    try:
+        link.stat()
+    except FileNotFoundError:
+        return "a link to something that is not there"
+    except OSError as error:
+        return f"a link that cannot be followed: {error.strerror}"
+    return None
 
 
 def _stat(listing: Listing, helpers: int | None) -> array[int]:
     """Ask for all stamps, in several processes if there are many."""
     count = len(listing.names)
     parts = 1 + (min(os.cpu_count() or 1, 4) - 1 if helpers is None and count >= _MANY else helpers or 0)
+    if parts > 1 and not _can_help():
+        parts = 1
     borders = [count * part // parts for part in range(parts + 1)]
-    with _Helpers() as others:
+    with _Helpers(listing) as others:
         for start, stop in pairwise(borders[1:]):
-            others.start(_groups(listing, start, stop))
-        rows = array("q")
-        for folder, names in _groups(listing, 0, borders[1]):
-            rows.extend(helper.stat_names(folder, names))
+            others.start(start, stop)
+        rows = _stat_part(listing, 0, borders[1])
         for part in others.results():
-            rows.frombytes(part)
+            rows.extend(part)
     return rows
 
 
-class _Helpers:
-    """Processes that look at a part of the files each; a folder that is left early leaves none behind."""
+def _stat_part(listing: Listing, start: int, stop: int) -> array[int]:
+    rows = array("q")
+    for folder, names in _groups(listing, start, stop):
+        rows.extend(helper.stat_names(folder, names))
+    return rows
 
-    def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
+
+def _can_help() -> bool:
+    """Whether another process can be started: a frozen or embedding application would start itself instead."""
+    program = os.path.basename(sys.executable or "")  # noqa: PTH119
+    return "python" in program.lower() and not hasattr(sys, "frozen") and os.path.isfile(helper.__file__)  # noqa: PTH113
+
+
+class _Helpers:
+    """Processes that look at a part of the files each; none is left behind.
+
+    What one of them fails to do is done here instead, so the result never depends on them.
+    """
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._parts: list[tuple[subprocess.Popen[bytes] | None, int, int]] = []
 
     def __enter__(self) -> _Helpers:
         return self
 
-    def start(self, groups: Iterable[tuple[str, list[str]]]) -> None:
-        """Hand a part to a new process."""
-        with tempfile.TemporaryFile() as file:
-            text = "\0\0".join("\0".join([folder, *names]) for folder, names in groups)
-            file.write(os.fsencode(text))
-            file.seek(0)
-            command = [sys.executable, "-I", "-S", helper.__file__]
-            self._processes.append(subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE))  # noqa: S603 - our own program
+    def start(self, start: int, stop: int) -> None:
+        """Hand the files from `start` to `stop` to a new process."""
+        process = None
+        try:
+            message = self._message(start, stop)
+            process = _run(message) if message else None
+        except OSError as error:
+            _log.warning("no helper process could be started: %s", error)
+        self._parts.append((process, start, stop))
 
-    def results(self) -> Iterator[bytes]:
-        """What each process found, in the order they were started."""
-        for process in self._processes:
-            output, _ = process.communicate()
-            if process.returncode:
-                raise OSError(f"a helper process ended with {process.returncode}")
-            yield output
+    def results(self) -> Iterator[array[int]]:
+        """The numbers of each part, in order."""
+        for process, start, stop in self._parts:
+            rows = array("q")
+            if process is not None:
+                output, _ = process.communicate()
+                if process.returncode == 0 and len(output) == (stop - start) * helper.COLUMNS * rows.itemsize:
+                    rows.frombytes(output)
+                else:
+                    _log.warning("a helper process ended with %s and %d bytes", process.returncode, len(output))
+            yield rows or _stat_part(self._listing, start, stop)
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        for process in [part[0] for part in self._parts]:
+            if process is not None:
+                process.kill()
+                process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+
+    def _message(self, start: int, stop: int) -> bytes | None:
+        """A part as the helper reads it; None where a name (from a table) is none that a file can have."""
+        parts: list[str] = []
+        for folder, names in _groups(self._listing, start, stop):
+            parts += [folder, str(len(names)), *names]
+        text = "\0".join([*parts, ""])
+        try:
+            return os.fsencode(text) if text.count("\0") == len(parts) else None
+        except UnicodeEncodeError:
+            return None
+
+
+def _run(message: bytes) -> subprocess.Popen[bytes]:
+    with tempfile.TemporaryFile() as file:
+        file.write(message)
+        file.seek(0)
+        # Without site packages: they would take longer to import than the work takes.
+        command = [sys.executable, "-I", "-S", helper.__file__]
+        return subprocess.Popen(  # noqa: S603 - our own program
+            command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
 
 
 def _groups(listing: Listing, start: int, stop: int) -> Iterator[tuple[str, list[str]]]:
@@ -209,6 +280,8 @@ def _groups(listing: Listing, start: int, stop: int) -> Iterator[tuple[str, list
 
 
 def _root_error(root: Path, error: OSError) -> SourceError:
+    if short := exhausted(root, error.errno or 0):
+        return short
     if isinstance(error, FileNotFoundError):
         hint = "is the drive mounted? An absent folder is not an empty dataset"
         return SourceError(root, "no such folder", hint=hint)

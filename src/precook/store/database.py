@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from precook.store import files
 from precook.store.pack import Head
 
 _APPLICATION = 0x70726563  # "prec"
-_VERSION = 2
+_VERSION = 3
 CHUNK = 30_000
 """Values bound at a time; SQLite takes 32,766."""
 _SCHEMA = """
@@ -41,7 +41,9 @@ CREATE TABLE memory (
     kind TEXT NOT NULL, number INTEGER NOT NULL, keys BLOB NOT NULL, contents BLOB NOT NULL, checksum BLOB NOT NULL,
     PRIMARY KEY (kind, number)
 );
-CREATE TABLE note (kind TEXT NOT NULL, key BLOB NOT NULL, text TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE note (
+    kind TEXT NOT NULL, key BLOB NOT NULL, text BLOB NOT NULL, checksum BLOB NOT NULL, PRIMARY KEY (kind, key)
+) WITHOUT ROWID;
 """
 
 
@@ -89,19 +91,25 @@ def fill(db: sqlite3.Connection, store_id: str, heads: Iterable[Head]) -> None:
     db.execute(f"PRAGMA user_version={_VERSION}")
 
 
-def take_over(db: sqlite3.Connection, old: Path) -> None:
+def take_over(db: sqlite3.Connection, source: sqlite3.Connection) -> None:
     """Copy what precook remembers from the index that is replaced, as far as it can be read: it carries checksums."""
-    if not old.exists():
+    try:
+        if source.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            return
+    except sqlite3.DatabaseError:
         return
+    segments = _readable(source, "SELECT kind, number, keys, contents, checksum FROM memory")
+    notes = _readable(source, "SELECT kind, key, text, checksum FROM note")
     db.execute("BEGIN")
-    address = f"{old.absolute().as_uri()}?mode=rw"
-    with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(connect(address, uri=True)) as source:
-        if source.execute("PRAGMA user_version").fetchone()[0] == _VERSION:
-            db.executemany(
-                "INSERT OR IGNORE INTO memory VALUES (?, ?, ?, ?, ?)", source.execute("SELECT * FROM memory")
-            )
-            db.executemany("INSERT OR IGNORE INTO note VALUES (?, ?, ?)", source.execute("SELECT * FROM note"))
+    db.executemany("INSERT OR IGNORE INTO memory VALUES (?, ?, ?, ?, ?)", segments)
+    db.executemany("INSERT OR IGNORE INTO note VALUES (?, ?, ?, ?)", notes)
     db.execute("COMMIT")
+
+
+def _readable(source: sqlite3.Connection, query: str) -> Iterator[tuple[object, ...]]:
+    """The rows of a query, up to the first that is too damaged to be read."""
+    with contextlib.suppress(sqlite3.DatabaseError):
+        yield from source.execute(query)
 
 
 def removed(db: sqlite3.Connection) -> None:

@@ -14,10 +14,10 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from precook.errors import LockedError, ReadOnlyError, StoreWriteError
-from precook.sources.segments import Kind, Segment, dump, load, merge
+from precook.errors import LockedError, ReadOnlyError, StoreError, StoreWriteError
+from precook.sources.segments import GROWTH, Kind, Segment, checksum, cut, dump, load, merge
 from precook.store import database, files
 from precook.store.layout import Layout, list_packs
 from precook.store.lock import PATIENCE, locked
@@ -27,6 +27,8 @@ _log = logging.getLogger("precook")
 
 _CHECKPOINT_BYTES = 8 << 20
 _IN_MEMORY = "memory"
+_SEGMENT_BYTES = 256 << 20
+"""The largest row of what is remembered; SQLite takes 10^9 bytes."""
 
 _T = TypeVar("_T")
 
@@ -168,11 +170,11 @@ class Index:
 
     def segments(self, kind: Kind) -> list[Segment]:
         """What is remembered of a kind, the newest segment last; one that is damaged is forgotten."""
-        query = "SELECT keys, contents, checksum FROM memory WHERE kind = ? ORDER BY number"
+        query = "SELECT number, keys, contents, checksum FROM memory WHERE kind = ? ORDER BY number"
         rows = self._read(lambda db: db.execute(query, (kind.name,)).fetchall())
-        found = [load(kind, *row) for row in rows]
-        if None in found:
-            _log.warning("%s: some of what was remembered is damaged and is worked out anew", self._path)
+        found = [load(kind, *row[1:]) for row in rows]
+        damaged = [(kind.name, row[0], row[3]) for row, segment in zip(rows, found, strict=True) if segment is None]
+        self._forget("memory WHERE kind = ? AND number IS ? AND checksum IS ?", damaged)
         return [segment for segment in found if segment is not None]
 
     def kinds(self) -> list[str]:
@@ -180,8 +182,28 @@ class Index:
         return self._read(lambda db: [row[0] for row in db.execute("SELECT DISTINCT kind FROM memory")])
 
     def notes(self, kind: str) -> dict[bytes, str]:
-        """The notes of a kind."""
-        return self._read(lambda db: dict(db.execute("SELECT key, text FROM note WHERE kind = ?", (kind,)).fetchall()))
+        """The notes of a kind; one that is damaged is forgotten."""
+        query = "SELECT key, text, checksum FROM note WHERE kind = ?"
+        rows = self._read(lambda db: db.execute(query, (kind,)).fetchall())
+        whole = {key: text for key, text, found in rows if _note_checksum(kind, key, text) == found}
+        if len(whole) != len(rows):
+            damaged = [(kind, key, found) for key, _, found in rows if key not in whole]
+            self._forget("note WHERE kind = ? AND key IS ? AND checksum IS ?", damaged)
+        return {key: text.decode("utf-8", "surrogatepass") for key, text in whole.items()}
+
+    def _forget(self, what: str, damaged: list[tuple[Any, ...]]) -> None:
+        """Remove rows that are not what was remembered, as far as that is possible just now."""
+        if not damaged:
+            return
+
+        def change(db: sqlite3.Connection) -> None:
+            db.executemany(f"DELETE FROM {what}", damaged)  # noqa: S608 - our own words
+
+        _log.warning("%s: some of what was remembered is damaged and is worked out anew", self._path)
+        # Nothing depends on it: where it cannot be done now, the next one who finds them will.
+        if not self._read_only:
+            with contextlib.suppress(StoreError), self.exclusive(patience=0):
+                self._write(change)
 
     def remember(
         self,
@@ -199,12 +221,16 @@ class Index:
             for kind in instead:
                 db.execute("DELETE FROM memory WHERE kind = ?", (kind,))
             for segment in segments:
-                _append(db, segment)
+                for piece in cut(segment, _SEGMENT_BYTES):
+                    _append(db, piece)
             for (kind, key), text in notes.items():
                 if text is None:
                     db.execute("DELETE FROM note WHERE kind = ? AND key = ?", (kind, key))
-                else:
-                    db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (kind, key, text))
+                    continue
+                # As bytes: SQLite takes no text with lone surrogates, which names of files may put into it.
+                raw = text.encode("utf-8", "surrogatepass")
+                row = (kind, key, raw, _note_checksum(kind, key, raw))
+                db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?, ?)", row)
 
         with self.exclusive():
             self._write(change)
@@ -310,6 +336,7 @@ class Index:
                 self.close()
                 connection = database.connect(":memory:")
                 database.fill(connection, self._store_id, self._read_heads(sorted(list_packs(self._layout)[0])))
+                self._take_over(connection, self._open)
                 self._connection, self._signature, self._packs = connection, _IN_MEMORY, {}
             return
         with self.exclusive(), files.explained(self._layout.root), self._named_errors():
@@ -323,7 +350,7 @@ class Index:
                 settings = ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144")
                 with contextlib.closing(database.connect(str(partial), settings=settings)) as db:
                     database.fill(db, self._store_id, self._read_heads(sorted(packs)))
-                    database.take_over(db, path)
+                    self._take_over(db, lambda: database.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True))
                     db.execute("PRAGMA journal_mode=WAL")
                 database.sync(partial)
                 # The database before its log: a log without its database is ignored, the reverse would be corrupt.
@@ -333,6 +360,15 @@ class Index:
             finally:
                 partial.unlink(missing_ok=True)
             files.sync_directory(path.parent)
+
+    def _take_over(self, db: sqlite3.Connection, open_old: Callable[[], sqlite3.Connection]) -> None:
+        """Carry over what is remembered, if there is an old index that can be opened."""
+        try:
+            source = open_old()
+        except (sqlite3.DatabaseError, OSError):
+            return
+        with contextlib.closing(source):
+            database.take_over(db, source)
 
     def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         with self.lock:
@@ -432,7 +468,7 @@ class Index:
         # A log that is not empty belongs to a living writer, or to a dead one: only its own shared memory can tell.
         log = database.companions(path)[0]
         live = log.exists() and log.stat().st_size > 0
-        mode = "mode=ro&readonly_shm=1" if live else "immutable=1"
+        mode = "mode=ro&readonly_shm=1" if live else "mode=ro&immutable=1"
         return database.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
 
     def _look(self) -> object:
@@ -455,12 +491,13 @@ class Index:
 
 
 def _append(db: sqlite3.Connection, segment: Segment) -> None:
-    """Add a segment, merged with those before it that are no larger than what is merged already."""
+    """Add a segment, merged with those before it that are not much larger."""
     kind = segment.kind
-    query = "SELECT number, length(keys) FROM memory WHERE kind = ? ORDER BY number DESC"
+    query = "SELECT number, length(keys) / ? FROM memory WHERE kind = ? ORDER BY number DESC"
     number = 0
-    for other, nbytes in db.execute(query, (kind.name,)).fetchall():
-        if nbytes > 2 * segment.rows * kind.key:
+    for other, rows in db.execute(query, (kind.key, kind.name)).fetchall():
+        full = (rows + segment.rows) * (kind.key + kind.value) > _SEGMENT_BYTES
+        if full or rows > GROWTH * segment.rows:
             number = other + 1
             break
         row = db.execute(
@@ -470,3 +507,8 @@ def _append(db: sqlite3.Connection, segment: Segment) -> None:
         segment = merge(kind, older, segment) if older is not None else segment
         db.execute("DELETE FROM memory WHERE kind = ? AND number = ?", (kind.name, other))
     db.execute("INSERT INTO memory VALUES (?, ?, ?, ?, ?)", (kind.name, number, *dump(segment)))
+
+
+def _note_checksum(kind: str, key: object, text: object) -> bytes | None:
+    """What a note is recognised by; None for what cannot be one."""
+    return checksum(kind.encode(), key, text) if isinstance(key, bytes) and isinstance(text, bytes) else None

@@ -102,19 +102,20 @@ def write_snapshot(
     entry = make_entry(bytes(32), parts)
     key = derived_digest(_CONTEXT, entry.checksum + parts.skeleton + parts.values)
     entry = make_entry(key, parts)
+    folder = layout.snapshots / dataset
     with exclusive():
         earlier = [snapshot for snapshot in list_snapshots(layout) if snapshot.dataset == dataset]
-        # One that is damaged, or newer than we are, is no reason not to write another.
-        with contextlib.suppress(DamagedPackError, NewerFormatError):
-            if earlier and (latest := _open(earlier[-1]))[1] == key:
-                return latest[0]
-        number = earlier[-1].number + 1 if earlier else 1
-        image = build_pack([entry], created=int(time.time()), salt=secrets.token_hex(8))
-        folder = layout.snapshots / dataset
-        file = SnapshotFile(dataset, number, image.id, folder / f"{number:08d}-{image.id}.safetensors")
         with files.explained(layout.root):
             directories.make(layout.snapshots)
             directories.make(folder)
+            # One that is damaged, or newer than we are, is no reason not to write another.
+            with contextlib.suppress(DamagedPackError, NewerFormatError):
+                if earlier and (latest := _open(earlier[-1]))[1] == key:
+                    files.sync_directory(folder)  # whoever wrote it may have died before its name was durable
+                    return latest[0]
+            number = earlier[-1].number + 1 if earlier else 1
+            image = build_pack([entry], created=int(time.time()), salt=secrets.token_hex(8))
+            file = SnapshotFile(dataset, number, image.id, folder / f"{number:08d}-{image.id}.safetensors")
             files.publish(file.path, [image.head, *image.body])
         return read_snapshot(file)
 
