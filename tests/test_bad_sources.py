@@ -242,6 +242,18 @@ def test_a_mask_of_another_shape_is_refused(data: Path) -> None:
         assert plan.samples.count == 1
 
 
+def test_a_mask_is_bounded_like_a_picture(data: Path) -> None:
+    """A mask of too many pixels is refused before anything decodes it, and its sample with it."""
+    picture(data / "big.png", 30, (130, 130))
+    _bomb(data / "big-masklabel.png")
+    concepts = [{"name": "things", "path": "data", "masks": "{stem}-masklabel.png"}]
+    with project(data.parent, concepts=concepts, encoders={"mask": {"uses": "mask"}}) as opened:
+        plan = opened.plan()
+        assert [failure.path for failure in plan.failed] == ["big-masklabel.png"]
+        assert "pixels" in plan.failed[0].reason
+        assert plan.samples.count == 2
+
+
 def test_a_missing_mask_is_white_or_an_error(data: Path) -> None:
     """`missing_mask: error` leaves pictures without a mask out, by name."""
     picture(data / "p0-masklabel.png", 50)

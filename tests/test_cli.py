@@ -29,7 +29,9 @@ TEXT = Recipe("text encoder", {"max_length": 77})
 EVIL = "\x1b]0;owned\x07[bold red]x[/]\n\u202egnp.exe"
 HOUR = 3600
 COMMANDS = ["status", "ls", f"show {VAE.key(0).hex}", "verify", "doctor", "reindex"]
-"""Every command, as it is used on the store below."""
+"""Every command that needs a store and no project, as it is used on the store below."""
+NAMES = ["init", "plan", "explain", "status", "ls", "show", "verify", "doctor", "reindex"]
+"""Every command."""
 
 
 def spawn(*args: object, **options: Any) -> subprocess.Popen[bytes]:
@@ -640,18 +642,20 @@ class TestManners:
         commands = re.search(r"Commands:\n((?:  .*\n)+)", out)
         assert commands is not None
         names = [line.split()[0] for line in commands[1].splitlines()]
-        assert sorted(names) == ["doctor", "ls", "reindex", "show", "status", "verify"]
+        assert names == NAMES
+        assert "..." not in commands[1]  # each says what it does in its line
         codes = {int(code) for code in re.findall(r"^ +(\d+)  \w", out, re.MULTILINE)}
         errors = [value for value in map(precook.__getattr__, precook.__all__) if isinstance(value, type)]
         assert {error.exit_code for error in errors if issubclass(error, precook.PrecookError)} <= codes
         assert {0, 130} <= codes
 
-    @pytest.mark.parametrize("command", ["status", "ls", "show", "verify", "doctor", "reindex"])
+    @pytest.mark.parametrize("command", NAMES)
     def test_every_command_explains_itself(self, command: str) -> None:
-        """Each has a help page with --store and --json."""
+        """Each has a help page with --store and --json, and all but the one that makes a config with --config."""
         out = run(command, "--help").out
         assert "--store DIR" in out
         assert "--json" in out
+        assert ("--config FILE" in out) is (command != "init")
         assert out == run(command, "-h").out
 
     def test_the_version_is_told(self) -> None:

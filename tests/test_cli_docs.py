@@ -13,6 +13,7 @@ import pytest
 import precook
 from precook.cli.main import app
 from tests.commands import run
+from tests.projects import build, picture, text_folder, vae_folder
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 
@@ -47,13 +48,34 @@ def blocks() -> list[list[Example]]:
     return found
 
 
+PETS = """\
+dataset: pets
+concepts:
+  - {name: cats, path: data/cats}
+  - {name: dogs, path: data/dogs, captions: {text: a dog}}
+image: {resolutions: [512]}
+encoders:
+  latent: {uses: diffusers-vae, model: ../models/vae, dtype: float16}
+  prompt: {uses: transformers-text, model: ../models/text, layers: [-1]}
+"""
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the reader of the page is: a directory with a store in ./cache and a damaged one in ./damaged."""
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the reader of the page is: stores in ./cache and ./damaged, pictures in ./data, a project in ./pets."""
+    make_stores(tmp_path)
+    vae_folder(tmp_path / "models" / "vae")
+    text_folder(tmp_path / "models" / "text")
+    make_pictures(tmp_path / "data")
+    make_project(tmp_path / "pets")
+    monkeypatch.chdir(tmp_path)
+
+
+def make_stores(folder: Path) -> None:
     vae = precook.Recipe("vae", {"weights": precook.digest("weights"), "dtype": "float16"})
     text = precook.Recipe("text", {"max_length": 77})
     for name in ("cache", "damaged"):
-        with precook.open(tmp_path / name) as store, store.writer() as writer:
+        with precook.open(folder / name) as store, store.writer() as writer:
             for number in range(3):
                 latent = np.linspace(-1, 1, 4 * 64 * 64, dtype=np.float16).reshape(4, 64, 64)
                 labels = {"file": f"cats/{number}.jpg"}
@@ -61,16 +83,37 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for caption in ("a cat", "a dog on a mat"):
                 hidden = np.zeros((len(caption), 16), np.float32)
                 writer.put(text.key(caption), {"hidden": hidden, "caption": caption}, recipe=text)
-    (pack,) = (tmp_path / "damaged").glob("packs/*/*.safetensors")
+    (pack,) = (folder / "damaged").glob("packs/*/*.safetensors")
     data = bytearray(pack.read_bytes())
     data[-1] ^= 1
     pack.write_bytes(data)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+
+
+def make_pictures(folder: Path) -> None:
+    """Three cats with captions, two dogs with masks."""
+    for number in range(3):
+        picture(folder / "cats" / f"cat{number}.png", number, (640, 480))
+        (folder / "cats" / f"cat{number}.txt").write_text(f"a cat, number {number}\n")
+    for number in range(2):
+        picture(folder / "dogs" / f"dog{number}.png", 10 + number, (640, 480))
+        picture(folder / "dogs" / f"dog{number}-masklabel.png", 20 + number, (640, 480))
+
+
+def make_project(folder: Path) -> None:
+    """The same, built; then another cat, one that is cut off, and another layer of the text encoder."""
+    make_pictures(folder / "data")
+    config = folder / "precook.yaml"
+    config.write_text(PETS)
+    with precook.load(config) as project:
+        build(project)
+    config.write_text(PETS.replace("[-1]", "[-2]"))
+    new = picture(folder / "data/cats/new.png", 30, (640, 480))
+    new.with_suffix(".txt").write_text("a new cat\n")
+    (folder / "data/cats/cut.png").write_bytes(new.read_bytes()[:-20])
 
 
 @pytest.mark.parametrize("examples", blocks(), ids=lambda examples: examples[0].command)
-def test_an_example_does_what_the_page_shows(project: Path, examples: list[Example]) -> None:
+def test_an_example_does_what_the_page_shows(reader: None, examples: list[Example]) -> None:
     """Output and exit code are those on the page; a command without `echo $?` after it succeeds."""
     codes = []
     for example, following in zip(examples, [*examples[1:], None], strict=True):

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from precook.cli import output
-from precook.cli.plan import why_document
+from precook.cli.plan import make_plan, why_document
 from precook.cli.projects import open_project
 from precook.errors import SourceError
 from precook.plan.explain import EntryState, Explanation
 
 
-def run(config: Path | None, store: Path | None, path: Path, *, as_json: bool) -> None:
+def run(config: Path | None, store: Path | None, path: Path, *, write: bool, as_json: bool) -> None:
     """Explain a path."""
     with open_project(config, store) as project:
-        plan = project.plan(report=output.reporter())
+        plan = make_plan(project, write=write)
         try:
             explanation = plan.explain(path)
         except SourceError as error:

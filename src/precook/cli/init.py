@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from precook.cli.projects import DEFAULT
 from precook.config.read import read_config, schema
 from precook.config.template import Found, FoundConcept, write_config
 from precook.errors import ConfigError, PrecookError, Problem, printable
-from precook.sources.survey import Surveyed, relative_path, survey
+from precook.sources.survey import Surveyed, folder_name, relative_path, survey
 from precook.units import format_count
 
 _RESOLUTIONS = (1024, 768, 512, 256)
@@ -67,12 +68,13 @@ def run(
         output.document(_document(target, found, surveyed, encoders))
         return
     output.text("\n".join(printable(_told(one)) for one in surveyed))
-    said = f"dataset {found.dataset}, {found.resolution} pixels a side, encoders {' and '.join(encoders)}"
+    said = f"dataset {found.dataset}, {found.resolution} pixels a side; encoders: {', '.join(encoders)}"
     output.text(printable(f"wrote {target}: {said}"))
     if vae is None and text is None:
+        aside = any(one.concept.captions != "none" for one in surveyed)
         output.hint(
-            "without models it keeps the pictures themselves, and no captions: --vae DIR and --text DIR name a VAE and"
-            " a text encoder, or switch encoders on in the file"
+            f"no model was named, so it keeps the pictures themselves{' and leaves captions aside' if aside else ''};"
+            " --vae DIR and --text DIR name a VAE and a text encoder, and the file shows every other encoder"
         )
     named = "" if target == DEFAULT else f" --config {shlex.quote(str(target))}"
     output.hint(f"`precook plan{named}` shows what a build would do")
@@ -84,6 +86,8 @@ def _check_target(target: Path, *, force: bool) -> None:
         raise ConfigError(
             Problem("", None, f"{place} is a directory", f"--output {place}/{DEFAULT} names a file in it")
         )
+    if target.exists() and not target.is_file():
+        raise ConfigError(Problem("", None, f"{place} is not a file", "--output names another"))
     if os.path.lexists(target) and not force:
         raise ConfigError(Problem("", None, f"{place} exists already", "--force replaces it, --output names another"))
     if not target.parent.is_dir():
@@ -98,7 +102,8 @@ def _write(target: Path, content: str) -> None:
         partial.write_text(content, "utf-8")
         partial.replace(real)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         message = f"{printable(target)}: cannot be written: {error.strerror}"
         raise PrecookError(message, hint="--output names another place") from error
 
@@ -153,5 +158,5 @@ def _resolution(surveyed: list[Surveyed]) -> int:
 
 
 def _dataset_name(folder: Path) -> str:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:64]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder_name(folder)).strip("-._")[:64]
     return name or "dataset"

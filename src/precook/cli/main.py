@@ -161,6 +161,9 @@ StoreOption = Annotated[
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="The config file; without it, precook.yaml here.")
 ]
+NoWriteOption = Annotated[
+    bool, typer.Option("--no-write", help="Write nothing at all, not even what was learnt about the sources.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 VersionOption = Annotated[
     bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
@@ -212,9 +215,7 @@ def plan_command(
     encoder: Annotated[
         list[str] | None, typer.Option("--encoder", metavar="NAME", help="Only this encoder; may be given again.")
     ] = None,
-    no_write: Annotated[
-        bool, typer.Option("--no-write", help="Write nothing at all, not even what was learnt about the sources.")
-    ] = False,
+    no_write: NoWriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a build would do, and why; nothing is encoded."""
@@ -229,17 +230,24 @@ def explain_command(
     *,
     config: ConfigOption = None,
     store: StoreOption = None,
+    no_write: NoWriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain every entry of a sample: its key, whether it is there and, if not, what differs."""
+    """Explain why the entries of a file are there or missing.
+
+    A missing one is compared with the stored entry that differs least.
+    """
     from precook.cli import explain
 
-    explain.run(config, store, path, as_json=as_json)
+    explain.run(config, store, path, write=not no_write, as_json=as_json)
 
 
 @_command("status", DamagedPackError)
 def status_command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show what a store holds, by dataset and recipe, and what it takes on disk."""
+    """Show what a store holds and how the dataset stands.
+
+    With a config the dataset is planned, too, and nothing is written; with --store alone only the store is shown.
+    """
     from precook.cli import status
 
     status.run(config, store, as_json=as_json)

@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -251,13 +252,18 @@ def _text(content: Line) -> Text:
 
 
 def _broken(row: str) -> list[str]:
-    """A line as lines that fit the terminal, as far as its words do."""
-    if len(row) <= width():
-        return [row]
+    """A line as lines that fit the terminal, broken between words: a path or a key can still be copied."""
     margin = " " * (len(row) - len(row.lstrip()))
-    room = max(width() - len(margin) - len(_INSIDE), _NARROW)
-    first, *rest = _text(row.lstrip()).wrap(_console(sys.stdout), room, overflow="ignore")
-    return [f"{margin}{first.plain}".rstrip(), *(f"{margin}{_INSIDE}{part.plain}".rstrip() for part in rest)]
+    parts = textwrap.wrap(
+        row,
+        max(width(), _NARROW),
+        subsequent_indent=f"{margin}{_INSIDE}",
+        expand_tabs=False,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return parts or [""]
 
 
 def _spans(content: Line) -> list[Span]:

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from precook.cli import output
 from precook.cli.projects import open_project
+from precook.errors import NoSpaceError, ReadOnlyError
 from precook.plan.entries import Failure
 from precook.plan.plan import EncoderPlan, Plan
 from precook.plan.reasons import ABSENT, Difference, Why
 from precook.plan.table import full_path
+from precook.project import Project
 
 
 def run(config: Path | None, store: Path | None, *, encoders: list[str], write: bool, as_json: bool) -> None:
     """Plan and show."""
     with open_project(config, store) as project:
-        chosen = list(dict.fromkeys(encoders)) or None
-        plan = project.plan(encoders=chosen, write=write, report=output.reporter())
+        plan = make_plan(project, encoders=encoders, write=write)
         if as_json:
             output.document(_document(plan))
         else:
             output.text(str(plan))
+
+
+def make_plan(project: Project, *, encoders: Sequence[str] = (), write: bool) -> Plan:
+    """A plan for all encoders or for some; where it cannot be remembered, the error says how to do without."""
+    try:
+        chosen = list(dict.fromkeys(encoders)) or None
+        return project.plan(encoders=chosen, write=write, report=output.reporter())
+    except (ReadOnlyError, NoSpaceError) as error:
+        error.hint = "--no-write plans without remembering anything; --store DIR names another store"
+        raise
 
 
 def counts_document(plan: Plan) -> dict[str, Any]:

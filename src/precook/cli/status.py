@@ -216,4 +216,5 @@ def _overhead_text(stats: Stats) -> str:
         return ""
     percent = 100 * _overhead(stats) / stats.payload_bytes
     each = _overhead(stats) / stats.entries
-    return f"  (overhead {format_size(_overhead(stats))}, {percent:.2g}%, {each:,.0f} bytes for each entry)"
+    share = f"{percent:.2g}" if percent < 100 else f"{percent:,.0f}"  # noqa: PLR2004 - else 7e+02
+    return f"  (overhead {format_size(_overhead(stats))}, {share}%, {each:,.0f} bytes for each entry)"

@@ -43,7 +43,7 @@ def _open(path: Path, *, read_only: bool) -> Store:
     try:
         return open_store(path, read_only=read_only)
     except NoStoreError as error:
-        error.hint = f"the first build makes it; to look at another, {_NAME_ONE}"
+        error.hint = "check the path; a store is made by its first build"
         raise
     except NotAStoreError as error:
         if error.hint == NotAStoreError.hint:

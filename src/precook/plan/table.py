@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from precook.errors import printable
@@ -29,7 +29,7 @@ def full_path(plan: Plan, failure: Failure) -> str | None:
     """Where a failure's file lies, as a path that `precook explain` takes; None where no file is to blame."""
     for gathered in plan.samples.gathered:
         if failure.path is not None and gathered.concept.name == failure.concept:
-            return os.path.join(gathered.listing.root, failure.path)  # noqa: PTH118 - there may be many
+            return str(PurePath(gathered.listing.root, failure.path))
     return failure.path
 
 
@@ -104,8 +104,11 @@ def _notes(plan: Plan) -> Iterator[str]:
     for resolution, count in plan.framed.partly.items():
         yield f"{format_count(count, 'sample')} left out at {resolution} only"
     for gathered in plan.samples.gathered:
-        if not gathered.count:
-            yield f"{gathered.concept.name}: no pictures to use in {gathered.listing.root}"
+        found = len(gathered.pairs.pictures)
+        if not found:
+            yield f"{gathered.concept.name}: no pictures in there"
+        elif not gathered.count:
+            yield f"{gathered.concept.name}: {format_count(found, 'picture')} in there, and none can be used"
 
 
 def _forecast(plan: Plan) -> str:
@@ -113,7 +116,7 @@ def _forecast(plan: Plan) -> str:
     if not len(plan.missing):
         return "to build: nothing" if plan.samples.count else "to build: nothing, because there are no samples"
     found = plan.forecast
-    size = "size not known yet" if found.nbytes is None else f"about {format_size(found.nbytes)}"
+    size = "size not known before the first build" if found.nbytes is None else f"about {format_size(found.nbytes)}"
     time = "" if found.seconds is None else f", about {format_duration(found.seconds)}"
     free = "" if found.free is None else f"; {format_size(found.free)} free"
     warning = "" if found.fits else ": the disk cannot hold it"

@@ -26,8 +26,8 @@ from precook.sources.walk import Listing
 
 EMPTY = digest("").bytes
 """The digest of the empty prompt."""
-_SKEW = 100
-"""A mask's aspect ratio may differ from its picture's by one part in this many."""
+_SKEW = 0.01
+"""So much a mask's aspect ratio may differ from its picture's."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -155,7 +155,7 @@ def gather(
         drop(int(chosen[at]), int(pairs.pictures[chosen[at]]), reason)
 
     counts, lines, uncaptioned = _captions(concept, pairs, chosen, study, memory, drop)
-    masks, has_mask = _masks(concept, pairs, chosen, sizes, study, drop, with_masks=with_masks)
+    masks, has_mask = _masks(concept, pairs, chosen, sizes, settings, study, drop, with_masks=with_masks)
 
     keep = good[chosen]
     if not keep.all():
@@ -190,10 +190,11 @@ def _table_pairs(concept: Concept, path: Path, problems: list[Problem]) -> Pairs
 
 def _unusable(pictures: Learnt, sizes: Numbers, settings: ImageSettings) -> Iterator[tuple[int, str]]:
     yield from pictures.problems.items()
-    for at in np.flatnonzero(sizes[:, 0] * sizes[:, 1] > settings.max_pixels).tolist():
-        width, height = sizes[at].tolist()
+    # Without multiplying: a header may claim sides whose product has more than 64 bits.
+    width, height = sizes.T
+    for at in np.flatnonzero(width > settings.max_pixels // np.maximum(height, 1)).tolist():
         try:
-            check_pixels(Facts(width, height, 1, alpha=False), settings.max_pixels)
+            check_pixels(Facts(int(width[at]), int(height[at]), 1, alpha=False), settings.max_pixels)
         except RefusedError as error:
             yield at, str(error)
 
@@ -268,6 +269,7 @@ def _masks(
     pairs: Pairs,
     chosen: Numbers,
     sizes: Numbers,
+    settings: ImageSettings,
     study: _Study,
     drop: _Drop,
     *,
@@ -282,15 +284,16 @@ def _masks(
     present = np.flatnonzero(rows >= 0)
     learnt = study(rows[present], PictureLesson())
     masks[present], has_mask[present] = learnt.digests, True
-    for at, reason in learnt.problems.items():
+    mask_sizes = picture_sizes(learnt.facts)
+    for at, reason in _unusable(learnt, mask_sizes, settings):
         drop(int(chosen[present[at]]), int(rows[present[at]]), reason)
     for at in np.flatnonzero(rows < 0).tolist() if concept.missing_mask == "error" else []:
         drop(int(chosen[at]), int(pairs.pictures[chosen[at]]), "no mask for it, and missing_mask is error")
     width, height = sizes[present].T
-    mask_width, mask_height = picture_sizes(learnt.facts).T
-    skewed = _SKEW * np.abs(mask_width * height - mask_height * width) > mask_width * height
-    for at in np.flatnonzero(skewed).tolist():
-        if at not in learnt.problems:
-            shapes = f"{mask_width[at]}x{mask_height[at]}, its picture {width[at]}x{height[at]}"
-            drop(int(chosen[present[at]]), int(rows[present[at]]), f"another shape than its picture: {shapes}")
+    mask_width, mask_height = mask_sizes.T
+    good = (mask_height > 0) & (height > 0)  # what was refused has no size
+    skew = (mask_width[good] / mask_height[good]) / (width[good] / height[good])
+    for at in np.flatnonzero(good)[np.abs(skew - 1) > _SKEW].tolist():
+        shapes = f"{mask_width[at]}x{mask_height[at]}, its picture {width[at]}x{height[at]}"
+        drop(int(chosen[present[at]]), int(rows[present[at]]), f"another shape than its picture: {shapes}")
     return masks, has_mask

@@ -27,7 +27,7 @@ RESAMPLINGS: tuple[Resampling, ...] = get_args(Resampling)
 COLUMNS = 10
 """Numbers in a row: source, scaled, crop, target (two each), flip, resampling."""
 MAX_BUCKETS = 1 << 18
-"""Twice what the largest resolution has with the smallest step and the usual `max_aspect`."""
+"""About twice what the largest resolution has with the smallest step and the usual `max_aspect`."""
 _NEAR = 1e-9
 
 Rows = npt.NDArray[np.int32]
@@ -199,7 +199,9 @@ def _refusals(
         scaling = f"to cover {_told(target[row])} it would be scaled to {_told(scaled[row])}"
         refused[row] = f"{scaling}, more pixels than image.max_pixels, {settings.max_pixels}"
     for row in np.flatnonzero(_too_many(sizes, settings.max_pixels)).tolist():
-        refused[row] = f"{_told(sizes[row])}, more pixels than image.max_pixels, {settings.max_pixels}"
+        # Mostly found before, by `check_pixels`, in these words.
+        width, height = sizes[row].tolist()
+        refused[row] = f"{width} x {height} pixels are more than the {settings.max_pixels} allowed"
     return refused
 
 

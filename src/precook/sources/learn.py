@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -177,7 +178,7 @@ def _read_all(
     save: Callable[[], None],
     report: Reporter,
 ) -> Iterator[_Result]:
-    """Read files in several threads, in no order, and remember what they say."""
+    """Read files in several threads and remember what they say in order: memory is then asked in that order again."""
 
     def read_some(batch: list[int]) -> list[_Result]:
         return [_read(row, path_of(row), lesson) for row in batch]
@@ -187,15 +188,15 @@ def _read_all(
     saved = time.monotonic()
     fresh: list[_Read] = []
     pool = ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1)), thread_name_prefix="precook-read")
-    waiting: set[Future[list[_Result]]] = set()
+    waiting: deque[Future[list[_Result]]] = deque()
     try:
         with report.task(lesson.task, total=len(rows), unit="files") as task:
-            waiting |= {pool.submit(read_some, rows[at : at + _BATCH]) for at in range(0, len(rows), _BATCH)}
-            for future in as_completed(waiting):
-                results = future.result()
-                waiting.discard(future)
-                task.advance(len(results))
+            waiting += [pool.submit(read_some, rows[at : at + _BATCH]) for at in range(0, len(rows), _BATCH)]
+            while waiting:
+                results = waiting[0].result()
                 fresh += [read for read in results if isinstance(read, _Read)]
+                waiting.popleft()
+                task.advance(len(results))
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     _keep(fresh, lesson, memory, grounds)
                     save()
@@ -236,6 +237,7 @@ def _read(row: int, path: str, lesson: Lesson) -> _Result:
 
 def _content(path: str) -> tuple[Stamp, bytes]:
     """A file's stamp and its bytes, which belong together."""
+    reason: str | None = None
     for _ in range(_ATTEMPTS):
         # Not blocking: something else may have taken the place of a regular file.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -248,11 +250,15 @@ def _content(path: str) -> tuple[Stamp, bytes]:
             with open(descriptor, "rb", buffering=0, closefd=False) as file:
                 content = file.readall()
             stamp = stamp_of(status)
-            if stamp == stamp_of(os.fstat(descriptor)) and len(content) == stamp[SIZE]:
+            if stamp != stamp_of(os.fstat(descriptor)):
+                reason = "changed while it was being read"
+            elif len(content) != stamp[SIZE]:
+                reason = f"{len(content):,} bytes were read of a file that is said to have {stamp[SIZE]:,}"
+            else:
                 return stamp, content
         finally:
             os.close(descriptor)
-    raise _UnreadableError("changed while it was being read")
+    raise _UnreadableError(reason)
 
 
 def _keep(reads: list[_Read], lesson: Lesson, memory: Memory, grounds: _Grounds) -> None:

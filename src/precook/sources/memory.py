@@ -60,11 +60,13 @@ class Memory:
         """Remember these values, newer than all before; a kind without values remembers the keys alone."""
         if values is None:
             values = np.zeros((len(keys), 0), np.uint8)
-        known, before = self.recall(kind, keys)
-        # What is read again, as on a network drive, says the same again: that is not written again.
-        fresh = ~known | (before != values).any(axis=1)
-        if fresh.any():
-            segment = make_segment(kind, keys[fresh], values[fresh])
+        segment = make_segment(kind, keys, values)
+        if not kind.slot:
+            # What is read again, as on a network drive, says the same again: that need not be written again.
+            known, before = self.recall(kind, segment.keys)
+            fresh = ~known | (before != segment.values).any(axis=1)
+            segment = make_segment(kind, segment.keys[fresh], segment.values[fresh])
+        if segment.rows:
             append(self._loaded(kind), segment)
             append(self._new.setdefault(kind.name, []), segment)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import compress, repeat
 from pathlib import Path
 
 import numpy as np
@@ -42,27 +43,29 @@ def pair_folder(concept: Concept, root: Path, *, helpers: int | None = None) -> 
     if isinstance(concept.masks, str):
         roles.setdefault(_suffix(concept.masks), MASK)
     listing = walk(root, roles, recursive=concept.recursive, helpers=helpers)
-    pictures: list[int] = []
-    stems: list[str] = []
+    pictures: list[Numbers] = [np.zeros(0, np.int64)]
     captions: list[int] = []
     wanted_masks: list[str] = []
     for folder, start, stop in listing.folders:
-        first = len(pictures)
-        _pictures(listing, start, stop, pictures, stems)
+        rows, names = _files(listing, start, stop, PICTURE)
+        rows, names = _samples(rows, names)
+        pictures.append(rows)
         if sidecar:
-            # Two extensions may differ in case only; the name itself must be the same.
-            here = {listing.names[row]: row for row in range(start, stop) if listing.roles[row] == CAPTION}
-            suffix = concept.caption_extension
-            captions += [here.get(stem + suffix, -1) for stem in stems[first:]]
+            at, beside = _files(listing, start, stop, CAPTION)
+            here = dict(zip(beside, at.tolist(), strict=True))
+            wanted = [name.rpartition(".")[0] + concept.caption_extension for name in names]
+            captions += map(here.get, wanted, repeat(-1))
         if isinstance(concept.masks, str):
-            names = (listing.names[row] for row in pictures[first:])
             wanted_masks += [folder + _filled(concept.masks, name) for name in names]
-    none = [-1] * len(pictures)
-    masks = _find(listing, wanted_masks) if wanted_masks else np.array(none, np.int64)
-    rows = np.array(pictures, np.int64)
+    rows = np.concatenate(pictures)
+    none = np.full(len(rows), -1)
+    masks = _find(listing, wanted_masks) if wanted_masks else none
+    found = np.array(captions, np.int64) if sidecar else none
+    if not wanted_masks:
+        return Pairs(listing, rows, found, masks)
     # A mask is no sample of its own, even where it looks like one.
     samples = ~np.isin(rows, masks)
-    return Pairs(listing, rows[samples], np.array(captions if sidecar else none, np.int64)[samples], masks[samples])
+    return Pairs(listing, rows[samples], found[samples], masks[samples])
 
 
 def pair_table(concept: Concept, path: Path, table: Table, *, helpers: int | None = None) -> Pairs:
@@ -89,14 +92,19 @@ def pair_table(concept: Concept, path: Path, table: Table, *, helpers: int | Non
     return Pairs(listing, np.arange(len(names)), _present(listing, captions), _present(listing, masks), texts)
 
 
-def _pictures(listing: Listing, start: int, stop: int, rows: list[int], stems: list[str]) -> None:
-    names, roles = listing.names, listing.roles
-    for row in range(start, stop):
-        if roles[row] == PICTURE:
-            stem = names[row].rpartition(".")[0]
-            if not stem.endswith(NOT_SAMPLES):
-                rows.append(row)
-                stems.append(stem)
+def _files(listing: Listing, start: int, stop: int, role: int) -> tuple[Numbers, list[str]]:
+    """The files of a directory that have a role: rows and names."""
+    chosen = np.frombuffer(listing.roles, np.uint8)[start:stop] == role
+    return np.flatnonzero(chosen) + start, list(compress(listing.names[start:stop], chosen.tolist()))
+
+
+def _samples(rows: Numbers, names: list[str]) -> tuple[Numbers, list[str]]:
+    """Without those whose name says that they belong to another picture."""
+    text = "\0".join(names)
+    if not any(f"{mark}." in text for mark in NOT_SAMPLES):
+        return rows, names
+    keep = [not name.rpartition(".")[0].endswith(NOT_SAMPLES) for name in names]
+    return rows[keep], list(compress(names, keep))
 
 
 def _find(listing: Listing, wanted: list[str]) -> Numbers:

@@ -1,14 +1,16 @@
-"""Segments: rows of bytes found by a hash, many at a time.
+"""Segments: rows of bytes, looked up many at a time.
 
 What precook remembers (digests by stamp, picture sizes by digest, keys) is looked up for whole datasets at once: a
-hundred thousand rows of SQL would cost more than asking the file system for every stamp. So the rows lie in sorted
-columns, and a look-up is a binary search in numpy.
+hundred thousand rows of SQL would cost more than asking the file system for every stamp. So the rows lie in columns, in
+the order in which they were remembered: an unchanged dataset asks in the same order again, and comparing two columns
+is all there is to do. What is not found that way is searched for by a hash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ import xxhash
 
 Bytes = npt.NDArray[np.uint8]
 
+_FEW = 64
+"""Keys that are sooner compared with every row than searched for by their hashes."""
 GROWTH = 2
 """A segment is merged with a newer one unless it is more than so many times as large."""
 
@@ -34,16 +38,13 @@ class Kind:
     """Leading bytes of the key of which only the newest row is kept, where that is less than the whole key."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Segment:
-    """Keys and their values, in the order of a hash of the keys."""
+    """Keys and their values, in the order in which they were remembered."""
 
     kind: Kind
     keys: Bytes
     values: Bytes
-    hashes: npt.NDArray[np.uint64]
-    longest: int
-    """Most rows with the same hash."""
 
     @property
     def rows(self) -> int:
@@ -55,24 +56,59 @@ class Segment:
         found = np.full(len(keys), -1, np.int64)
         if not self.rows or not len(keys):
             return found
-        at = np.searchsorted(self.hashes, _hashes(self.kind, keys))
         wanted, own = _words(keys), _words(self.keys)
-        for _ in range(self.longest):
-            inside = np.minimum(at, self.rows - 1)
-            equal = (own[inside] == wanted).all(axis=1)
-            np.copyto(found, inside, where=equal)
+        start = _last(own, wanted[0])
+        if start >= 0:
+            # As they were asked for before, most of them lie one after the other from here.
+            count = min(len(keys), self.rows - start)
+            same = (own[start : start + count] == wanted[:count]).all(axis=1)
+            np.copyto(found[:count], np.arange(start, start + count), where=same)
+        rest = np.flatnonzero(found < 0)
+        if len(rest) <= _FEW:
+            for at in rest.tolist():
+                found[at] = _last(own, wanted[at])
+        else:
+            found[rest] = self._search(keys[rest])
+        return found
+
+    def _search(self, keys: Bytes) -> npt.NDArray[np.int64]:
+        order, hashes, longest = self._hashed
+        found = np.full(len(keys), -1, np.int64)
+        at = np.searchsorted(hashes, _hashes(self.kind, keys))
+        wanted, own = _words(keys), _words(self.keys)
+        for _ in range(longest):
+            rows = order[np.minimum(at, self.rows - 1)]
+            np.copyto(found, rows, where=(own[rows] == wanted).all(axis=1))
             at += 1
         return found
+
+    @cached_property
+    def _hashed(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64], int]:
+        """The rows in the order of their hashes, the hashes, and how many rows share one at most."""
+        hashes = _hashes(self.kind, self.keys)
+        order = np.argsort(hashes, kind="stable")
+        hashes = hashes[order]
+        longest = 1
+        while longest < len(hashes) and (hashes[longest:] == hashes[:-longest]).any():
+            longest += 1
+        return order, hashes, longest
 
 
 def make_segment(kind: Kind, keys: Bytes, values: Bytes) -> Segment:
     """A segment of these rows; of rows with the same key (or the same slot) the last one stays."""
-    order = np.argsort(_hashes(kind, keys), kind="stable")
-    keys, values = keys[order], values[order]
     slots = _words(keys)[:, : (kind.slot or kind.key) // 8]
-    # Only neighbours: two slots with the same hash could hide a repetition, which costs a few bytes and no more.
-    keep = np.append((slots[1:] != slots[:-1]).any(axis=1), True)[: len(keys)]
-    return _finished(kind, keys[keep], values[keep])
+    hashes = _hashes(kind, keys)
+    order = np.argsort(hashes, kind="stable")
+    same = (slots[order[1:]] == slots[order[:-1]]).all(axis=1)
+    if len(same) and (same != (hashes[order[1:]] == hashes[order[:-1]])).any():
+        # Two slots with the same hash: one could stand between two rows of the other.
+        order = np.lexsort(slots.T)
+        same = (slots[order[1:]] == slots[order[:-1]]).all(axis=1)
+    if not same.any():
+        return Segment(kind, keys, values)
+    keep = np.ones(len(keys), bool)
+    keep[order[:-1][same]] = False
+    return Segment(kind, keys[keep], values[keep])
 
 
 def merge(kind: Kind, older: Segment, newer: Segment) -> Segment:
@@ -92,7 +128,7 @@ def cut(segment: Segment, nbytes: int) -> Iterator[Segment]:
     step = max(1, nbytes // (segment.kind.key + segment.kind.value))
     for at in range(0, segment.rows, step):
         piece = slice(at, at + step)
-        yield Segment(segment.kind, segment.keys[piece], segment.values[piece], segment.hashes[piece], segment.longest)
+        yield Segment(segment.kind, segment.keys[piece], segment.values[piece])
 
 
 def dump(segment: Segment) -> tuple[bytes, bytes, bytes]:
@@ -109,7 +145,7 @@ def load(kind: Kind, keys: object, values: object, found: object) -> Segment | N
     rows = len(keys) // kind.key
     if len(values) != rows * kind.value or checksum(_form(kind), keys, values) != found:
         return None
-    return _finished(
+    return Segment(
         kind,
         np.frombuffer(keys, np.uint8).reshape(rows, kind.key),
         np.frombuffer(values, np.uint8).reshape(rows, kind.value),
@@ -125,12 +161,11 @@ def checksum(*parts: bytes) -> bytes:
     return hasher.digest()
 
 
-def _finished(kind: Kind, keys: Bytes, values: Bytes) -> Segment:
-    hashes = _hashes(kind, keys)
-    longest = 1
-    while longest < len(hashes) and (hashes[longest:] == hashes[:-longest]).any():
-        longest += 1
-    return Segment(kind, keys, values, hashes, longest)
+def _last(own: Any, wanted: Any) -> int:
+    """The last row with these words, or -1."""
+    rows = np.flatnonzero(own[:, 0] == wanted[0])
+    rows = rows[(own[rows] == wanted).all(axis=1)]
+    return int(rows[-1]) if len(rows) else -1
 
 
 def _hashes(kind: Kind, keys: Bytes) -> npt.NDArray[np.uint64]:

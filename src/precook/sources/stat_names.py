@@ -10,7 +10,6 @@ import errno
 import os
 import sys
 from array import array
-from collections.abc import Sequence
 
 COLUMNS = 6
 """Mode (or minus the errno), inode, device, size, mtime and ctime in nanoseconds."""
@@ -19,7 +18,7 @@ _FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 """Enough to look at a name in a folder, even in one that may not be listed."""
 
 
-def stat_names(folder: bytes | str, names: Sequence[bytes | str]) -> array[int]:
+def stat_names(folder: bytes | str, names: list[bytes] | list[str]) -> array[int]:
     """Six numbers for each name in a folder; links are followed."""
     rows = array("q")
     extend, stat = rows.extend, os.stat

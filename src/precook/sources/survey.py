@@ -50,6 +50,9 @@ def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surve
 
     `base` is where the config file will lie; paths are relative to it. `SourceError` where there are no pictures.
     """
+    if folder.is_file():
+        hint = "name the folder that holds the pictures; a table goes into the config, as the path of a concept"
+        raise SourceError(folder, "not a folder", hint=hint)
     listing = walk(folder, _ROLES, recursive=True)
     paths = [listing.path(row) for row in range(len(listing.names))]
     files = {path for path, regular in zip(paths, listing.regular().tolist(), strict=True) if regular}
@@ -64,6 +67,11 @@ def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surve
     groups = [group for group in groups if not masks.issuperset(group.pictures)] or groups
     with report.task("looking at pictures", total=None, unit="files") as task:
         return [_surveyed(group, patterns[group.folder], masks, files, folder, base, task) for group in groups]
+
+
+def folder_name(folder: Path) -> str:
+    """What a folder is called: `.` has a name, too, and a link its own."""
+    return os.path.basename(os.path.abspath(folder))  # noqa: PTH100, PTH119
 
 
 def relative_path(path: Path, base: Path) -> str:
@@ -121,7 +129,7 @@ def _surveyed(
     sides = _sides(folder, [path for path in samples if path in files], task)
     root = folder / group.folder
     concept = FoundConcept(
-        name=printable(root.resolve().name)[:_LONGEST_NAME] or "pictures",
+        name=printable(folder_name(root))[:_LONGEST_NAME] or "pictures",
         path=relative_path(root, base),
         images=len(samples),
         captions=_captions(captioned, samples),

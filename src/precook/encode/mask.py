@@ -1,0 +1,49 @@
+"""Masks made as small as the latents they go with."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.config import encoders
+from precook.encode.encoder import Input, Item
+from precook.errors import EncodeError
+
+_WHITE = 255
+
+
+class MaskEncoder:
+    """Each value is the exact mean of the block of `factor` x `factor` pixels it stands for.
+
+    Stored as float32, 1 x h x w, from 0 for black to 1 for white. The mask is cut with its picture's geometry, so with
+    the VAE's factor it has the height and width of the picture's latent.
+    """
+
+    input: Input = "mask"
+
+    def __init__(self, section: encoders.MaskEncoder) -> None:
+        self._factor = section.factor
+
+    def load(self, device: str) -> None:
+        """Nothing to load: masks are made smaller where they are."""
+
+    def encode(self, batch: list[Item]) -> list[npt.NDArray[np.float32]]:
+        """One array for each item; their sizes may differ."""
+        return [self._shrunk(item.mask) for item in batch]
+
+    def unload(self) -> None:
+        """Nothing was loaded."""
+
+    def _shrunk(self, mask: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.float32]:
+        if mask is None or mask.ndim != 2 or mask.dtype != np.uint8:  # noqa: PLR2004 - height, width
+            given = "nothing" if mask is None else f"{mask.dtype} of shape {mask.shape}"
+            raise EncodeError(f"a mask is uint8 of shape (height, width), not {given}")
+        factor = self._factor
+        height, width = mask.shape
+        if height % factor or width % factor:
+            hint = "set image.step to a multiple of the factor, and exact resolutions to multiples of it"
+            raise EncodeError(f"a mask of {width} x {height} pixels has no whole blocks of {factor}", hint=hint)
+        # Whole numbers until the one division: so the mean is exact, and white is 1 whatever the factor.
+        sums = mask.reshape(height // factor, factor, width // factor, factor).sum(axis=(1, 3), dtype=np.int64)
+        means: npt.NDArray[np.float32] = (sums / (_WHITE * factor * factor)).astype(np.float32)
+        return means[np.newaxis]

@@ -1,0 +1,170 @@
+"""Tokenizers of transformers, and the encoder that keeps their token ids.
+
+An entry of `transformers-tokens` is a dict `input_ids`, `attention_mask`: torch int64, one number per token, without
+padding. Both are what the tokenizer answers to the text alone with return_tensors="pt", less the batch dimension; the
+mask is all ones then, and padded along with the ids in a batch. A text that gives no token is an empty entry.
+
+How a text is cut is the tokenizer's matter (its side, its special tokens); to what length is `max_length`, or without
+it the limit that the tokenizer states. A tokenizer that states none cuts nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precook.config.encoders import TransformersTokens
+from precook.encode.encoder import Input, Item
+from precook.encode.libraries import LOCAL, library, loading
+from precook.errors import EncodeError, printable
+
+_NO_LIMIT = 10**9
+"""transformers writes 10**30 for a tokenizer without a limit; nothing near this one is a limit either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One text as the tokenizer gives it, cut and not padded."""
+
+    columns: dict[str, list[int]]
+    """`input_ids`, and beside it whatever else the tokenizer makes for its model; all of one length."""
+    whole: int
+    """How many tokens the text has when it is not cut."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+        return self.columns["input_ids"]
+
+    @property
+    def cut(self) -> bool:
+        """Whether tokens were lost."""
+        return len(self.ids) < self.whole
+
+
+class Tokenizer:
+    """A tokenizer from a folder; any thread may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        with loading("tokenizer", folder):
+            self.library: Any = library("transformers").AutoTokenizer.from_pretrained(
+                folder, **LOCAL, trust_remote_code=False
+            )
+        # A fast tokenizer keeps the last call's truncation as state, and refuses two calls at once.
+        self._lock = threading.Lock()
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that it says its model takes; None where it says nothing."""
+        limit = self.library.model_max_length
+        return int(limit) if limit and limit < _NO_LIMIT else None
+
+    @property
+    def pads(self) -> dict[str, int] | None:
+        """What fills each column up; None where the tokenizer has no pad token."""
+        pad = self.library.pad_token_id
+        if pad is None:
+            return None
+        return {"input_ids": pad, "attention_mask": 0, "token_type_ids": self.library.pad_token_type_id}
+
+    def rows(self, texts: Sequence[str], *, limit: int | None, special_tokens: bool = True) -> list[Row]:
+        """Each text, cut to `limit` tokens."""
+        if not texts:
+            return []
+        with self._lock:
+            whole = self._columns(texts, special_tokens)
+            lengths = [len(columns["input_ids"]) for columns in whole]
+            long = [number for number, length in enumerate(lengths) if limit is not None and length > limit]
+            if long:
+                # Again, with truncation: only the tokenizer knows which tokens stay.
+                cut = self._columns(
+                    [texts[number] for number in long], special_tokens, truncation=True, max_length=limit
+                )
+                for number, columns in zip(long, cut, strict=True):
+                    whole[number] = columns
+        return [Row(columns, length) for columns, length in zip(whole, lengths, strict=True)]
+
+    def _columns(self, texts: Sequence[str], special_tokens: bool, **options: Any) -> list[dict[str, list[int]]]:  # noqa: FBT001
+        made = self.library(
+            list(texts),
+            add_special_tokens=special_tokens,
+            padding=False,
+            **{"truncation": False, "verbose": False, **options},
+        )
+        names = [name for name in made if name in ("input_ids", *self.library.model_input_names)]
+        return [dict(zip(names, row, strict=True)) for row in zip(*(made[name] for name in names), strict=True)]
+
+
+def check_limit(tokenizer: Tokenizer, limit: int | None, folder: Path) -> None:
+    """Refuse a limit that the special tokens alone exceed."""
+    special = tokenizer.library.num_special_tokens_to_add()
+    if limit is not None and limit < special:
+        message = f"{printable(folder)}: max_length {limit} is less than the tokenizer's {special} special tokens"
+        raise EncodeError(message, hint="raise max_length")
+
+
+class TokensEncoder:
+    """Keeps the token ids of each text."""
+
+    input: Input = "text"
+
+    def __init__(self, section: TransformersTokens, folder: Path) -> None:
+        self.truncated = 0
+        self._section = section
+        self._folder = folder
+        self._tokenizer: Tokenizer | None = None
+        self._limit: int | None = None
+
+    def load(self, device: str) -> None:  # noqa: ARG002 - a tokenizer runs on the CPU, wherever the others run
+        """Load the tokenizer."""
+        library("torch")
+        tokenizer = Tokenizer(self._folder)
+        self._limit = self._section.max_length or tokenizer.limit
+        if self._section.special_tokens:
+            check_limit(tokenizer, self._limit, self._folder)
+        self._tokenizer = tokenizer
+
+    @property
+    def pad_id(self) -> int | None:
+        """What `input_ids` are padded with in a batch; None where the tokenizer has no pad token."""
+        pads = self._loaded.pads
+        return None if pads is None else pads["input_ids"]
+
+    def length(self, text: str) -> int:
+        """Tokens the text takes."""
+        return len(self._rows([text])[0].ids)
+
+    def encode(self, batch: list[Item]) -> list[Any]:
+        """A dict of `input_ids` and `attention_mask` for each text."""
+        rows = self._rows([item.text or "" for item in batch])
+        if not self._section.truncation:
+            for row in rows:
+                if row.cut:
+                    message = f"the text has {row.whole} tokens, and max_length is {self._limit}"
+                    raise EncodeError(message, hint="shorten it, raise max_length, or set truncation: true")
+        torch = library("torch")
+        trees = [
+            {
+                "input_ids": torch.tensor(row.ids, dtype=torch.int64),
+                "attention_mask": torch.ones(len(row.ids), dtype=torch.int64),
+            }
+            for row in rows
+        ]
+        self.truncated += sum(row.cut for row in rows)
+        return trees
+
+    def unload(self) -> None:
+        """Let go of the tokenizer."""
+        self._tokenizer = None
+
+    def _rows(self, texts: list[str]) -> list[Row]:
+        return self._loaded.rows(texts, limit=self._limit, special_tokens=self._section.special_tokens)
+
+    @property
+    def _loaded(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise EncodeError("this encoder is not loaded", hint="call load(device) first")
+        return self._tokenizer
