@@ -170,6 +170,11 @@ class Folders:
             picture(base / "data" / "masks" / f"{number}.png", 10 + number)
 
     @staticmethod
+    def carnival(base: Path) -> None:
+        picture(base / "data" / "masks" / "venice.png", 1)
+        picture(base / "data" / "hats" / "top hat.png", 2)
+
+    @staticmethod
     def concepts(base: Path) -> None:
         for number, name in enumerate(["cats", "a: #b", "no", "123", "new\nline", "\u202egnp", "x" * 220]):
             picture(base / "data" / name / "1.png", number)
@@ -222,6 +227,7 @@ class TestInit:
             ("masks_beside", 3, ["data"], {"text": ""}, "{stem}-masklabel.png"),
             ("masks_inside", 3, ["data"], {"text": ""}, "masks/{name}"),
             ("masks_aside", 3, ["images"], {"text": ""}, "../masks/{stem}.png"),
+            ("carnival", 2, ["hats", "masks"], {"text": ""}, None),
             ("nested", 2, ["data"], {"text": ""}, None),
             ("bad_files", 3, ["data"], "sidecar", None),
             (
@@ -286,11 +292,14 @@ class TestInit:
         }
 
     @pytest.mark.parametrize(("side", "resolution"), [(60, 256), (500, 512), (900, 768), (1500, 1024)])
-    def test_the_resolution_is_that_of_the_usual_picture(self, here: Path, side: int, resolution: int) -> None:
-        """One huge picture among small ones does not decide."""
+    @pytest.mark.parametrize("place", ["data", "data/{}"], ids=["one concept", "concepts"])
+    def test_the_resolution_is_that_of_the_usual_picture(
+        self, here: Path, place: str, side: int, resolution: int
+    ) -> None:
+        """One huge picture, or one concept of huge pictures, does not decide."""
         for number in range(3):
-            picture(here / "data" / f"{number}.png", number, (side, side))
-        picture(here / "data" / "huge.png", 9, (2000, 2000))
+            picture(here / place.format(number) / f"{number}.png", number, (side, side))
+        picture(here / place.format("huge") / "huge.png", 9, (2000, 2000))
         assert run("init", "data", "--json").document["resolution"] == resolution
 
     def test_a_config_is_not_overwritten(self, here: Path) -> None:

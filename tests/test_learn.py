@@ -9,7 +9,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -496,12 +498,27 @@ class Interrupting:
         return contextlib.nullcontext(self)
 
 
-def test_what_was_read_before_ctrl_c_is_not_read_again(root: Path, path: Path) -> None:
+def test_what_was_read_before_ctrl_c_is_not_read_again(root: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that was studied is kept, and the second run reads exactly the rest."""
     names = many(root, 1000)
-    with precook.open(path) as store:
+    ending = threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        """Holds its threads back after 500 files, until no further work is handed out."""
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            ending.set()
+            super().shutdown(wait=wait)
+
+    def hold(content: bytes) -> None:
+        if len(first.studied) > 500:
+            ending.wait(60)
+
+    with precook.open(path) as store, monkeypatch.context() as patch:
+        patch.setattr(learn_module, "ThreadPoolExecutor", Pool)
         memory = store.memory()
-        first = Bytes()
+        first = Bytes(hold)
         with pytest.raises(KeyboardInterrupt):
             study(root, first, memory, report=Interrupting(after=100))
         assert 100 <= len(first.studied) < 1000

@@ -755,3 +755,40 @@ def test_the_background_matters_only_to_transparent_pictures(tmp_path: Path) -> 
         assert [Path(entry.path or "").name for entry in plan.missing] == ["clear.png"]
         (why,) = plan.missing.reasons()
         assert [str(change) for change in why.differences] == ["background: [255, 255, 255] → [0, 0, 0]"]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("1 / 0", "cannot be imported: ZeroDivisionError"),
+        ("import nowhere", "cannot be imported: ModuleNotFoundError"),
+        ("class Mine: pass", "is not an encoder"),
+        ("class Other: pass", "has no Mine"),
+        ("class Mine:\n    def __init__(self): raise OSError('no')", "cannot be made of these fields: OSError"),
+        (
+            "class Mine:\n    input = 'text'\n    def identity(self): raise KeyError('x')\n"
+            "    def load(self, device): ...\n    def encode(self, batch): ...\n    def unload(self): ...",
+            "identity() failed: KeyError",
+        ),
+    ],
+)
+def test_a_users_broken_encoder_is_an_error_of_the_config(tmp_path: Path, code: str, told: str) -> None:
+    """Whatever a user's module raises is told with its place in the config, not as a traceback."""
+    dataset(tmp_path / "data")
+    name = f"mine_{abs(hash(code)) % 10**9}"
+    (tmp_path / f"{name}.py").write_text(code)
+    with (
+        project(tmp_path, encoders={"mine": {"uses": f"{name}:Mine"}}) as opened,
+        pytest.raises(precook.ConfigError) as caught,
+    ):
+        opened.plan()
+    assert told in str(caught.value)
+    assert "encoders.mine" in str(caught.value)
+
+
+def test_a_picture_whose_caption_is_refused_is_explained(base: Path) -> None:
+    """The picture leads to the caption that keeps it from being a sample."""
+    (base / "data/p1.txt").write_bytes(b"\xff\xfe\xff")
+    with project(base) as opened:
+        (problem,) = opened.plan().explain(base / "data/p1.png").problems
+        assert str(base / "data/p1.txt") in problem

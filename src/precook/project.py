@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -11,15 +12,22 @@ from typing import Any
 
 from precook.config.models import Settings
 from precook.config.read import Origin, check, read_config
-from precook.encode.catalog import encodings
+from precook.encode.build import BuildReport, Hand, Options, build, default_threads, joined
+from precook.encode.catalog import encodings, make_worker
+from precook.encode.crew import available_device
 from precook.encode.encoder import Encoder
-from precook.errors import ConfigError
+from precook.errors import ConfigError, NoSpaceError
 from precook.errors import Problem as ConfigProblem
 from precook.plan.plan import Plan, make_plan
 from precook.report import SILENT, Reporter
 from precook.sources.remembered import remembered_digests
 from precook.store.layout import Layout, read_marker
 from precook.store.store import Store, open_store
+from precook.units import format_size
+
+MEMORY = 1 << 30
+_ROUNDS = 2
+"""How often sources that change during a build are planned again by it."""
 
 
 class Project:
@@ -88,7 +96,62 @@ class Project:
         memory = store.memory()
         digest_of = partial(remembered_digests, memory=memory, trust=self.settings.stamps == "trust", report=report)
         wanted = encodings(chosen, self.base, digest_of=digest_of, origin=self._origin)
-        return make_plan(self.settings, self.base, wanted, store, memory, write=write, report=report)
+        return make_plan(
+            self.settings, self.base, wanted, store, memory, write=write, report=report, builder=self._build
+        )
+
+    def build(self, **options: Any) -> BuildReport:
+        """Plan, and encode what is missing; with everything there, the dataset is frozen as its latest snapshot.
+
+        Options: `report`, a `Reporter`; `stop`, an event that ends it after the batches in flight; `devices`, such
+        as `["cuda:0", "cuda:1"]`, for encoders whose device is auto; `memory`, bytes that prepared pictures may take;
+        `threads` that decode; `retry_failed`, to try again what failed before; `fail_fast`, to stop at the first
+        failure; `crowded`, to start although the disk cannot hold the forecast.
+        """
+        return self._build(self.plan(report=options.get("report", SILENT)), **options)
+
+    def _build(
+        self,
+        plan: Plan,
+        *,
+        report: Reporter = SILENT,
+        stop: threading.Event | None = None,
+        devices: Sequence[str] = (),
+        memory: int = MEMORY,
+        threads: int | None = None,
+        retry_failed: bool = False,
+        fail_fast: bool = False,
+        crowded: bool = False,
+    ) -> BuildReport:
+        if not crowded and not plan.forecast.fits:
+            needed, free = format_size(plan.forecast.nbytes or 0), format_size(plan.forecast.free or 0)
+            hint = "free some space, or build all the same with crowded=True (--crowded)"
+            raise NoSpaceError(plan.store.path, f"about {needed} are to be written and {free} are free", hint=hint)
+        options = Options(memory, threads or default_threads(), retry_failed=retry_failed, fail_fast=fail_fast)
+        names = list(plan.encoders)
+        hands = {name: self._hand(name, one, devices) for name, one in self._chosen(names).items()}
+        stop = stop or threading.Event()
+        done = build(plan, hands, options=options, stop=stop, report=report)
+        for _ in range(_ROUNDS):
+            if stop.is_set() or not done.changed:
+                break
+            # Sources that changed meanwhile are what they are now; what still changes is left to the next build.
+            plan = self.plan(encoders=names, report=report)
+            done = joined(done, build(plan, hands, options=options, stop=stop, report=report))
+        if not stop.is_set() and set(names) == set(self.settings.encoders):
+            final = self.plan(report=report)
+            if not len(final.missing):
+                final.freeze()
+        return done
+
+    def _hand(self, name: str, one: Any, devices: Sequence[str]) -> Hand:
+        section = self.settings.encoders[name]
+        chosen = tuple(devices) or (available_device(),) if section.device == "auto" else (section.device,)
+        return Hand(
+            make=partial(make_worker, name, one, self.base, self._origin),
+            devices=chosen,
+            batch_size=None if section.batch_size == "auto" else section.batch_size,
+        )
 
     def _chosen(self, names: list[str] | None) -> dict[str, Any]:
         all_ = {name: self._objects.get(name, section) for name, section in self.settings.encoders.items()}

@@ -31,8 +31,7 @@ def run(config: Path | None, store: Path | None, *, encoders: list[str], write: 
 def make_plan(project: Project, *, encoders: Sequence[str] = (), write: bool) -> Plan:
     """A plan for all encoders or for some; where it cannot be remembered, the error says how to do without."""
     try:
-        chosen = list(dict.fromkeys(encoders)) or None
-        return project.plan(encoders=chosen, write=write, report=output.reporter())
+        return project.plan(encoders=list(encoders) or None, write=write, report=output.reporter())
     except (ReadOnlyError, NoSpaceError) as error:
         error.hint = "--no-write plans without remembering anything; --store DIR names another store"
         raise

@@ -169,7 +169,8 @@ def _heading(name: str) -> Iterator[_Line]:
 def _concept_lines(concept: FoundConcept, told: Mapping[str, Any], *, every: bool) -> Iterator[_Line]:
     """One concept; the first one shows every setting."""
     pictures = "1 picture" if concept.images == 1 else f"{concept.images:,} pictures"
-    yield from _prose(f"# {pictures}, sides from {concept.min_side} to {concept.max_side} pixels")
+    sides = f", sides from {concept.min_side} to {concept.max_side} pixels" if concept.max_side else ""
+    yield from _prose(f"# {pictures}{sides}")
     if concept.captions == "none":
         yield from _prose("# no captions were found: a fixed text, the empty prompt, stands for them")
     first, *others = _fields(Concept, told, every=every)

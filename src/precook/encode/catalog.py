@@ -16,6 +16,7 @@ from typing import Any
 
 from precook.config.encoders import EncoderSection, TransformersText, UserEncoder, decides
 from precook.config.read import Origin
+from precook.encode.crew import Worker
 from precook.encode.encoder import Encoder, Input
 from precook.errors import IdentityError, SourceError
 from precook.identity.models import identify_path
@@ -66,7 +67,11 @@ def _encoding(name: str, one: EncoderSection | Encoder, base: Path, digest_of: D
     assert not isinstance(encoder, EncoderSection)
     kind = one.uses if isinstance(one, UserEncoder) else f"{type(one).__module__}:{type(one).__qualname__}"
     try:
-        return Encoding(name, encoder.input, Recipe(kind, {"identity": encoder.identity(), **_reading(encoder.input)}))
+        identity = encoder.identity()
+    except Exception as error:
+        raise origin.error(("encoders", name), f"identity() failed: {_told(error)}") from error
+    try:
+        return Encoding(name, encoder.input, Recipe(kind, {"identity": identity, **_reading(encoder.input)}))
     except IdentityError as error:
         raise origin.error(
             ("encoders", name), f"identity() is not plain data: {error.message}", hint=error.hint
@@ -114,6 +119,35 @@ def _files(where: tuple[str, ...], folder: Path, uses: str, digest_of: DigestOf,
         raise origin.error(where, error.message, hint=error.hint) from error
 
 
+def make_worker(encoder: str, one: EncoderSection | Encoder, base: Path, origin: Origin) -> Worker:
+    """What does an encoder's work, not loaded yet; each device gets one of its own."""
+    if isinstance(one, UserEncoder):
+        return make_user_encoder(encoder, one, base, origin)
+    if not isinstance(one, EncoderSection):
+        return one
+    # Imported when it is made: none of them is needed to plan.
+    home, name = _WORKERS[one.uses].split(":")
+    kind = getattr(importlib.import_module(home), name)
+    if isinstance(one, TransformersText):
+        folder = _folder(base, one)
+        worker: Worker = kind(one, folder, base / one.tokenizer if one.tokenizer is not None else folder)
+    elif hasattr(one, "model"):
+        worker = kind(one, _folder(base, one))
+    else:
+        worker = kind(one)
+    return worker
+
+
+_WORKERS = {
+    "diffusers-vae": "precook.encode.vae:VaeEncoder",
+    "transformers-text": "precook.encode.text:TextEncoder",
+    "transformers-tokens": "precook.encode.tokens:TokensEncoder",
+    "transformers-processor": "precook.encode.processor:ProcessorEncoder",
+    "mask": "precook.encode.mask:MaskEncoder",
+    "image": "precook.encode.image:ImageEncoder",
+}
+
+
 def _is_tokenizer(name: str) -> bool:
     return name.startswith(_TOKENIZER) or name.endswith(_TOKENIZER_ENDS)
 
@@ -131,19 +165,18 @@ def make_user_encoder(name: str, section: UserEncoder, base: Path, origin: Origi
     try:
         with _importable(base):
             module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:
         hint = "it is looked for beside the config file and among the installed packages"
-        raise origin.error(where, f"{module_name} cannot be imported: {error}", hint=hint) from error
+        raise origin.error(where, f"{module_name} cannot be imported: {_told(error)}", hint=hint) from error
     kind = getattr(module, class_name, None)
     if kind is None:
         raise origin.error(where, f"{module_name} has no {class_name}")
     try:
         encoder = kind(**section.arguments)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         hint = "its other fields go to the constructor"
-        raise origin.error(
-            ("encoders", name), f"{class_name} does not take these fields: {error}", hint=hint
-        ) from error
+        message = f"{class_name} cannot be made of these fields: {_told(error)}"
+        raise origin.error(("encoders", name), message, hint=hint) from error
     if not isinstance(encoder, Encoder) or encoder.input not in ("image", "text", "mask"):
         hint = "it needs input (image, text or mask), identity, load, encode and unload"
         raise origin.error(where, f"{class_name} is not an encoder", hint=hint)
@@ -159,6 +192,11 @@ def _importable(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(place)
+
+
+def _told(error: Exception) -> str:
+    """What a user's code raised."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _plain(value: object) -> object:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ WEIGHTS: dict[str, Any] = {**LOCAL, "use_safetensors": True, "output_loading_inf
 _EXTRAS = {"torch": "torch", "transformers": "transformers", "diffusers": "diffusers"}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHOWN = 3
+_LOADING = threading.RLock()
+"""from_pretrained sets torch's default dtype for as long as it runs, for all threads."""
 
 
 def library(name: str) -> Any:
@@ -84,15 +88,31 @@ def check_complete(folder: Path, missing: Iterable[str]) -> None:
 
 @contextmanager
 def loading(what: str, folder: Path) -> Iterator[None]:
-    """Whatever the library says against loading `what` from `folder` becomes one error that names both."""
-    from safetensors import SafetensorError  # noqa: PLC0415 - costs an import that only loading needs
+    """Load `what` from `folder` in here: alone, silently, and with one kind of error, which names both."""
+    from safetensors import SafetensorError  # noqa: PLC0415 - only loading needs it
 
-    try:
+    with _LOADING, _hushed():
+        try:
+            yield
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError) as error:
+            raise _unloadable(what, folder, error) from error
+        except SafetensorError as error:
+            raise _unloadable(what, folder, error) from error
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Without the libraries' own bars and reports, which would run through ours."""
+    with ExitStack() as stack:
+        for name in ("transformers", "diffusers"):
+            if name in sys.modules:
+                log = importlib.import_module(f"{name}.utils.logging")
+                stack.callback(log.set_verbosity, log.get_verbosity())
+                log.set_verbosity_error()
+                if log.is_progress_bar_enabled():
+                    stack.callback(log.enable_progress_bar)
+                    log.disable_progress_bar()
         yield
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
-        raise _unloadable(what, folder, error) from error
-    except SafetensorError as error:
-        raise _unloadable(what, folder, error) from error
 
 
 def _unloadable(what: str, folder: Path, error: Exception) -> EncodeError:

@@ -42,11 +42,12 @@ from precook.encode.encoder import Input, Item
 from precook.encode.libraries import LOCAL, WEIGHTS, check_complete, check_weights, library, loading, torch_dtype
 from precook.encode.tokens import Row, Tokenizer, check_limit
 from precook.errors import EncodeError, printable
+from precook.store.tree import Tree
 
 _POSITIONS = ("position_embedding", "position_embeddings", "embed_positions", "wpe")
 """How models call their tables of learned positions."""
-_MIXING = ("convbert", "fnet")
-"""Models whose convolutions or transforms carry padding into real positions, mask or no mask."""
+_MIXING = ("convbert",)
+"""Models whose convolutions carry padding into real positions, mask or no mask."""
 _HINT_FOLDER = "name the folder of the text encoder; `subfolder` names one inside it"
 
 
@@ -79,7 +80,7 @@ class TextEncoder:
         tokenizer, model = self._parts()
         return len(self._rows([text], tokenizer, model)[0].ids)
 
-    def encode(self, batch: list[Item]) -> list[Any]:
+    def encode(self, batch: list[Item]) -> list[Tree]:
         """A dict of `hidden`, and what else there is, for each text."""
         tokenizer, model = self._parts()
         texts = [item.text for item in batch if item.text is not None]
@@ -131,7 +132,7 @@ class _Model:
         self._whole = section.keep_padding or _sees_padding(self._model, tokenizer, parameters)
         """Whether it runs on `limit` tokens, however short the texts are."""
         self._left = section.keep_padding and tokenizer.library.padding_side == "left"
-        self.limit = _limit(section, tokenizer, _positions(self._model, self._torch), folder)
+        self.limit = _limit(section, tokenizer, self._model, self._torch, folder)
         """The most tokens of a text."""
         self._pads = self._padding(tokenizer, folder)
         self._nothing = self._measure(folder)
@@ -296,20 +297,30 @@ def _sees_padding(model: Any, tokenizer: Tokenizer, parameters: Any) -> bool:
 
 
 def _positions(model: Any, torch: Any) -> int | None:
-    """How many positions the model has learned; None where they have no end."""
-    count = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for name, module in model.named_modules():
-        # A table of fewer rows is that of a vision tower.
-        if name.rpartition(".")[2] in _POSITIONS and isinstance(module, torch.nn.Embedding) and count is not None:
-            if module.num_embeddings >= count:
-                # RoBERTa and its kin count from the padding index on.
-                return int(count) - (0 if module.padding_idx is None else module.padding_idx + 1)
+    """How many positions the model has learned; None where it works them out."""
+    count = _said_positions(model)
+    if count is None:
+        return None
+    tables = [module for name, module in model.named_modules() if name.rpartition(".")[2] in _POSITIONS]
+    for table in tables:
+        # One of fewer rows belongs to a vision tower.
+        if isinstance(table, torch.nn.Embedding) and table.num_embeddings >= count:
+            # RoBERTa and its kin count from behind the padding index.
+            return count - (0 if table.padding_idx is None else table.padding_idx + 1)
     return None
 
 
-def _limit(section: TransformersText, tokenizer: Tokenizer, positions: int | None, folder: Path) -> int | None:
+def _said_positions(model: Any) -> int | None:
+    count = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return count if isinstance(count, int) and count > 0 else None
+
+
+def _limit(section: TransformersText, tokenizer: Tokenizer, model: Any, torch: Any, folder: Path) -> int | None:
+    """The most tokens of a text; None where nobody states a limit."""
+    positions = _positions(model, torch)
     if section.max_length is None:
-        return min((limit for limit in (tokenizer.limit, positions) if limit is not None), default=None)
+        limits = [limit for limit in (tokenizer.limit, positions) if limit is not None]
+        return min(limits) if limits else _said_positions(model)
     if positions is not None and section.max_length > positions:
         message = f"{printable(folder)}: max_length is {section.max_length}, and the model has {positions} positions"
         raise EncodeError(message, hint=f"set max_length to {positions} or less")

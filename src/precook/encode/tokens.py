@@ -20,6 +20,7 @@ from precook.config.encoders import TransformersTokens
 from precook.encode.encoder import Input, Item
 from precook.encode.libraries import LOCAL, library, loading
 from precook.errors import EncodeError, printable
+from precook.store.tree import Tree
 
 _NO_LIMIT = 10**9
 """transformers writes 10**30 for a tokenizer without a limit; nothing near this one is a limit either."""
@@ -49,11 +50,10 @@ class Tokenizer:
     """A tokenizer from a folder; any thread may use it."""
 
     def __init__(self, folder: Path) -> None:
+        transformers = library("transformers")
         with loading("tokenizer", folder):
-            self.library: Any = library("transformers").AutoTokenizer.from_pretrained(
-                folder, **LOCAL, trust_remote_code=False
-            )
-        # A fast tokenizer keeps the last call's truncation as state, and refuses two calls at once.
+            self.library: Any = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL, trust_remote_code=False)
+        # A fast tokenizer keeps a call's truncation as state: two calls at once cut by each other's limit.
         self._lock = threading.Lock()
 
     @property
@@ -137,9 +137,11 @@ class TokensEncoder:
         """Tokens the text takes."""
         return len(self._rows([text])[0].ids)
 
-    def encode(self, batch: list[Item]) -> list[Any]:
+    def encode(self, batch: list[Item]) -> list[Tree]:
         """A dict of `input_ids` and `attention_mask` for each text."""
-        rows = self._rows([item.text or "" for item in batch])
+        texts = [item.text for item in batch if item.text is not None]
+        assert len(texts) == len(batch), "a text encoder gets items with a text"
+        rows = self._rows(texts)
         if not self._section.truncation:
             for row in rows:
                 if row.cut:

@@ -93,7 +93,7 @@ class VaeEncoder:
             return
         on_cuda = self._vae.device.startswith("cuda")
         self._vae = self._scale = None
-        gc.collect()  # a module and its parts may refer to one another
+        gc.collect()  # an error caught meanwhile may hold frames, and they the model or its activations
         if on_cuda:
             library("torch").cuda.empty_cache()
 
@@ -173,7 +173,7 @@ class _Vae:
         except _FAILURES as error:
             hint = "name the folder of a VAE for pictures, or for videos of which one frame can be encoded"
             raise EncodeError(
-                f"{self.name} does not encode a picture of {side} x {side} pixels: {printable(error)}", hint=hint
+                f"{self.name} does not encode a picture of {side} x {side} pixels: {_reason(error)}", hint=hint
             ) from error
 
     def posterior(self, pixels: Pixels) -> _Posterior:
@@ -223,6 +223,7 @@ class _Scale:
         name, config, buffers = type(model).__name__, model.config, dict(model.named_buffers())
         mean, std = (config.get(key, buffers.get(key)) for key in ("latents_mean", "latents_std"))
         shift, factor = config.get("shift_factor"), config.get("scaling_factor")
+        hint = "set scaled to false, and scale in training as the model's pipeline does"
 
         def channels(numbers: Any) -> Any:
             column = torch.as_tensor(numbers, dtype=torch.float32, device=latents.device).reshape(-1, 1, 1)
@@ -231,7 +232,6 @@ class _Scale:
                 raise EncodeError(message, hint=hint)
             return column
 
-        hint = "set scaled to false, and scale in training as the model's pipeline does"
         if mean is not None and std is not None and not shift:
             return cls(channels(mean), channels(1.0 if factor is None else factor) / channels(std))
         if mean is None and std is None and factor is not None:
@@ -258,7 +258,7 @@ def _vae_class(folder: Path) -> Any:
         kind = getattr(diffusers, name, None)
     except (ImportError, RuntimeError) as error:
         hint = "install what is missing, or pip install -U 'precook[diffusers]'"
-        raise EncodeError(f"diffusers cannot import {printable(name)}: {printable(error)}", hint=hint) from error
+        raise EncodeError(f"diffusers cannot import {printable(name)}: {_reason(error)}", hint=hint) from error
     if kind is None:
         hint = "pip install -U diffusers, or name the folder of another VAE"
         raise EncodeError(f"diffusers {diffusers.__version__} has no {printable(name)}", hint=hint)
@@ -297,10 +297,12 @@ def _moved(model: Any, device: str) -> Any:
     except torch.cuda.OutOfMemoryError:
         raise
     except (AssertionError, RuntimeError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise EncodeError(
-            f"the VAE cannot run on {printable(device)}: {printable(reason)}", hint="set device to auto or cpu"
-        ) from error
+        hint = "set device to auto or cpu"
+        raise EncodeError(f"the VAE cannot run on {printable(device)}: {_reason(error)}", hint=hint) from error
+
+
+def _reason(error: Exception) -> str:
+    return printable(next(iter(str(error).splitlines()), type(error).__name__))
 
 
 def _moments(output: Any, name: str) -> tuple[Any, Any | None]:

@@ -67,12 +67,13 @@ def explain(plan: Plan, path: Path) -> Explanation:
     """Explain the samples that a picture, caption or mask belongs to; `SourceError` where there is none."""
     wanted = os.path.abspath(path)  # noqa: PTH100 - links stay as they are
     samples = tuple(_sample_state(plan, sample) for sample in _samples_at(plan, wanted))
+    files = _files_of(plan, wanted)
     problems = tuple(
-        failure.reason
+        failure.reason if place == wanted else f"{place}: {failure.reason}"
         for failure in plan.failed
-        if failure.encoder is None
-        and failure.path is not None
-        and wanted in _places(plan, failure.concept, failure.path)
+        if failure.encoder is None and failure.path is not None
+        for place in _places(plan, failure.concept, failure.path)
+        if place in files
     )
     if not samples and not problems:
         hint = "name a picture, caption or mask of the concepts; hidden files and other endings do not count"
@@ -84,6 +85,18 @@ def _places(plan: Plan, concept: str | None, path: str) -> Iterator[str]:
     for gathered in plan.samples.gathered:
         if gathered.concept.name == concept:
             yield os.path.abspath(os.path.join(gathered.listing.root, path))  # noqa: PTH100, PTH118
+
+
+def _files_of(plan: Plan, wanted: str) -> set[str]:
+    """A file and, where it is a picture, its caption and mask: whatever keeps it from being a sample."""
+    files = {wanted}
+    for gathered in plan.samples.gathered:
+        pairs, listing = gathered.pairs, gathered.listing
+        for number, row in enumerate(pairs.pictures.tolist()):
+            if os.path.abspath(listing.full_path(row)) == wanted:  # noqa: PTH100
+                beside = (int(pairs.captions[number]), int(pairs.masks[number]))
+                files |= {os.path.abspath(listing.full_path(one)) for one in beside if one >= 0}  # noqa: PTH100
+    return files
 
 
 def _samples_at(plan: Plan, wanted: str) -> Iterator[int]:

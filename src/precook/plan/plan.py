@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,6 +85,7 @@ class Plan:
         samples: Samples,
         framed: Framed,
         encoders: dict[str, EncoderPlan],
+        builder: Callable[..., Any] | None = None,
     ) -> None:
         self.settings = settings
         self.base = base
@@ -93,6 +95,7 @@ class Plan:
         self.encoders = encoders
         """The plan of each encoder, by its name in the config."""
         self._memory = memory
+        self._builder = builder
 
     @cached_property
     def ready(self) -> Entries:
@@ -139,6 +142,12 @@ class Plan:
         """Every entry of the samples at a path: its key, its state and, where it is missing, what differs."""
         return explain(self, Path(path))
 
+    def build(self, **options: Any) -> Any:
+        """Encode what is missing; see `precook.Project.build` for the options. The report tells what was done."""
+        if self._builder is None:
+            raise IncompleteError("this plan was made without encoders to build with", hint="use project.plan()")
+        return self._builder(self, **options)
+
     def freeze(self) -> Snapshot:
         """Keep the samples and their keys as the dataset's latest snapshot.
 
@@ -171,6 +180,7 @@ def make_plan(
     *,
     write: bool = True,
     report: Reporter = SILENT,
+    builder: Callable[..., Any] | None = None,
 ) -> Plan:
     """Look at the sources and say what is missing; with `write`, remember what was learnt on the way."""
 
@@ -212,7 +222,7 @@ def make_plan(
         finder = Reasons(wants, samples, store, memory, history)
         encoders[encoding.name] = EncoderPlan(wants, ready, failures, samples, framed.targets, finder)
     save()
-    return Plan(settings, base, store, memory, samples, framed, encoders)
+    return Plan(settings, base, store, memory, samples, framed, encoders, builder)
 
 
 def _reason(note: str) -> str:

@@ -110,7 +110,11 @@ def _groups(pictures: list[str]) -> list[_Group]:
 
 def _mask_pattern(group: _Group, files: set[str]) -> str | None:
     """The pattern that finds a mask for most pictures; None where none finds any."""
-    counts = {pattern: sum(_mask(path, pattern) in files for path in group.pictures) for pattern in _MASK_PATTERNS}
+    counts = {
+        # In a folder called masks some patterns lead from a picture to itself.
+        pattern: sum((mask := _mask(path, pattern)) in files and mask != path for path in group.pictures)
+        for pattern in _MASK_PATTERNS
+    }
     best = max(counts, key=lambda pattern: counts[pattern])
     return best if counts[best] else None
 

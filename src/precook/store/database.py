@@ -41,6 +41,7 @@ CREATE TABLE memory (
     kind TEXT NOT NULL, number INTEGER NOT NULL, keys BLOB NOT NULL, contents BLOB NOT NULL, checksum BLOB NOT NULL,
     PRIMARY KEY (kind, number)
 );
+CREATE TABLE claim (key BLOB NOT NULL PRIMARY KEY, owner BLOB NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE note (
     kind TEXT NOT NULL, key BLOB NOT NULL, text BLOB NOT NULL, checksum BLOB NOT NULL, PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;

@@ -12,6 +12,7 @@ import logging
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,6 +27,8 @@ from precook.store.pack import Head
 _log = logging.getLogger("precook")
 
 _CHECKPOINT_BYTES = 8 << 20
+_LONGEST_CLAIM = 3600.0
+"""Seconds: a claim that ends later than this from now was made by a clock that has been set back since."""
 _IN_MEMORY = "memory"
 _SEGMENT_BYTES = 256 << 20
 """The largest row of what is remembered; SQLite takes 10^9 bytes."""
@@ -236,6 +239,32 @@ class Index:
             self._write(change)
             self._checkpoint()
 
+    def claim(self, keys: Sequence[bytes], owner: bytes, *, seconds: float) -> set[bytes]:
+        """Claim keys for a builder for some time; those that nobody else has claimed. Claims are advice, not locks."""
+        now = time.time()
+
+        def change(db: sqlite3.Connection) -> set[bytes]:
+            db.execute("DELETE FROM claim WHERE expires < ? OR expires > ?", (now, now + _LONGEST_CLAIM))
+            rows = ((key, owner, now + seconds) for key in keys)
+            db.executemany("INSERT OR IGNORE INTO claim VALUES (?, ?, ?)", rows)
+            mine = "SELECT key FROM claim WHERE owner = ? AND key IN ({})"
+            found = [db.execute(mine.format("?"), (owner, key)).fetchone() for key in keys]
+            return {row[0] for row in found if row is not None}
+
+        with self.exclusive():
+            return self._write(change)
+
+    def keep_claims(self, owner: bytes, *, seconds: float) -> None:
+        """Prolong a builder's claims."""
+        until = time.time() + seconds
+        with self.exclusive():
+            self._write(lambda db: db.execute("UPDATE claim SET expires = ? WHERE owner = ?", (until, owner)))
+
+    def release_claims(self, owner: bytes) -> None:
+        """Give up a builder's claims."""
+        with self.exclusive():
+            self._write(lambda db: db.execute("DELETE FROM claim WHERE owner = ?", (owner,)))
+
     @contextlib.contextmanager
     def exclusive(self, *, patience: float = PATIENCE) -> Iterator[None]:
         """Hold the store's lock, which every write to the index needs; the same thread may take it again."""
@@ -393,16 +422,16 @@ class Index:
         _log.log(level, "making the index of %s anew: %s", self._layout.root, doubt)
         self.rebuild()
 
-    def _write(self, change: Callable[[sqlite3.Connection], None]) -> None:
+    def _write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         """Make a change in one transaction; an index that turns out to be damaged is made anew first."""
         try:
             with self._writing() as db:
-                change(db)
+                return change(db)
         except database.DoubtError as doubt:
             self._rebuild_for(doubt)
             try:
                 with self._writing() as db:
-                    change(db)
+                    return change(db)
             except database.DoubtError as again:
                 raise StoreWriteError(self._path, f"the index cannot be made: {again}") from again
 

@@ -105,10 +105,23 @@ def has_nan(leaf: Leaf) -> bool:
     if not leaf.dtype.foreign:
         return array.dtype.kind in "fc" and bool(np.isnan(array).any())
     low, high = _NAN_BITS[leaf.dtype.name]
-    magnitude = array & (
-        np.iinfo(array.dtype).max if leaf.dtype.name in _UNSIGNED_NAN else np.iinfo(array.dtype).max >> 1
-    )
+    magnitude = _magnitude(leaf, array)
     return bool(((magnitude >= low) & (magnitude <= high)).any())
+
+
+def is_finite(leaf: Leaf) -> bool:
+    """Whether a leaf holds neither NaN nor infinity."""
+    array = leaf.data.view(leaf.dtype.bits)
+    if not leaf.dtype.foreign:
+        return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+    infinity = _INFINITY_BITS.get(leaf.dtype.name)
+    return not has_nan(leaf) and (infinity is None or not (_magnitude(leaf, array) == infinity).any())
+
+
+def _magnitude(leaf: Leaf, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The bits without the sign, where the sign is not part of what means NaN."""
+    most = np.iinfo(array.dtype).max
+    return array & (most if leaf.dtype.name in _UNSIGNED_NAN else most >> 1)
 
 
 _NAN_BITS = {
@@ -121,5 +134,7 @@ _NAN_BITS = {
     "F4": (0x100, 0x100),
 }
 """The bit patterns that mean NaN, without the sign; F4 has none."""
+_INFINITY_BITS = {"BF16": 0x7F80, "F8_E5M2": 0x7C}
+"""Likewise infinity; the other types have none."""
 _UNSIGNED_NAN = {"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 """Types whose NaN is one pattern of all bits, the sign included."""

@@ -17,6 +17,7 @@ from precook.report import SILENT, Reporter
 from precook.sources.memory import Memory
 from precook.store import files, forks
 from precook.store.cached import Cached
+from precook.store.claims import Claims
 from precook.store.index import EntryRow, Index
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
 from precook.store.located import Located
@@ -254,6 +255,10 @@ class Store:
         """Keep what a memory has learnt; this creates the store where there is none yet."""
         if memory.changed and not self._read_only:
             memory.flush(self._created())
+
+    def claims(self) -> Claims:
+        """Claims of one builder, so that two of them do not encode the same; this creates the store if need be."""
+        return Claims(self._created())
 
     def snapshots(self) -> list[SnapshotFile]:
         """Every snapshot, by dataset and then from the oldest to the newest."""
