@@ -92,8 +92,10 @@ class TextEncoder:
 
     def unload(self) -> None:
         """Let go of the model and of its memory on the device."""
+        if self._loaded is None:
+            return
         self._loaded = None
-        gc.collect()  # modules and their hooks hold one another
+        gc.collect()  # whatever refers back to the model must not keep its memory
         torch = library("torch")
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()

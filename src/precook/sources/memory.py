@@ -48,12 +48,14 @@ class Memory:
             rest = np.flatnonzero(~known)
             if not len(rest):
                 break
-            found = segment.find(keys if len(rest) == len(keys) else keys[rest])
-            hit = found >= 0
-            if hit.all() and len(rest) == len(keys):
-                return hit, segment.values[found]
-            known[rest[hit]] = True
-            values[rest[hit]] = segment.values[found[hit]]
+            # Most of them at once, or few: all are asked for in the order in which they were remembered.
+            chosen = np.arange(len(keys)) if 2 * len(rest) > len(keys) else rest
+            found = segment.find(keys if len(chosen) == len(keys) else keys[chosen])
+            if len(rest) == len(keys) and (found >= 0).all():
+                return found >= 0, segment.values[found]
+            hit = (found >= 0) & ~known[chosen]
+            known[chosen[hit]] = True
+            values[chosen[hit]] = segment.values[found[hit]]
         return known, values
 
     def remember(self, kind: Kind, keys: Bytes, values: Bytes | None = None) -> None:

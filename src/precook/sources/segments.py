@@ -20,7 +20,9 @@ import xxhash
 Bytes = npt.NDArray[np.uint8]
 
 _FEW = 64
-"""Keys that are sooner compared with every row than searched for by their hashes."""
+"""Keys or rows that are sooner compared one by one with all the others than searched for by their hashes."""
+_RUNS = 16
+"""Runs of rows that are followed before the rest is searched for."""
 GROWTH = 2
 """A segment is merged with a newer one unless it is more than so many times as large."""
 
@@ -57,12 +59,11 @@ class Segment:
         if not self.rows or not len(keys):
             return found
         wanted, own = _words(keys), _words(self.keys)
-        start = _last(own, wanted[0])
-        if start >= 0:
-            # As they were asked for before, most of them lie one after the other from here.
-            count = min(len(keys), self.rows - start)
-            same = (own[start : start + count] == wanted[:count]).all(axis=1)
-            np.copyto(found[:count], np.arange(start, start + count), where=same)
+        if self.rows <= _FEW:
+            for row in range(self.rows):
+                found[(wanted == own[row]).all(axis=1)] = row
+            return found
+        _follow(own, wanted, found)
         rest = np.flatnonzero(found < 0)
         if len(rest) <= _FEW:
             for at in rest.tolist():
@@ -159,6 +160,23 @@ def checksum(*parts: bytes) -> bytes:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return hasher.digest()
+
+
+def _follow(own: Any, wanted: Any, found: npt.NDArray[np.int64]) -> None:
+    """Find rows that lie one after the other, as they were asked for before, in a few runs."""
+    at = 0
+    for _ in range(_RUNS):
+        if at >= len(wanted):
+            return
+        start = _last(own, wanted[at])
+        if start < 0:
+            at += 1
+            continue
+        count = min(len(wanted) - at, len(own) - start)
+        differ = np.flatnonzero((own[start : start + count] != wanted[at : at + count]).any(axis=1))
+        count = int(differ[0]) if len(differ) else count
+        found[at : at + count] = np.arange(start, start + count)
+        at += count
 
 
 def _last(own: Any, wanted: Any) -> int:
