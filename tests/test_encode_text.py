@@ -112,8 +112,15 @@ FAMILIES = {
         "MistralModel",
         {"template": f"{BEGIN} $A", "padding_side": "left"},
     ),
+    # With token types, which its tokenizer gives too.
     "bert": Family(
-        lambda: transformers.BertModel(transformers.BertConfig(**SIZES)), "BertModel", pooled="pooler_output"
+        lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
+        "BertModel",
+        {
+            "template": f"{BEGIN}:0 $A:1 {END}:0",
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        },
+        pooled="pooler_output",
     ),
     "roberta": Family(
         lambda: transformers.RobertaModel(transformers.RobertaConfig(**SIZES)), "RobertaModel", pooled="pooler_output"
@@ -169,7 +176,6 @@ class Direct:
         if text not in self.known:
             inputs = self.tokenizer(text, padding="max_length", truncation=True, max_length=LIMIT, return_tensors="pt")
             given = inputs if self.family.masked else {"input_ids": inputs["input_ids"]}
-            given = {name: value for name, value in given.items() if name != "token_type_ids"}
             with torch.no_grad():
                 self.known[text] = self.model(**given, output_hidden_states=True), inputs["attention_mask"][0].bool()
         return self.known[text]
@@ -317,9 +323,8 @@ class TestOtherModels:
     def wanted(self, folder: Path, kind: str, text: str) -> tuple[Any, int]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         inputs = tokenizer(text, padding="max_length", truncation=True, max_length=LIMIT, return_tensors="pt")
-        given = {name: value for name, value in inputs.items() if name != "token_type_ids"}
         with torch.no_grad():
-            out = getattr(transformers, kind).from_pretrained(folder).eval()(**given)
+            out = getattr(transformers, kind).from_pretrained(folder).eval()(**inputs)
         return out, len(tokenizer(text, truncation=True, max_length=LIMIT)["input_ids"])
 
     @pytest.mark.parametrize(
@@ -544,6 +549,25 @@ class TestRefusals:
         assert encode(encoder, "")
         with pytest.raises(EncodeError, match="the model knows 6 tokens"):
             encode(encoder, "seven red balloons")
+
+    def test_a_pad_token_that_only_the_tokenizer_knows(self, tmp_path: Path) -> None:
+        """Masked it does no harm, so another takes its place; kept, it would be one of the results."""
+        save_model(tmp_path, FAMILIES["t5"].saved(), template=f"$A {END}")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        before = encode(loaded(tmp_path), "a cat", "the quick brown fox")
+        tokenizer.add_tokens([f"<new-{number}>" for number in range(40)])
+        tokenizer.pad_token = "<new-39>"
+        tokenizer.save_pretrained(tmp_path)
+        for one, other in zip(before, encode(loaded(tmp_path), "a cat", "the quick brown fox"), strict=True):
+            close(one["hidden"], other["hidden"])
+        self.refused(tmp_path, "the model knows 40 tokens", keep_padding=True)
+
+    def test_a_device_that_is_not_there(self, folders: Callable[[str], Path]) -> None:
+        """The error names the model and the device."""
+        section = TransformersText(uses="transformers-text", model="unused")
+        encoder = TextEncoder(section, folders("clip"), folders("clip"))
+        with pytest.raises(EncodeError, match="CLIPTextModel cannot run on cuda:77"):
+            encoder.load("cuda:77")
 
     def test_models_without_text(self, tmp_path: Path) -> None:
         """Vision models, and models that are two at once, are told to be such."""

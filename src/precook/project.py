@@ -95,7 +95,11 @@ class Project:
         store = self._opened(write=write)
         memory = store.memory()
         digest_of = partial(remembered_digests, memory=memory, trust=self.settings.stamps == "trust", report=report)
-        wanted = encodings(chosen, self.base, digest_of=digest_of, origin=self._origin)
+        try:
+            wanted = encodings(chosen, self.base, digest_of=digest_of, origin=self._origin)
+        finally:
+            if write:
+                store.remember(memory)  # weights that were read need not be read again
         return make_plan(
             self.settings, self.base, wanted, store, memory, write=write, report=report, builder=self._build
         )

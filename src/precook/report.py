@@ -9,8 +9,8 @@ from typing import Protocol
 class Task(Protocol):
     """A piece of work under way."""
 
-    def advance(self, amount: int = 1) -> None:
-        """So much more is done."""
+    def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:
+        """So much more is done; `failed` of it in vain, and the rest made so many bytes where it makes any."""
 
 
 class Reporter(Protocol):
@@ -21,7 +21,7 @@ class Reporter(Protocol):
 
 
 class _Silence:
-    def advance(self, amount: int = 1) -> None:
+    def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:
         pass
 
     def task(self, name: str, *, total: int | None, unit: str) -> AbstractContextManager[Task]:  # noqa: ARG002

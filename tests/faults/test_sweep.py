@@ -43,7 +43,7 @@ HARMLESS = [
 SEEDED: dict[str, tuple[str, dict[str, Any]]] = {
     "no-file-sync": ("cut_everywhere", {"every": 10, "randoms": 0}),
     "no-directory-sync": ("cut_everywhere", {"every": 1000, "randoms": 0}),
-    "ignored-short-write": ("sweep", {"fault": "short", "stride": 2}),
+    "ignored-short-write": ("sweep", {"fault": "short", "stride": 1}),
 }
 
 

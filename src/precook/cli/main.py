@@ -30,6 +30,7 @@ Exit codes:
     0  done
     1  failed, or `doctor` found a problem
     2  wrong usage or config
+    3  done, but some samples failed
     4  damage found
    10  no store there
    11  somebody else holds the lock
@@ -172,7 +173,7 @@ VersionOption = Annotated[
 
 @app.callback()
 def precook_command(*, version: VersionOption = False) -> None:
-    """Encode once, train from the cache: plan what is to be encoded, look into a store and after it."""
+    """Encode once, train from the cache: plan and build what is to be encoded, look into a store and after it."""
 
 
 @_command("init")
@@ -222,6 +223,53 @@ def plan_command(
     from precook.cli import plan
 
     plan.run(config, store, encoders=encoder or [], write=not no_write, as_json=as_json)
+
+
+@_command("build")
+def build_command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    encoder: Annotated[
+        list[str] | None, typer.Option("--encoder", metavar="NAME", help="Only this encoder; may be given again.")
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device", metavar="DEV", help="Where encoders run whose device is auto, such as cuda:0; may be repeated."
+        ),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(parser=_size, metavar="SIZE", help="What pictures that wait for an encoder may take; 1GiB."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads that read and decode.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")] = False,
+    crowded: Annotated[
+        bool, typer.Option("--crowded", help="Start although the disk cannot hold the forecast.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document per line: what happens.")] = False,
+) -> int:
+    """Encode what is missing.
+
+    Ctrl-C or SIGTERM finishes the batch in flight and keeps all that is encoded; a second one stops at once. The next
+    build goes on where the last one stopped.
+    """
+    from precook.cli import build
+
+    asked = build.Asked(
+        config=config,
+        store=store,
+        encoders=tuple(encoder or ()),
+        devices=tuple(device or ()),
+        memory=memory,
+        threads=threads,
+        retry_failed=retry_failed,
+        fail_fast=fail_fast,
+        crowded=crowded,
+    )
+    return build.run(asked, as_json=as_json)
 
 
 @_command("explain")
@@ -336,3 +384,20 @@ def reindex_command(*, config: ConfigOption = None, store: StoreOption = None, a
     from precook.cli import reindex
 
     reindex.run(place_of_store(config, store), as_json=as_json)
+
+
+@_command("demo")
+def demo_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="A folder that is new or empty.", show_default="./precook-demo")
+    ] = Path("precook-demo"),
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the main job on pictures and small models made on the spot.
+
+    Every step shows the commands and what they print. Needs diffusers and transformers.
+    """
+    from precook.cli import demo
+
+    demo.run(folder, as_json=as_json)

@@ -11,8 +11,10 @@ import contextlib
 import io
 import json
 import logging
+import os
 import sys
 import textwrap
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -132,6 +134,12 @@ def document(content: dict[str, Any]) -> None:
     sys.stdout.write("\n")
 
 
+def event(name: str, content: dict[str, Any]) -> None:
+    """One JSON document in a line, at once: for a command that tells what it does while it does it."""
+    sys.stdout.write(json.dumps({"version": VERSION, "event": name, **content}, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
 def document_of(name: str, items: Iterable[Any]) -> None:
     """One JSON document with a list that may be too long to hold in memory, an item per line."""
     sys.stdout.write(f'{{"version": {VERSION}, {json.dumps(name)}: [')
@@ -172,23 +180,37 @@ def reporter() -> Reporter:
     return Bars() if sys.stderr.isatty() else SILENT
 
 
+def restore_terminal() -> None:
+    """Undo what a bar has done to the terminal, where it gets no chance to."""
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h\n")  # the cursor, below the bar
+
+
 class Bars:
     """Progress bars on stderr, with the rate and the time left."""
 
+    def __init__(self, *, stay: bool = False) -> None:
+        self._stay = stay
+
     @contextlib.contextmanager
     def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
-        """A bar for as long as the task lasts."""
-        with _progress(unit) as progress:
-            yield _Bar(progress, progress.add_task(name, total=total))
+        """A bar for as long as the task lasts, or one that stays."""
+        with _progress(unit, stay=self._stay) as progress:
+            yield _Bar(progress, progress.add_task(name, total=total, nbytes=0, failed=0))
 
 
 class _Bar:
     def __init__(self, progress: Progress, number: Any) -> None:
         self._progress = progress
         self._number = number
+        self._lock = threading.Lock()
+        self._nbytes = self._failed = 0
 
-    def advance(self, amount: int = 1) -> None:
-        self._progress.advance(self._number, amount)
+    def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:
+        with self._lock:
+            self._nbytes += nbytes
+            self._failed += failed
+            self._progress.update(self._number, advance=amount, nbytes=self._nbytes, failed=self._failed)
 
 
 class Warnings(logging.Handler):
@@ -271,7 +293,7 @@ def _spans(content: Line) -> list[Span]:
     return [Span(part) if isinstance(part, str) else part for part in parts]
 
 
-def _progress(unit: str) -> Progress:
+def _progress(unit: str, *, stay: bool) -> Progress:
     from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -284,7 +306,10 @@ def _progress(unit: str) -> Progress:
         def render(self, task: RichTask) -> Text:
             whole = f" of {amount(task.total)}" if task.total is not None else ""
             speed = f", {amount(task.speed)}/s" if task.speed else ""
-            return Text(f"{amount(task.completed)}{whole}{'' if unit == 'bytes' else ' ' + unit}{speed}")
+            size = f", {format_size(task.fields['nbytes'])}" if task.fields["nbytes"] else ""
+            failed = f", {task.fields['failed']:,} failed" if task.fields["failed"] else ""
+            told = f"{amount(task.completed)}{whole}{'' if unit == 'bytes' else ' ' + unit}{speed}{size}"
+            return Text.assemble(told, (failed, "red"))
 
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -292,5 +317,5 @@ def _progress(unit: str) -> Progress:
         Done(),
         TimeRemainingColumn(compact=True),
         console=_console(sys.stderr),
-        transient=True,
+        transient=not stay,
     )

@@ -86,6 +86,19 @@ def check_complete(folder: Path, missing: Iterable[str]) -> None:
         raise EncodeError(f"{printable(folder)}: {len(names)} weights are missing: {shown}", hint=hint)
 
 
+def moved(model: Any, device: str) -> Any:
+    """The model on its device; out of memory stays what it is, for whoever can make room."""
+    torch = library("torch")
+    try:
+        return model.to(device)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (AssertionError, RuntimeError) as error:
+        reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
+        hint = "set device to auto or cpu"
+        raise EncodeError(f"{type(model).__name__} cannot run on {printable(device)}: {reason}", hint=hint) from error
+
+
 @contextmanager
 def loading(what: str, folder: Path) -> Iterator[None]:
     """Load `what` from `folder` in here: alone, silently, and with one kind of error, which names both."""

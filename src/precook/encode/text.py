@@ -33,13 +33,13 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import TransformersText
 from precook.encode.encoder import Input, Item
-from precook.encode.libraries import LOCAL, WEIGHTS, check_complete, check_weights, library, loading, torch_dtype
+from precook.encode.libraries import LOCAL, WEIGHTS, check_complete, check_weights, library, loading, moved, torch_dtype
 from precook.encode.tokens import Row, Tokenizer, check_limit
 from precook.errors import EncodeError, printable
 from precook.store.tree import Tree
@@ -121,8 +121,8 @@ class _Model:
         self._dtype = torch_dtype(section.dtype)
         self._section = section
         self._device = device
-        self._model, self._pools = _load(folder, section, self._dtype)
-        self._model.to(device)
+        model, self._pools = _load(folder, section, self._dtype)
+        self._model = moved(model, device)
         parameters = inspect.signature(self._model.forward).parameters
         if "input_ids" not in parameters:
             raise EncodeError(f"{printable(folder)}: {type(self._model).__name__} takes no text", hint=_HINT_FOLDER)
@@ -141,7 +141,7 @@ class _Model:
 
     def run(self, rows: Sequence[Row]) -> list[Any]:
         """A tree for each row."""
-        self._check(rows)
+        self._check(max(row.ids) for row in rows if row.ids)
         some = [row for row in rows if row.ids or self._whole]
         made = iter(self._encode(some) if some else ())
         return [next(made) if row.ids or self._whole else self._of_nothing() for row in rows]
@@ -202,6 +202,7 @@ class _Model:
             if self.limit is None:
                 hint = "set max_length"
                 raise EncodeError(f"{printable(folder)}: {why}, and nothing says up to what length", hint=hint)
+            self._check([pads["input_ids"]])
             return pads
         # Masked or after every real position, any token will do: some tokenizers have none for it, or one of their own
         # that the model does not know.
@@ -209,9 +210,9 @@ class _Model:
             return {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0}
         return pads
 
-    def _check(self, rows: Sequence[Row]) -> None:
+    def _check(self, ids: Iterable[int]) -> None:
         # On a GPU an index beyond the table ends the process's use of the device, not just this call.
-        highest = max((max(row.ids) for row in rows if row.ids), default=0)
+        highest = max(ids, default=0)
         if highest >= self._vocabulary:
             message = f"the tokenizer gives token {highest}, and the model knows {self._vocabulary} tokens"
             raise EncodeError(message, hint="name the tokenizer that belongs to this model")
@@ -221,7 +222,8 @@ class _Model:
         one = {"input_ids": 0, "attention_mask": 1, "token_type_ids": 0}
         with self._torch.inference_mode():
             out = self._forward({name: [[one[name]]] for name in self._names})
-        if getattr(out, "last_hidden_state", None) is None:
+        needed = ["last_hidden_state", *(["hidden_states"] if self._options["output_hidden_states"] else [])]
+        if any(getattr(out, name, None) is None for name in needed):
             kind = type(self._model).__name__
             raise EncodeError(f"{printable(folder)}: {kind} gives no hidden states", hint=_HINT_FOLDER)
         if self._section.layers != "all" and self._options["output_hidden_states"]:

@@ -125,7 +125,8 @@ def gather(
     else:
         pairs = pair_folder(concept, root)
         problems += [Problem(concept.name, path, reason) for path, reason in pairs.listing.problems]
-    ground = Ground(clock(root), trust or trusted(root))
+    # Where stamps are judged, each device is judged by itself: a link may lead to a network drive.
+    ground = Ground(clock(root), trust or trusted(root), device=None if trust else root.stat().st_dev)
 
     listing = pairs.listing
     good = listing.regular()[pairs.pictures]

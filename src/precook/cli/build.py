@@ -1,0 +1,244 @@
+"""`precook build`: encodes what is missing, and tells what it did."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precook.cli import output
+from precook.cli.output import Column
+from precook.cli.plan import counts_document
+from precook.cli.progress import build_reporter
+from precook.cli.projects import open_project
+from precook.cli.stopping import INTERRUPTED, interrupted_by_sigterm, stopping
+from precook.encode.build import BuildReport
+from precook.errors import printable
+from precook.plan.entries import Failure
+from precook.plan.plan import Plan
+from precook.plan.table import full_path
+from precook.project import Project
+from precook.store.snapshots import SnapshotFile
+from precook.units import format_count, format_duration, format_size
+
+SOME_FAILED = 3
+"""Exit code when everything was tried and some of it could not be made."""
+_FEW = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for on the command line."""
+
+    config: Path | None
+    store: Path | None
+    encoders: tuple[str, ...]
+    devices: tuple[str, ...]
+    memory: int | None
+    threads: int | None
+    retry_failed: bool
+    fail_fast: bool
+    crowded: bool
+
+    @property
+    def command(self) -> str:
+        """The command that asks for the same."""
+        named: list[tuple[str, object]] = [("config", self.config), ("store", self.store)]
+        named += [("encoder", name) for name in self.encoders] + [("device", name) for name in self.devices]
+        named += [("memory", None if self.memory is None else f"{self.memory}B"), ("threads", self.threads)]
+        words = ["precook", "build"]
+        for option, value in named:
+            words += [] if value is None else [f"--{option}", str(value)]
+        for option in ("retry_failed", "fail_fast", "crowded"):
+            words += [f"--{option.replace('_', '-')}"] if getattr(self, option) else []
+        return shlex.join(words)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For the build."""
+        options: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
+        names = ("devices", "threads", "retry_failed", "fail_fast", "crowded")
+        return {**options, **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What there is to tell about a build."""
+
+    plan: Plan
+    report: BuildReport
+    failed: tuple[Failure, ...]
+    """What failed now or before and was left out, with paths as `precook explain` takes them."""
+    snapshot: SnapshotFile | None
+    """The dataset as it is now; None where it is not complete."""
+
+    @property
+    def exit_code(self) -> int:
+        """A dataset that lacks samples is never a plain success."""
+        if self.report.stopped:
+            return INTERRUPTED
+        return SOME_FAILED if self.failed or self.report.changed else 0
+
+
+def run(asked: Asked, *, as_json: bool) -> int:
+    """Plan, build and tell; the exit code."""
+    stop = threading.Event()
+    with open_project(asked.config, asked.store) as project, interrupted_by_sigterm():
+        plan = project.plan(encoders=list(asked.encoders) or None, report=output.reporter())
+        if as_json:
+            output.event("plan", _plan_document(plan))
+        else:
+            output.tell(_intention(plan, asked))
+        with stopping(stop):
+            report = plan.build(report=build_reporter(events=as_json), stop=stop, **asked.options)
+        outcome = Outcome(plan, report, _failures(plan, report, asked), _snapshot(project, plan, report))
+        if as_json:
+            output.event("report", _document(outcome))
+        else:
+            _show(outcome)
+            _tell_next(outcome, asked)
+    return outcome.exit_code
+
+
+def _intention(plan: Plan, asked: Asked) -> str:
+    """What is about to be done, in one line."""
+    wanted = {name: len(one.missing) for name, one in plan.encoders.items()}
+    if asked.retry_failed:
+        wanted = {name: count + len(plan.encoders[name].failures) for name, count in wanted.items()}
+    name = plan.settings.dataset
+    if not any(wanted.values()):
+        return f"{name}: nothing to encode"
+    each = ", ".join(f"{count:,} of {encoder}" for encoder, count in wanted.items() if count)
+    # Nothing is foretold of what failed before.
+    size, time = (plan.forecast.nbytes, plan.forecast.seconds) if len(plan.missing) else (None, None)
+    told = [f"about {format_size(size)}"] if size is not None else []
+    told += [f"about {format_duration(time)}"] if time is not None else []
+    forecast = f"; {', '.join(told)}" if told else ""
+    return f"{name}: encoding {format_count(sum(wanted.values()), 'entry')}: {each}{forecast}"
+
+
+def _failures(plan: Plan, report: BuildReport, asked: Asked) -> tuple[Failure, ...]:
+    """Everything that is left out: files, what failed now, and what failed before and was not tried again."""
+    now = [
+        # An entry's path is whole already, a file's is that in its concept.
+        failure if failure.encoder is not None else dataclasses.replace(failure, path=full_path(plan, failure))
+        for failure in report.failed
+    ]
+    if asked.retry_failed:
+        return tuple(now)
+    told = {(failure.encoder, failure.key) for failure in now}
+    before = [
+        dataclasses.replace(failure, path=full_path(plan, failure))
+        for failure in plan.failed
+        if failure.encoder is not None and (failure.encoder, failure.key) not in told
+    ]
+    return (*now, *before)
+
+
+def _snapshot(project: Project, plan: Plan, report: BuildReport) -> SnapshotFile | None:
+    if report.stopped or report.changed or set(plan.encoders) != set(project.settings.encoders):
+        return None
+    # Whether it is complete the sources decide, and they may have changed since: the plan of now tells.
+    if len(project.plan(report=output.reporter()).missing):
+        return None
+    return [one for one in project.store.snapshots() if one.dataset == project.settings.dataset][-1]
+
+
+def _show(outcome: Outcome) -> None:
+    report = outcome.report
+    lost = Counter(failure.encoder for failure in outcome.failed)
+    columns = [Column("encoder"), *(Column(name, right=True) for name in ("encoded", "reused", "failed"))]
+    output.table(
+        columns,
+        [
+            (name, f"{report.encoded.get(name, 0):,}", f"{report.reused.get(name, 0):,}", f"{lost[name]:,}")
+            for name in outcome.plan.encoders
+        ],
+    )
+    _show_section("left out", _left_out(outcome))
+    _show_section("notes", list(_notes(outcome)))
+    output.line()
+    output.line(_summary(report))
+    if outcome.snapshot is not None:
+        less = ", without what is left out" if outcome.failed else ""
+        output.line(f"complete{less}: snapshot {outcome.snapshot.number} of {outcome.snapshot.dataset}")
+
+
+def _show_section(title: str, lines: list[str]) -> None:
+    if lines:
+        output.text("\n".join(["", f"{title}:", *(f"  {line}" for line in lines)]))
+
+
+def _left_out(outcome: Outcome) -> list[str]:
+    told = [
+        ": ".join(part for part in (failure.path, failure.encoder, failure.reason) if part)
+        for failure in outcome.failed
+    ]
+    more = [f"… and {len(told) - _FEW:,} more; `precook plan --json` lists them all"] if len(told) > _FEW else []
+    return [printable(line) for line in told[:_FEW]] + more
+
+
+def _notes(outcome: Outcome) -> Iterator[str]:
+    for name, count in outcome.report.truncated.items():
+        if count:
+            yield f"{name}: {format_count(count, 'text')} longer than the encoder takes, cut to its length"
+    if outcome.report.changed:
+        entries = format_count(outcome.report.changed, "entry")
+        yield f"{entries} not made, because the files changed meanwhile; the next build makes them"
+
+
+def _summary(report: BuildReport) -> str:
+    count = sum(report.encoded.values())
+    memory = f"at most {format_size(report.peak_memory)} of memory"
+    how = "stopped after" if report.stopped else "encoded"
+    if not count:
+        return f"{how} nothing in {format_duration(report.seconds)}, {memory}"
+    rate = count / report.seconds if report.seconds > 0 else 0.0
+    speed = f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}"  # noqa: PLR2004 - else 1.2e+03
+    took = f"{format_size(report.bytes)} in {format_duration(report.seconds)} ({speed} entries/s)"
+    return f"{how} {format_count(count, 'entry')}, {took}, {memory}"
+
+
+def _tell_next(outcome: Outcome, asked: Asked) -> None:
+    """What to do where not everything was done."""
+    if outcome.report.stopped:
+        output.hint(f"what is encoded is kept; `{asked.command}` goes on")
+    elif any(failure.encoder for failure in outcome.failed):
+        output.hint(
+            "what failed is tried again when its file, its encoder or a setting changes, or with --retry-failed"
+        )
+
+
+def _plan_document(plan: Plan) -> dict[str, Any]:
+    counts = counts_document(plan)
+    forecast = plan.forecast
+    return {
+        "dataset": counts.pop("name"),
+        "store": str(plan.store.path),
+        **counts,
+        "forecast": {"bytes": forecast.nbytes, "seconds": forecast.seconds, "free_bytes": forecast.free},
+    }
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    report, snapshot = outcome.report, outcome.snapshot
+    failed = [{**dataclasses.asdict(one), "key": one.key.hex if one.key else None} for one in outcome.failed]
+    return {
+        "dataset": outcome.plan.settings.dataset,
+        "stopped": report.stopped,
+        "encoded": {name: report.encoded.get(name, 0) for name in outcome.plan.encoders},
+        "reused": {name: report.reused.get(name, 0) for name in outcome.plan.encoders},
+        "failed": failed,
+        "changed": report.changed,
+        "truncated": {name: report.truncated.get(name, 0) for name in outcome.plan.encoders},
+        "seconds": round(report.seconds, 3),
+        "bytes": report.bytes,
+        "peak_memory": report.peak_memory,
+        "snapshot": None if snapshot is None else {"number": snapshot.number, "id": snapshot.id},
+        "exit_code": outcome.exit_code,
+    }

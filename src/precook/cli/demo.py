@@ -1,0 +1,227 @@
+"""`precook demo`: the main job on real files, from an empty folder to a built dataset, and what changes cost."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from precook.cli import output
+from precook.cli.output import Span
+from precook.errors import ConfigError, PrecookError, Problem, printable
+from precook.units import format_duration
+
+DEFAULT = Path("precook-demo")
+_NEEDED = ("torch", "diffusers", "transformers")
+_COLOURS = ("red", "orange", "green", "blue", "purple", "brown")
+_SHAPES = {"circle": 0, "triangle": 3, "square": 4, "star": 5}
+"""Shapes and their corners."""
+_SIZES = ((160, 128), (128, 128), (128, 160))
+_CONFIG = """\
+store: cache
+dataset: shapes
+concepts:
+  - {name: shapes, path: pictures, masks: "{stem}-masklabel.png"}
+image: {resolutions: [128], step: 32}
+encoders:
+  latent: {uses: diffusers-vae, model: models/vae}
+  prompt: {uses: transformers-text, model: models/text, max_length: 32}
+  mask: {uses: mask, factor: 8}
+"""
+_END = """\
+Training on these entries is not part of this version: feeds, which make batches of them, do not exist yet.
+Any program can read them already: precook.open("cache").get(key), or any reader of safetensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A piece of the story: what it shows, and the commands that a user would type."""
+
+    title: str
+    commands: tuple[str, ...]
+
+
+_STEPS = (
+    Step("The config", ("cat precook.yaml",)),
+    Step("What would a build do?", ("precook plan",)),
+    Step("The first build encodes everything", ("precook build",)),
+    Step("Again: nothing to do, and no model is loaded", ("precook build",)),
+    Step(
+        "One caption is edited: one text is encoded",
+        ("echo 'a red circle, freshly painted' > pictures/red-circle.txt", "precook build"),
+    ),
+    Step(
+        "One picture is added: one picture and one text are encoded",
+        ("mv new/gold-star.png new/gold-star.txt pictures/", "precook build"),
+    ),
+    Step(
+        "Other weights in the VAE's folder: no old latent is served",
+        ("mv models/vae models/vae-1 && mv models/vae-2 models/vae", "precook plan", "precook build"),
+    ),
+    Step(
+        "The first weights again: everything is still there",
+        ("mv models/vae models/vae-2 && mv models/vae-1 models/vae", "precook build"),
+    ),
+    Step("What the store holds now", ("precook status",)),
+)
+
+
+def run(folder: Path, *, as_json: bool) -> None:
+    """Make the files and tell the story."""
+    _check_libraries()
+    _check_place(folder)
+    start = time.monotonic()
+    if not as_json:
+        output.line(f"drawing pictures and making two small VAEs and a text encoder in {folder} …")
+    _make_pictures(folder)
+    _make_models(folder / "models")
+    (folder / "precook.yaml").write_text(_CONFIG, "utf-8")
+    told = [_show(step, number, folder, as_json=as_json) for number, step in enumerate(_STEPS, 1)]
+    if as_json:
+        output.document({"folder": str(folder), "seconds": round(time.monotonic() - start, 3), "steps": told})
+        return
+    output.line()
+    output.text(_END)
+    output.line(f"done in {format_duration(time.monotonic() - start)}; everything is in {folder}")
+
+
+def _check_libraries() -> None:
+    absent = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        named = " and ".join([", ".join(absent[:-1]), absent[-1]] if absent[1:] else absent)
+        hint = "pip install 'precook[diffusers,transformers]'"
+        raise PrecookError(f"the demo runs real models and needs {named}, not installed here", hint=hint)
+
+
+def _check_place(folder: Path) -> None:
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        hint = "name a new folder: `precook demo DIR`"
+        raise ConfigError(Problem("", None, f"{printable(folder)} exists already", hint))
+
+
+def _show(step: Step, number: int, folder: Path, *, as_json: bool) -> dict[str, Any]:
+    """Run a step's commands and show, or return, what they print."""
+    if not as_json:
+        output.line()
+        output.line(Span(f"{number}. {step.title}", "bold"))
+    told = []
+    for command in step.commands:
+        if not as_json:
+            output.line(Span(f"$ {command}", "cyan"), whole=True)
+            sys.stdout.flush()
+        told.append({"command": command, "output": _output_of(command, folder, kept=as_json)})
+    return {"title": step.title, "commands": told}
+
+
+def _output_of(command: str, folder: Path, *, kept: bool) -> str:
+    """What a command prints if it is to be kept, else nothing: then the user has seen it."""
+    program, *words = shlex.split(command)
+    ours = program == "precook"
+    arguments = [sys.executable, "-m", "precook", *words] if ours else ["sh", "-c", command]
+    pipe = subprocess.PIPE if kept else None
+    ended = subprocess.run(arguments, cwd=folder, env=_environment(), stdout=pipe, check=False)  # noqa: S603 - ours
+    if ended.returncode:
+        raise PrecookError(f"`{command}` ended with exit code {ended.returncode}", hint=f"look into {folder}")
+    return ended.stdout.decode(errors="backslashreplace") if kept else ""
+
+
+def _environment() -> dict[str, str]:
+    # The commands run elsewhere, with the package that this is: paths on the way to it are made absolute.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path)}  # noqa: PTH100
+
+
+def _make_pictures(folder: Path) -> None:
+    """Two dozen shapes with captions, two of them with masks, and one that is added later."""
+    (folder / "pictures").mkdir(parents=True)
+    (folder / "new").mkdir()
+    for number, (colour, shape) in enumerate((colour, shape) for colour in _COLOURS for shape in _SHAPES):
+        _draw(folder / "pictures" / f"{colour}-{shape}.png", colour, shape, _SIZES[number % len(_SIZES)])
+    _draw(folder / "new" / "gold-star.png", "gold", "star", _SIZES[0])
+    for name in ("red-circle", "blue-square"):
+        with Image.open(folder / "pictures" / f"{name}.png") as picture:
+            mask = picture.convert("RGB").point(lambda value: 0 if value == _PAPER else 255).convert("L")
+            mask.point(lambda value: 255 if value else 0).save(folder / "pictures" / f"{name}-masklabel.png")
+
+
+_PAPER = 245
+"""How bright the ground is that shapes are drawn on."""
+
+
+def _draw(path: Path, colour: str, shape: str, size: tuple[int, int]) -> None:
+    """A shape in the middle of a picture, and its caption beside it."""
+    picture = Image.new("RGB", size, (_PAPER,) * 3)
+    pen = ImageDraw.Draw(picture)
+    middle, radius = (size[0] / 2, size[1] / 2), min(size) * 0.4
+    corners = _SHAPES[shape]
+    if not corners:
+        pen.ellipse([part - radius for part in middle] + [part + radius for part in middle], fill=colour)
+    else:
+        points = 2 * corners if shape == "star" else corners
+        pen.polygon([_corner(number, points, middle, radius, shape) for number in range(points)], fill=colour)
+    picture.save(path)
+    path.with_suffix(".txt").write_text(f"a {colour} {shape} on white paper\n", "utf-8")
+
+
+def _corner(number: int, points: int, middle: tuple[float, float], radius: float, shape: str) -> tuple[float, float]:
+    angle = 2 * math.pi * number / points - math.pi / 2
+    reach = radius * (0.4 if shape == "star" and number % 2 else 1)
+    return middle[0] + reach * math.cos(angle), middle[1] + reach * math.sin(angle)
+
+
+def _make_models(folder: Path) -> None:
+    """Two VAEs that differ in their weights alone, and a text encoder with a tokenizer that knows the captions."""
+    torch, diffusers, transformers = (importlib.import_module(name) for name in _NEEDED)
+    for number, name in enumerate(("vae", "vae-2")):
+        torch.manual_seed(number)
+        diffusers.AutoencoderKL(
+            block_out_channels=(32, 32, 64, 64),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            layers_per_block=1,
+            sample_size=128,
+        ).save_pretrained(folder / name)
+    words = f"a {' '.join(_COLOURS)} gold {' '.join(_SHAPES)} on white paper , freshly painted".split()
+    vocabulary = {word: number for number, word in enumerate(["[pad]", "[unknown]", "[begin]", "[end]", *words])}
+    torch.manual_seed(0)
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
+    transformers.CLIPTextModel(config).save_pretrained(folder / "text")
+    _save_tokenizer(folder / "text", vocabulary)
+
+
+def _save_tokenizer(folder: Path, vocabulary: dict[str, int]) -> None:
+    """A tokenizer of whole words."""
+    tokenizers = importlib.import_module("tokenizers")
+    transformers = importlib.import_module("transformers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[unknown]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[begin] $A [end]", special_tokens=[("[begin]", 2), ("[end]", 3)]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=32,
+        pad_token="[pad]",
+        unk_token="[unknown]",
+        bos_token="[begin]",
+        eos_token="[end]",
+    ).save_pretrained(folder)
