@@ -4,8 +4,9 @@ BIN = .venv/bin
 
 .PHONY: demo test check faults fuzz bench bench-plan images matrix format clean
 
+# The main job on real files, step by step, in a folder that stays. DIR=somewhere for another than a temporary one.
 demo: .venv/ready
-	$(BIN)/python examples/demo.py
+	$(BIN)/precook demo $(or $(DIR),$$(mktemp -d))
 
 test: .venv/ready
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile

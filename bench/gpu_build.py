@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "CPU"
     print(f"device: {name}; torch {torch.__version__}, transformers {transformers.__version__}, ", end="")
-    print(f"diffusers {diffusers.__version__}, python {platform.python_version()}, {os.cpu_count()} cores\n", flush=True)
+    print(
+        f"diffusers {diffusers.__version__}, python {platform.python_version()}, {os.cpu_count()} cores\n", flush=True
+    )
     with tempfile.TemporaryDirectory(prefix="precook-bench-", dir=options.dir) as folder:
         if "text" in options.only:
             print(Text(Path(folder), device, options).run(), flush=True)
@@ -72,7 +74,11 @@ class Contest:
         columns = [Column("way"), Column(f"{self.unit}/s", ",.1f"), Column("seconds", ".1f"), Column("GPU busy, %")]
         section = Section("gpu", self.title, columns)
         rates: dict[str, float] = {}
-        for way, run in (("one by one", self.one_by_one), ("batched by hand", self.by_hand), ("precook build", self.build)):
+        for way, run in (
+            ("one by one", self.one_by_one),
+            ("batched by hand", self.by_hand),
+            ("precook build", self.build),
+        ):
             with Utilisation() as busy:
                 count, seconds = run()
             rates[way] = count / seconds
@@ -119,9 +125,7 @@ class Text(Contest):
         self.length = 512
         rng = np.random.default_rng(0)
         words = [f"w{number}" for number in range(_WORDS)]
-        self.texts = [
-            " ".join(rng.choice(words, int(rng.integers(20, 100)))) for _ in range(self.samples * self.lines)
-        ]
+        self.texts = [" ".join(rng.choice(words, int(rng.integers(20, 100)))) for _ in range(self.samples * self.lines)]
         self.folder = base / "text"
         self.model, self.tokenizer = self._make(words)
         count = sum(parameter.numel() for parameter in self.model.parameters())

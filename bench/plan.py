@@ -112,10 +112,10 @@ class Steps:
         _settle()
         section.goals.append(Goal("warm plan / bare walk", warm, 1.5, "at most"))
         section.notes += [
-            f"Plan after one edit / plan with nothing changed: {edited / warm:.2f}; after one addition: {added / warm:.2f}.",
+            f"Plan after one edit / nothing changed: {edited / warm:.2f}; after one addition: {added / warm:.2f}.",
             f"Generating took {generated:.1f} s, storing an entry of 32 bytes for each miss {built:.1f} s.",
-            f"`precook plan` as a command, from start to end: {self.command():.2f} s; this process: "
-            f"{resident().own / 2**20:.0f} MiB of its own.",
+            f"`precook plan` as a command, from start to end: {self.command():.2f} s.",
+            f"Memory of this process: {resident().own / 2**20:.0f} MiB.",
         ]
         return section
 

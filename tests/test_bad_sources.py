@@ -191,7 +191,9 @@ def test_twins_that_differ_in_case_or_normal_form_are_two_samples(data: Path) ->
     assert (count, failed) == (6, {})
     with project(data.parent) as opened:
         plan = opened.plan()
-        texts = {text for gathered in plan.samples.gathered for at in range(gathered.count) for text in gathered.texts(at)}
+        texts = {
+            text for gathered in plan.samples.gathered for at in range(gathered.count) for text in gathered.texts(at)
+        }
         assert {f"caption {number}" for number in range(4)} < texts
 
 
@@ -285,7 +287,7 @@ def test_tables_of_samples(tmp_path: Path) -> None:
         picture(tmp_path / f"pictures/p{number}.png", number)
     picture(tmp_path / "m.png", 50)
     rows = [
-        f'{{"image": "pictures/p0.png", "caption": "one", "mask": "m.png"}}',
+        '{"image": "pictures/p0.png", "caption": "one", "mask": "m.png"}',
         f'{{"image": "{tmp_path}/pictures/p1.png", "caption": ["two", "three"]}}',
         '{"image": "pictures/p2.png"}',
         '{"image": "pictures/absent.png", "caption": "nobody"}',

@@ -30,7 +30,7 @@ EVIL = "\x1b]0;owned\x07[bold red]x[/]\n\u202egnp.exe"
 HOUR = 3600
 COMMANDS = ["status", "ls", f"show {VAE.key(0).hex}", "verify", "doctor", "reindex"]
 """Every command that needs a store and no project, as it is used on the store below."""
-NAMES = ["init", "plan", "explain", "status", "ls", "show", "verify", "doctor", "reindex"]
+NAMES = ["init", "plan", "build", "explain", "status", "ls", "show", "verify", "doctor", "reindex", "demo"]
 """Every command."""
 
 
@@ -647,15 +647,15 @@ class TestManners:
         codes = {int(code) for code in re.findall(r"^ +(\d+)  \w", out, re.MULTILINE)}
         errors = [value for value in map(precook.__getattr__, precook.__all__) if isinstance(value, type)]
         assert {error.exit_code for error in errors if issubclass(error, precook.PrecookError)} <= codes
-        assert {0, 130} <= codes
+        assert {0, 3, 130} <= codes
 
     @pytest.mark.parametrize("command", NAMES)
     def test_every_command_explains_itself(self, command: str) -> None:
-        """Each has a help page with --store and --json, and all but the one that makes a config with --config."""
+        """Each has a help page with --json, with --store, and with --config; those that make one do without."""
         out = run(command, "--help").out
-        assert "--store DIR" in out
         assert "--json" in out
-        assert ("--config FILE" in out) is (command != "init")
+        assert ("--store DIR" in out) is (command != "demo")
+        assert ("--config FILE" in out) is (command not in ("init", "demo"))
         assert out == run(command, "-h").out
 
     def test_the_version_is_told(self) -> None:

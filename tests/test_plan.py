@@ -16,7 +16,10 @@ import pytest
 from PIL import Image
 
 import precook
+from precook.encode import catalog
+from precook.plan.forecast import record_rate
 from precook.plan.plan import FAILURES
+from precook.sources import filesystems, gather, remembered
 from tests.projects import (
     Words,
     build,
@@ -36,8 +39,6 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as settled although the test has just written them: the file system's clock is an hour ahead."""
-    from precook.sources import filesystems, gather, remembered
-
     real = filesystems.clock
     for module in (gather, remembered):
         monkeypatch.setattr(module, "clock", lambda folder: real(folder) + 3600 * 10**9)
@@ -97,7 +98,7 @@ class TestNeverStale:
             {"resampling": "bicubic"},
             {"step": 48, "resolutions": [96]},
         ],
-        ids=lambda change: "-".join(change),
+        ids="-".join,
     )
     def test_a5_another_geometry_is_another_entry(self, base: Path, change: dict[str, Any]) -> None:
         """A5: every setting of the cut is in the key; going back finds everything there."""
@@ -115,9 +116,8 @@ class TestNeverStale:
             picture(base / f"data/p{number}-masklabel.png", 50 + number)
         concepts = [{"name": "things", "path": "data", "masks": "{stem}-masklabel.png"}]
         masked = {"pixels": {"uses": "image"}, "mask": {"uses": "mask", "factor": 8}, "words": Words()}
-        with project(
-            base, concepts=concepts, encoders=masked, image={"resolutions": [64], "step": 16, "crop": "random"}
-        ) as opened:
+        image = {"resolutions": [64], "step": 16, "crop": "random"}
+        with project(base, concepts=concepts, encoders=masked, image=image) as opened:
             plan = opened.plan()
             cuts = {(entry.path, entry.encoder): entry.parts.geometry for entry in plan.missing}
             for number in range(2):
@@ -378,8 +378,6 @@ class TestExplain:
 
     def test_e4_another_version_of_ours(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """E4: likewise an encoder of ours."""
-        from precook.encode import catalog
-
         monkeypatch.setitem(catalog._VERSIONS, "image", 2)
         assert self.why(base) == {"recipe.version": (1, 2)}
 
@@ -394,7 +392,7 @@ class TestExplain:
         return self.why(base, encoders={"latent": {**encoder, **settings}})
 
     def test_every_entry_of_a_sample_is_told(self, tmp_path: Path) -> None:
-        """A sample with two resolutions, two variations and three lines has its seven entries, each with key and state."""
+        """A sample with two resolutions, two variations and three lines has seven entries, each with key and state."""
         dataset(tmp_path / "data", lines=3)
         image = {"resolutions": [64, 96], "step": 16, "crop": "random", "variations": 2}
         with project(tmp_path, image=image) as opened:
@@ -550,7 +548,7 @@ class TestSnapshot:
         with project(base) as opened:
             snapshot = opened.store.snapshot("test")
             plan = opened.plan()
-            assert {key.tobytes() for key in snapshot.keys()} == {entry.key.bytes for entry in plan.ready}
+            assert {key.tobytes() for key in snapshot.entry_keys()} == {entry.key.bytes for entry in plan.ready}
             assert snapshot.content["pictures"]["size"].tolist() == [[48, 80]] * 3
             content = snapshot.file.path.read_bytes()
         for private in (b"p0.png", b"picture 0", b"data/", os.fsencode(base)):
@@ -619,8 +617,6 @@ class TestForecast:
 
     def test_size_and_time_come_from_earlier_builds(self, base: Path) -> None:
         """With a remembered rate, the plan forecasts bytes and seconds for what is missing."""
-        from precook.plan.forecast import record_rate
-
         for number in range(10, 14):
             picture(base / f"data/p{number}.png", number)
         with project(base, encoders={"pixels": {"uses": "image"}}) as opened:
@@ -757,6 +753,16 @@ def test_the_background_matters_only_to_transparent_pictures(tmp_path: Path) -> 
         assert [str(change) for change in why.differences] == ["background: [255, 255, 255] → [0, 0, 0]"]
 
 
+_RAISING = """
+class Mine:
+    input = "text"
+    def identity(self): raise KeyError("x")
+    def load(self, device): ...
+    def encode(self, batch): ...
+    def unload(self): ...
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "told"),
     [
@@ -765,11 +771,7 @@ def test_the_background_matters_only_to_transparent_pictures(tmp_path: Path) -> 
         ("class Mine: pass", "is not an encoder"),
         ("class Other: pass", "has no Mine"),
         ("class Mine:\n    def __init__(self): raise OSError('no')", "cannot be made of these fields: OSError"),
-        (
-            "class Mine:\n    input = 'text'\n    def identity(self): raise KeyError('x')\n"
-            "    def load(self, device): ...\n    def encode(self, batch): ...\n    def unload(self): ...",
-            "identity() failed: KeyError",
-        ),
+        (_RAISING, "identity() failed: KeyError"),
     ],
 )
 def test_a_users_broken_encoder_is_an_error_of_the_config(tmp_path: Path, code: str, told: str) -> None:

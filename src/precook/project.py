@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from precook.config.models import Settings
 from precook.config.read import Origin, check, read_config
 from precook.encode.build import BuildReport, Hand, Options, build, default_threads, joined
 from precook.encode.catalog import encodings, make_worker
-from precook.encode.crew import available_device
+from precook.encode.crew import AUTO
 from precook.encode.encoder import Encoder
 from precook.errors import ConfigError, NoSpaceError
 from precook.errors import Problem as ConfigProblem
@@ -108,9 +109,10 @@ class Project:
         """Plan, and encode what is missing; with everything there, the dataset is frozen as its latest snapshot.
 
         Options: `report`, a `Reporter`; `stop`, an event that ends it after the batches in flight; `devices`, such
-        as `["cuda:0", "cuda:1"]`, for encoders whose device is auto; `memory`, bytes that prepared pictures may take;
-        `threads` that decode; `retry_failed`, to try again what failed before; `fail_fast`, to stop at the first
-        failure; `crowded`, to start although the disk cannot hold the forecast.
+        as `["cuda:0", "cuda:1"]`, for encoders whose device is auto (one given as an object runs on the first of them);
+        `memory`, bytes that sources may take from when they are read until they are encoded; `threads` that decode;
+        `retry_failed`, to try again what failed before; `fail_fast`, to stop at the first failure; `crowded`, to start
+        although the disk cannot hold the forecast.
         """
         return self._build(self.plan(report=options.get("report", SILENT)), **options)
 
@@ -137,20 +139,28 @@ class Project:
         stop = stop or threading.Event()
         done = build(plan, hands, options=options, stop=stop, report=report)
         for _ in range(_ROUNDS):
-            if stop.is_set() or not done.changed:
-                break
-            # Sources that changed meanwhile are what they are now; what still changes is left to the next build.
+            if stop.is_set():
+                return done
+            # Sources that changed meanwhile are what they are now; what still changes then is left to the next build.
             plan = self.plan(encoders=names, report=report)
-            done = joined(done, build(plan, hands, options=options, stop=stop, report=report))
-        if not stop.is_set() and set(names) == set(self.settings.encoders):
-            final = self.plan(report=report)
-            if not len(final.missing):
-                final.freeze()
+            tried = {(failure.encoder, failure.key) for failure in done.failed}
+            if all((entry.encoder, entry.key) in tried for entry in plan.missing):
+                break
+            # What failed is tried again with the rest, unless it was to stay so: it is known as failed by now.
+            options = dataclasses.replace(options, retry_failed=False)
+            done = joined(done, build(plan, hands, options=options, stop=stop, report=report), plan)
+        else:
+            plan = self.plan(encoders=names, report=report)
+        if not stop.is_set() and set(names) == set(self.settings.encoders) and not len(plan.missing):
+            plan.freeze()
         return done
 
     def _hand(self, name: str, one: Any, devices: Sequence[str]) -> Hand:
         section = self.settings.encoders[name]
-        chosen = tuple(devices) or (available_device(),) if section.device == "auto" else (section.device,)
+        chosen = (section.device,)
+        if section.device == AUTO and devices:
+            # An object is one encoder and cannot be loaded twice.
+            chosen = (devices[0],) if name in self._objects else tuple(devices)
         return Hand(
             make=partial(make_worker, name, one, self.base, self._origin),
             devices=chosen,

@@ -194,14 +194,13 @@ def _notes(outcome: Outcome) -> Iterator[str]:
 
 def _summary(report: BuildReport) -> str:
     count = sum(report.encoded.values())
-    memory = f"at most {format_size(report.peak_memory)} of memory"
-    how = "stopped after" if report.stopped else "encoded"
     if not count:
-        return f"{how} nothing in {format_duration(report.seconds)}, {memory}"
+        return "stopped before anything was encoded" if report.stopped else "encoded nothing"
     rate = count / report.seconds if report.seconds > 0 else 0.0
     speed = f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}"  # noqa: PLR2004 - else 1.2e+03
     took = f"{format_size(report.bytes)} in {format_duration(report.seconds)} ({speed} entries/s)"
-    return f"{how} {format_count(count, 'entry')}, {took}, {memory}"
+    how = "stopped after" if report.stopped else "encoded"
+    return f"{how} {format_count(count, 'entry')}, {took}, at most {format_size(report.peak_memory)} of memory"
 
 
 def _tell_next(outcome: Outcome, asked: Asked) -> None:

@@ -27,6 +27,11 @@ _COLOURS = ("red", "orange", "green", "blue", "purple", "brown")
 _SHAPES = {"circle": 0, "triangle": 3, "square": 4, "star": 5}
 """Shapes and their corners."""
 _SIZES = ((160, 128), (128, 128), (128, 160))
+_PAPER = 245
+"""How bright the ground is that shapes are drawn on."""
+_EDITED = "a red circle, freshly painted"
+_TOKENS = {"pad_token": "[pad]", "unk_token": "[unknown]", "bos_token": "[begin]", "eos_token": "[end]"}
+"""The tokenizer's special tokens, in the order of their ids."""
 _CONFIG = """\
 store: cache
 dataset: shapes
@@ -58,7 +63,7 @@ _STEPS = (
     Step("Again: nothing to do, and no model is loaded", ("precook build",)),
     Step(
         "One caption is edited: one text is encoded",
-        ("echo 'a red circle, freshly painted' > pictures/red-circle.txt", "precook build"),
+        (f"echo '{_EDITED}' > pictures/red-circle.txt", "precook build"),
     ),
     Step(
         "One picture is added: one picture and one text are encoded",
@@ -78,13 +83,14 @@ _STEPS = (
 
 def run(folder: Path, *, as_json: bool) -> None:
     """Make the files and tell the story."""
-    _check_libraries()
     _check_place(folder)
+    _check_libraries()
     start = time.monotonic()
     if not as_json:
         output.line(f"drawing pictures and making two small VAEs and a text encoder in {folder} …")
     _make_pictures(folder)
-    _make_models(folder / "models")
+    captions = [path.read_text("utf-8") for path in sorted(folder.glob("*/*.txt"))]
+    _make_models(folder / "models", [*captions, _EDITED])
     (folder / "precook.yaml").write_text(_CONFIG, "utf-8")
     told = [_show(step, number, folder, as_json=as_json) for number, step in enumerate(_STEPS, 1)]
     if as_json:
@@ -149,12 +155,8 @@ def _make_pictures(folder: Path) -> None:
     _draw(folder / "new" / "gold-star.png", "gold", "star", _SIZES[0])
     for name in ("red-circle", "blue-square"):
         with Image.open(folder / "pictures" / f"{name}.png") as picture:
-            mask = picture.convert("RGB").point(lambda value: 0 if value == _PAPER else 255).convert("L")
-            mask.point(lambda value: 255 if value else 0).save(folder / "pictures" / f"{name}-masklabel.png")
-
-
-_PAPER = 245
-"""How bright the ground is that shapes are drawn on."""
+            mask = picture.convert("L").point(lambda value: 0 if value == _PAPER else 255)
+            mask.save(folder / "pictures" / f"{name}-masklabel.png")
 
 
 def _draw(path: Path, colour: str, shape: str, size: tuple[int, int]) -> None:
@@ -178,9 +180,10 @@ def _corner(number: int, points: int, middle: tuple[float, float], radius: float
     return middle[0] + reach * math.cos(angle), middle[1] + reach * math.sin(angle)
 
 
-def _make_models(folder: Path) -> None:
-    """Two VAEs that differ in their weights alone, and a text encoder with a tokenizer that knows the captions."""
+def _make_models(folder: Path, captions: list[str]) -> None:
+    """Two VAEs that differ in their weights alone, and a text encoder whose tokenizer is trained on the captions."""
     torch, diffusers, transformers = (importlib.import_module(name) for name in _NEEDED)
+    importlib.import_module("transformers.utils.logging").disable_progress_bar()
     for number, name in enumerate(("vae", "vae-2")):
         torch.manual_seed(number)
         diffusers.AutoencoderKL(
@@ -190,38 +193,33 @@ def _make_models(folder: Path) -> None:
             layers_per_block=1,
             sample_size=128,
         ).save_pretrained(folder / name)
-    words = f"a {' '.join(_COLOURS)} gold {' '.join(_SHAPES)} on white paper , freshly painted".split()
-    vocabulary = {word: number for number, word in enumerate(["[pad]", "[unknown]", "[begin]", "[end]", *words])}
+    tokenizer = _train_tokenizer(captions)
+    tokenizer.save_pretrained(folder / "text")
     torch.manual_seed(0)
     config = transformers.CLIPTextConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=32,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=3,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )
     transformers.CLIPTextModel(config).save_pretrained(folder / "text")
-    _save_tokenizer(folder / "text", vocabulary)
 
 
-def _save_tokenizer(folder: Path, vocabulary: dict[str, int]) -> None:
+def _train_tokenizer(captions: list[str]) -> Any:
     """A tokenizer of whole words."""
     tokenizers = importlib.import_module("tokenizers")
-    transformers = importlib.import_module("transformers")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[unknown]"))
+    pad, unknown, begin, end = _TOKENS.values()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token=unknown))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.WordLevelTrainer(special_tokens=[pad, unknown, begin, end], show_progress=False)
+    tokenizer.train_from_iterator(captions, trainer)
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[begin] $A [end]", special_tokens=[("[begin]", 2), ("[end]", 3)]
+        single=f"{begin} $A {end}", special_tokens=[(token, tokenizer.token_to_id(token)) for token in (begin, end)]
     )
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=32,
-        pad_token="[pad]",
-        unk_token="[unknown]",
-        bos_token="[begin]",
-        eos_token="[end]",
-    ).save_pretrained(folder)
+    kind = importlib.import_module("transformers").PreTrainedTokenizerFast
+    return kind(tokenizer_object=tokenizer, model_max_length=32, **_TOKENS)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from precook.encode.prepare import Job
 
 FIRST = 8
 """Where the search for a good batch size begins."""
+LARGEST = 4096
 _GAIN = 1.05
 """A larger size must be so much faster to be worth its memory."""
-_LARGEST = 4096
+_TRIES = 2
+"""Batches of each size that are timed: one that was held up by something else must not decide."""
 
 
 class BatchSize:
@@ -26,22 +28,26 @@ class BatchSize:
         self._size = wanted or FIRST
         self._searching = wanted is None
         self._best = 0.0
+        self._rates: list[float] = []
 
     @property
     def now(self) -> int:
         """The size to use."""
         return self._size
 
-    def took(self, count: int, seconds: float) -> None:
-        """A batch of so many items took so long."""
+    def took(self, count: int, work: float, seconds: float) -> None:
+        """A batch of so many items, which were so much work, took so long."""
         with self._lock:
             if not self._searching or count != self._size or seconds <= 0:
                 return
-            rate = count / seconds
+            self._rates.append(work / seconds)
+            if len(self._rates) < _TRIES:
+                return
+            rate, self._rates = max(self._rates), []
             if rate < self._best * _GAIN:
                 self._size //= 2
                 self._searching = False
-            elif self._size >= _LARGEST:
+            elif self._size >= LARGEST:
                 self._searching = False
             else:
                 self._best = rate
@@ -55,39 +61,43 @@ class BatchSize:
 
 
 class Bins:
-    """Gathers jobs by shape until there is a batch of them."""
+    """Gathers jobs by shape until there is a batch of them: so many, or so many bytes."""
 
-    def __init__(self, size: BatchSize) -> None:
+    def __init__(self, size: Callable[[], int], nbytes: int) -> None:
         self._size = size
+        self._nbytes = nbytes
         self._bins: dict[tuple[int, ...], list[Job]] = {}
-        self.nbytes = 0
-        """Memory of the jobs that are waiting here."""
+        self._filled: dict[tuple[int, ...], int] = {}
+        """Bytes in each bin."""
 
-    def add(self, job: Job) -> Iterator[list[Job]]:
+    def add(self, job: Job) -> list[list[Job]]:
         """Add a job; the batches that are full with it."""
-        jobs = self._bins.setdefault(job.shape, [])
+        shape = job.shape
+        jobs = self._bins.setdefault(shape, [])
         jobs.append(job)
-        self.nbytes += job.nbytes
-        while len(jobs) >= self._size.now:
-            yield self._take(job.shape, self._size.now)
+        self._filled[shape] = self._filled.get(shape, 0) + job.nbytes
+        full = []
+        while jobs and (len(jobs) >= self._size() or self._filled[shape] >= self._nbytes):
+            full.append(self._take(shape))
+        return full
 
-    def fullest(self) -> list[Job]:
-        """The largest batch there is, though it is not full."""
-        shape = max(self._bins, key=lambda shape: len(self._bins[shape]))
-        return self._take(shape, self._size.now)
+    def largest(self) -> list[Job]:
+        """The batch that takes most memory, though it is not full."""
+        return self._take(max(self._bins, key=lambda shape: self._filled[shape]))
 
     def rest(self) -> Iterator[list[Job]]:
         """Everything that is left."""
-        for shape in list(self._bins):
-            while self._bins[shape]:
-                yield self._take(shape, self._size.now)
+        while self:
+            yield self.largest()
 
     def __bool__(self) -> bool:
-        return any(self._bins.values())
+        return bool(self._bins)
 
-    def _take(self, shape: tuple[int, ...], count: int) -> list[Job]:
-        jobs = self._bins[shape]
+    def _take(self, shape: tuple[int, ...]) -> list[Job]:
+        jobs, count = self._bins[shape], self._size()
         batch = jobs[:count]
         del jobs[:count]
-        self.nbytes -= sum(job.nbytes for job in batch)
+        self._filled[shape] -= sum(job.nbytes for job in batch)
+        if not jobs:
+            del self._bins[shape], self._filled[shape]
         return batch

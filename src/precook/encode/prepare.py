@@ -5,8 +5,11 @@ What is read is compared with what was planned: bytes of another digest are neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import errno
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +21,14 @@ from precook.plan.entries import PlannedEntry
 from precook.plan.plan import EncoderPlan
 from precook.sources.captions import CaptionError
 from precook.sources.cutting import cut, cut_mask
+from precook.sources.gather import Gathered
 from precook.sources.geometry import Geometry
 from precook.sources.pictures import RefusedError, decode, decode_mask
+from precook.sources.stamps import why_not_a_file
 
 WHITE = 255
-
-
-class UnusableError(Exception):
-    """A source that turned out to be unusable when it was read; the message says why.
-
-    `lasting` where its content is to blame: trying again would give the same.
-    """
-
-    def __init__(self, message: str, *, lasting: bool) -> None:
-        super().__init__(message)
-        self.lasting = lasting
+_DECODING = 8
+"""Bytes that a pixel of the source takes while it is decoded: Pillow's four, and copies of three and less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,82 +52,120 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Changed:
+    """An entry whose source is no longer what was planned."""
+
+    entry: PlannedEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An entry whose source turned out to be unusable when it was read, and why."""
+
+    entry: PlannedEntry
+    reason: str
+    lasting: bool
+    """Whether its content is to blame: trying again would give the same."""
+
+
+Prepared = Job | Changed | Refused
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """Entries that come from one file: it is read and decoded once for all of them."""
 
     entries: tuple[PlannedEntry, ...]
-    path: str | None
-    """None for white masks, which come from nowhere."""
-    background: tuple[int, int, int]
+    nbytes: int
+    """Memory that preparing it takes, roughly."""
+    read: Callable[[Sequence[PlannedEntry]], list[Prepared]]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that its items will take, roughly."""
-        return sum(3 * width * height for width, height in (_geometry(entry).target for entry in self.entries))
-
-    def prepare(self, kind: str) -> list[Job]:
-        """Read, decode and cut; `SourceChangedError` or `UnusableError` where that cannot be done as planned."""
-        first = self.entries[0]
-        if self.path is None:
-            return [Job(entry, Item(mask=_white(_geometry(entry)))) for entry in self.entries]
+    def prepare(self) -> list[Prepared]:
+        """What has become of each entry; whatever is wrong with one file must not end the work on all others."""
         try:
-            content = Path(self.path).read_bytes()
+            return self.read(self.entries)
+        except SourceChangedError:
+            return [Changed(entry) for entry in self.entries]
+        except (RefusedError, CaptionError) as error:
+            return self._refused(str(error), lasting=True)
         except OSError as error:
-            raise UnusableError(f"cannot be read: {error.strerror}", lasting=False) from error
-        if digest(content) != first.input:
-            raise SourceChangedError(Path(self.path))
-        try:
-            if kind == "mask":
-                mask = decode_mask(content)
-                return [Job(entry, Item(mask=cut_mask(mask, _geometry(entry)))) for entry in self.entries]
-            picture = decode(content, background=self.background)
-            return [Job(entry, Item(image=cut(picture, _geometry(entry)))) for entry in self.entries]
-        except RefusedError as error:
-            raise UnusableError(str(error), lasting=True) from error
+            return self._refused(f"cannot be read: {error.strerror or error}")
+        except MemoryError:
+            return self._refused("cannot be read: there is not enough memory for it")
+        except Exception as error:  # noqa: BLE001 - not remembered: a later version may do better
+            return self._refused(f"cannot be understood: {type(error).__name__}: {error}")
+
+    def _refused(self, reason: str, *, lasting: bool = False) -> list[Prepared]:
+        return [Refused(entry, reason, lasting) for entry in self.entries]
 
 
-def picture_units(plan: EncoderPlan, entries: Sequence[PlannedEntry], background: tuple[int, int, int]) -> list[Unit]:
-    """Entries of pictures or masks by the file they come from, those that are cut alike one after the other."""
-    groups: dict[tuple[str | None, bytes], list[PlannedEntry]] = {}
+def make_units(plan: EncoderPlan, entries: Sequence[PlannedEntry], background: tuple[int, int, int]) -> list[Unit]:
+    """Entries by the file they come from, in the order of the first of each."""
+    groups: dict[object, list[PlannedEntry]] = {}
     for entry in entries:
-        groups.setdefault((_file(plan, entry), entry.input.bytes), []).append(entry)
-    units = [Unit(tuple(group), path, background) for (path, _), group in groups.items()]
-    return sorted(units, key=lambda unit: ([_geometry(entry).target for entry in unit.entries], unit.path or ""))
+        # A white mask and the empty prompt come from nowhere, and each is on its own.
+        groups.setdefault(entry.key if _from_nowhere(entry) else entry.sample, []).append(entry)
+    return [_unit(plan, tuple(group), background) for group in groups.values()]
 
 
-def text_jobs(
-    plan: EncoderPlan, entries: Sequence[PlannedEntry]
-) -> Iterator[Job | tuple[PlannedEntry, SourceChangedError | UnusableError]]:
-    """The texts of entries, read now; for one that is no longer what was planned, the error instead."""
-    for entry in entries:
-        try:
-            yield Job(entry, Item(text=_text(plan, entry)))
-        except (SourceChangedError, UnusableError) as error:
-            yield entry, error
+def _unit(plan: EncoderPlan, entries: tuple[PlannedEntry, ...], background: tuple[int, int, int]) -> Unit:
+    kind = plan.wants.encoding.input
+    if entries[0].sample is None:
+        return Unit(entries, 0, _empty_prompt)
+    home, number = plan.samples.home(entries[0].sample)
+    if kind == "text":
+        return Unit(entries, 0, partial(_read_texts, home, number))
+    targets = sum(3 * width * height for width, height in (_geometry(entry).target for entry in entries))
+    if entries[0].parts.white:
+        return Unit(entries, targets, _whiten)
+    width, height = _geometry(entries[0]).source
+    read: Callable[[Sequence[PlannedEntry]], list[Prepared]]
+    if kind == "mask":
+        read = partial(_read_mask, home.mask_path(number) or "")
+    else:
+        read = partial(_read_picture, home.full_path(number), background)
+    return Unit(entries, _DECODING * width * height + targets, read)
 
 
-def _text(plan: EncoderPlan, entry: PlannedEntry) -> str:
-    if entry.sample is None or entry.line is None:
-        return ""
-    home, number = plan.samples.home(entry.sample)
-    try:
-        texts = home.texts(number)
-    except OSError as error:
-        raise UnusableError(f"its caption cannot be read: {error.strerror}", lasting=False) from error
-    except CaptionError as error:
-        raise UnusableError(str(error), lasting=True) from error
+def _from_nowhere(entry: PlannedEntry) -> bool:
+    return entry.sample is None or entry.parts.white
+
+
+def _empty_prompt(entries: Sequence[PlannedEntry]) -> list[Prepared]:
+    return [Job(entry, Item(text="")) for entry in entries]
+
+
+def _whiten(entries: Sequence[PlannedEntry]) -> list[Prepared]:
+    return [Job(entry, Item(mask=_white(_geometry(entry)))) for entry in entries]
+
+
+def _read_picture(path: str, background: tuple[int, int, int], entries: Sequence[PlannedEntry]) -> list[Prepared]:
+    picture = decode(_content(path, entries[0]), background=background)
+    return [Job(entry, Item(image=cut(picture, _geometry(entry)))) for entry in entries]
+
+
+def _read_mask(path: str, entries: Sequence[PlannedEntry]) -> list[Prepared]:
+    mask = decode_mask(_content(path, entries[0]))
+    return [Job(entry, Item(mask=cut_mask(mask, _geometry(entry)))) for entry in entries]
+
+
+def _read_texts(home: Gathered, number: int, entries: Sequence[PlannedEntry]) -> list[Prepared]:
     # By digest, not by line: lines may have been reordered since.
-    found = next((text for text in texts if digest(text) == entry.input), None)
-    if found is None:
-        raise SourceChangedError(Path(home.caption_path(number) or home.full_path(number)))
-    return found
+    texts = {digest(text): text for text in home.texts(number)}
+    return [Job(entry, Item(text=texts[entry.input])) if entry.input in texts else Changed(entry) for entry in entries]
 
 
-def _file(plan: EncoderPlan, entry: PlannedEntry) -> str | None:
-    if entry.parts.white or entry.sample is None:
-        return None
-    home, number = plan.samples.home(entry.sample)
-    return home.mask_path(number) if plan.wants.encoding.input == "mask" else home.full_path(number)
+def _content(path: str, entry: PlannedEntry) -> bytes:
+    """A file's bytes, if they are what was planned."""
+    # Not blocking: something else may have taken the place of a regular file.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as file:
+        if reason := why_not_a_file(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, reason)
+        content = file.readall()
+    if digest(content) != entry.input:
+        raise SourceChangedError(Path(path))
+    return content
 
 
 def _geometry(entry: PlannedEntry) -> Geometry:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from precook.encode.prepare import Job
 from precook.errors import EncodeError, TreeError
 from precook.store.leaves import is_finite
 from precook.store.tree import Parts, Tree, take_apart
 
+_BITS = b'{"$bits":'
+"""How a tree writes a plain float that is not finite; inside of a text the quotes would be escaped."""
+
+_T = TypeVar("_T", bound=Hashable)
+
 
 class Acceptance:
     """Checks the results of one encoder: finite, and alike where the inputs are; safe to use from several threads.
 
     Entries of one encoder share their nesting, dtypes and ranks; for pictures of the same size the shapes are the same
-    too. The first result sets the pattern.
+    too. What most results of the first batch have in common sets the pattern.
     """
 
     def __init__(self, encoder: str) -> None:
         self._encoder = encoder
         self._lock = threading.Lock()
         self._skeleton: bytes | None = None
-        self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        self._shapes: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
 
     def count(self, trees: object, wanted: int) -> Sequence[Tree]:
         """The results of a batch, if there is one for each item."""
@@ -32,23 +39,53 @@ class Acceptance:
             raise EncodeError(f"{self._encoder} returned {len(trees)} results for {wanted} items")
         return trees
 
-    def accept(self, job: Job, tree: Tree) -> Parts:
-        """One result taken apart; `EncodeError` says what is wrong with it."""
+    def accept(self, batch: Sequence[Job], trees: Sequence[Tree]) -> list[Parts | EncodeError]:
+        """Each result taken apart, or what is wrong with it."""
+        taken = [self._take(tree) for tree in trees]
+        with self._lock:
+            self._set_pattern(batch, taken)
+            return [self._compared(job, one) for job, one in zip(batch, taken, strict=True)]
+
+    def _take(self, tree: Tree) -> Parts | EncodeError:
         try:
             parts = take_apart(tree)
         except TreeError as error:
-            raise EncodeError(f"{self._encoder} returned what cannot be stored: {error.message}") from error
+            return EncodeError(f"{self._encoder} returned what cannot be stored: {error.message}")
         for path, leaf in zip(parts.paths, parts.leaves, strict=True):
             if not is_finite(leaf):
-                name = f" in {path}" if path else ""
-                raise EncodeError(f"{self._encoder} returned numbers that are not finite{name}")
-        shapes = [leaf.shape for leaf in parts.leaves]
-        with self._lock:
-            if self._skeleton is None:
-                self._skeleton = parts.skeleton
-            if parts.skeleton != self._skeleton:
-                raise EncodeError(f"{self._encoder} returned another nesting or dtype than before")
-            if job.shape and self._shapes.setdefault(job.shape, shapes) != shapes:
-                message = f"{self._encoder} returned shapes {shapes} where {self._shapes[job.shape]} came before"
-                raise EncodeError(message)
+                return EncodeError(
+                    f"{self._encoder} returned numbers that are not finite{f' in {path}' if path else ''}"
+                )
+        if _BITS in parts.values:
+            return EncodeError(f"{self._encoder} returned numbers that are not finite")
         return parts
+
+    def _set_pattern(self, batch: Sequence[Job], taken: Sequence[Parts | EncodeError]) -> None:
+        good = [(job, parts) for job, parts in zip(batch, taken, strict=True) if isinstance(parts, Parts)]
+        if self._skeleton is None and good:
+            self._skeleton = _commonest(parts.skeleton for _, parts in good)
+        good = [(job, parts) for job, parts in good if parts.skeleton == self._skeleton]
+        for shape in {job.shape for job, _ in good} - self._shapes.keys() - {()}:
+            self._shapes[shape] = _commonest(_shapes(parts) for job, parts in good if job.shape == shape)
+
+    def _compared(self, job: Job, parts: Parts | EncodeError) -> Parts | EncodeError:
+        if isinstance(parts, EncodeError):
+            return parts
+        if parts.skeleton != self._skeleton:
+            return EncodeError(f"{self._encoder} returned another nesting or dtype than for the others")
+        usual = self._shapes.get(job.shape)
+        if usual is not None and _shapes(parts) != usual:
+            return EncodeError(f"{self._encoder} returned {_told(_shapes(parts))}, for the others {_told(usual)}")
+        return parts
+
+
+def _shapes(parts: Parts) -> tuple[tuple[int, ...], ...]:
+    return tuple(leaf.shape for leaf in parts.leaves)
+
+
+def _told(shapes: tuple[tuple[int, ...], ...]) -> str:
+    return f"shape {shapes[0]}" if len(shapes) == 1 else f"shapes {list(shapes)}"
+
+
+def _commonest(values: Iterable[_T]) -> _T:
+    return Counter(values).most_common(1)[0][0]

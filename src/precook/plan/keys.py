@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,6 +122,3 @@ def _picture_keys(recipe: Recipe, rows: Bytes) -> Bytes:
 
 def _hex(recipe: Recipe | bytes) -> str:
     return recipe.hex() if isinstance(recipe, bytes) else recipe.hex
-
-
-KindOf = Callable[[Recipe | bytes], Kind]

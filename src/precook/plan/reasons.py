@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.identity.recipe import Recipe
 from precook.plan.history import History
 from precook.plan.keys import picture_kind, read_parts, text_kind
 from precook.plan.ready import was_lost
@@ -140,7 +139,7 @@ class Reasons:
             if not len(chosen):
                 return
             keys, stored = self._stored(self._kind(digest), self._wants.rows[rows[chosen]])
-            differences = tuple(compare(json.loads(form)[1], json.loads(self._recipe.form)[1], "recipe"))
+            differences = tuple(self._changes(form))
             for at in np.flatnonzero(stored).tolist():
                 found[int(chosen[at])] = Why(Reason.RECIPE, keys[at].tobytes(), differences)
 
@@ -161,7 +160,7 @@ class Reasons:
             inputs = Kind("inputs", key=32, value=made.shape[1] + 32)
             by_input = make_segment(inputs, made[:, :32], np.concatenate([made, keys], axis=1))
             hits = by_input.find(np.ascontiguousarray(self._wants.rows[rows[chosen], :32]))
-            recipe_changes = list(compare(json.loads(form)[1], json.loads(self._recipe.form)[1], "recipe"))
+            recipe_changes = self._changes(form)
             for at in np.flatnonzero(hits >= 0).tolist():
                 old = by_input.values[hits[at]]
                 row = int(rows[chosen[at]])
@@ -185,9 +184,12 @@ class Reasons:
             for digest, form in self._store.recipes().items()
             if digest != self._recipe.digest.bytes and json.loads(form)[0] == self._recipe.kind
         ]
-        own = json.loads(self._recipe.form)[1]
-        others.sort(key=lambda other: len(list(compare(json.loads(other[1])[1], own, ""))))
+        others.sort(key=lambda other: len(self._changes(other[1])))
         return others[:_NEAREST]
+
+    def _changes(self, form: bytes) -> list[Difference]:
+        """What differs between a stored recipe, in its canonical form, and ours."""
+        return list(compare(json.loads(form)[1], json.loads(self._recipe.form)[1], "recipe"))
 
 
 def compare(old: Any, new: Any, where: str) -> Iterator[Difference]:
@@ -198,11 +200,6 @@ def compare(old: Any, new: Any, where: str) -> Iterator[Difference]:
             yield from compare(old.get(name, ABSENT), new.get(name, ABSENT), inner)
     elif old != new or type(old) is not type(new):
         yield Difference(where, _plain(old), _plain(new))
-
-
-def recipe_differences(old: bytes, new: Recipe) -> tuple[Difference, ...]:
-    """What differs between a stored recipe's canonical form and a recipe."""
-    return tuple(compare(json.loads(old)[1], json.loads(new.form)[1], "recipe"))
 
 
 def _tagged(value: dict[str, Any]) -> bool:

@@ -6,35 +6,64 @@ two builders that encode the same entry do no harm.
 
 from __future__ import annotations
 
+import logging
 import secrets
-import time
+import threading
 from collections.abc import Sequence
+from types import TracebackType
 
+from precook.errors import StoreError
 from precook.store.index import Index
+
+_log = logging.getLogger("precook")
 
 SECONDS = 60.0
 """How long a claim holds without being prolonged."""
 
 
 class Claims:
-    """The claims of one builder; to be used by one thread at a time."""
+    """The claims of one builder; a context manager that prolongs them while it lasts and gives them up at its end.
+
+    A thread of its own prolongs them: a model may take minutes to load, and so may a batch.
+    """
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._owner = secrets.token_bytes(16)
-        self._prolonged = time.monotonic()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    def take(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Claim keys; those that are ours now."""
-        self._prolonged = time.monotonic()
-        return self._index.claim(keys, self._owner, seconds=SECONDS)
-
-    def prolong(self) -> None:
-        """Keep what is claimed, if it is time to say so again."""
-        if time.monotonic() - self._prolonged > SECONDS / 4:
-            self._prolonged = time.monotonic()
-            self._index.keep_claims(self._owner, seconds=SECONDS)
+    def take(self, keys: Sequence[bytes], *, done: Sequence[bytes] = ()) -> set[bytes]:
+        """Claim keys, and give up those that are done; the keys that are ours now."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._prolong, name="precook-claims", daemon=True)
+            self._thread.start()
+        return self._index.claim(keys, self._owner, seconds=SECONDS, done=done)
 
     def release(self) -> None:
         """Give everything up."""
-        self._index.release_claims(self._owner)
+        if self._thread is None:
+            return  # nothing was claimed
+        try:
+            self._index.release_claims(self._owner)
+        except StoreError as error:
+            _log.warning("claims could not be given up and end by themselves: %s", error)
+
+    def __enter__(self) -> Claims:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.release()
+
+    def _prolong(self) -> None:
+        while not self._over.wait(SECONDS / 4):
+            try:
+                self._index.keep_claims(self._owner, seconds=SECONDS)
+            except StoreError as error:
+                # Others may do some of our work again, nothing worse.
+                _log.warning("claims could not be prolonged: %s", error)

@@ -27,8 +27,8 @@ from precook.store.pack import Head
 _log = logging.getLogger("precook")
 
 _CHECKPOINT_BYTES = 8 << 20
-_LONGEST_CLAIM = 3600.0
-"""Seconds: a claim that ends later than this from now was made by a clock that has been set back since."""
+_LONGEST_CLAIM = 120.0
+"""Seconds, more than any claim is made for: one that ends later is from before the clock was set back."""
 _IN_MEMORY = "memory"
 _SEGMENT_BYTES = 256 << 20
 """The largest row of what is remembered; SQLite takes 10^9 bytes."""
@@ -239,20 +239,25 @@ class Index:
             self._write(change)
             self._checkpoint()
 
-    def claim(self, keys: Sequence[bytes], owner: bytes, *, seconds: float) -> set[bytes]:
-        """Claim keys for a builder for some time; those that nobody else has claimed. Claims are advice, not locks."""
+    def claim(self, keys: Sequence[bytes], owner: bytes, *, seconds: float, done: Sequence[bytes] = ()) -> set[bytes]:
+        """Claim keys for a builder for some time and give up those it is done with; the keys that are its own now.
+
+        Claims are advice, not locks.
+        """
         now = time.time()
 
         def change(db: sqlite3.Connection) -> set[bytes]:
             db.execute("DELETE FROM claim WHERE expires < ? OR expires > ?", (now, now + _LONGEST_CLAIM))
+            db.executemany("DELETE FROM claim WHERE key = ? AND owner = ?", ((key, owner) for key in done))
             rows = ((key, owner, now + seconds) for key in keys)
             db.executemany("INSERT OR IGNORE INTO claim VALUES (?, ?, ?)", rows)
-            mine = "SELECT key FROM claim WHERE owner = ? AND key IN ({})"
-            found = [db.execute(mine.format("?"), (owner, key)).fetchone() for key in keys]
-            return {row[0] for row in found if row is not None}
+            found = database.select(db, "SELECT key, owner FROM claim WHERE key IN ({})", keys)
+            return {key for key, holder in found if holder == owner}
 
         with self.exclusive():
-            return self._write(change)
+            claimed = self._write(change)
+            self._checkpoint()
+            return claimed
 
     def keep_claims(self, owner: bytes, *, seconds: float) -> None:
         """Prolong a builder's claims."""

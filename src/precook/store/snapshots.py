@@ -65,7 +65,7 @@ class Snapshot:
         found: dict[str, dict[str, Any]] = self.content["encoders"]
         return found
 
-    def keys(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def entry_keys(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Every entry that the snapshot needs, each once."""
         columns = [*self.content["picture_keys"].values(), *self.content["line_keys"].values()]
         columns += [column.reshape(1, 32) for column in self.content["empty_keys"].values()]

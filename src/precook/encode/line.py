@@ -1,0 +1,359 @@
+"""The line: one encoder's way from planned entries to the store."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from precook.encode.batches import BatchSize, Bins
+from precook.encode.crew import Crew, Worker
+from precook.encode.prepare import Changed, Job, Prepared, Refused, Unit, make_units
+from precook.errors import EncodeError
+from precook.plan.entries import Failure, PlannedEntry, entry_of
+from precook.plan.forecast import record_rate
+from precook.plan.plan import FAILURES, EncoderPlan, Plan
+from precook.plan.samples import Numbers
+from precook.report import Reporter, Task
+from precook.sources.memory import Memory
+from precook.store.claims import Claims
+from precook.store.tree import Parts
+from precook.store.writer import Writer
+from precook.values import Key
+
+_WINDOW = 256
+"""Entries that are claimed at a time."""
+_TEXTS = 1024
+"""Texts that are sorted by length together, at the most."""
+_AHEAD = 4
+"""Files, for each thread, that are read ahead of the encoder."""
+_AT_RISK = 20
+"""One batch in so many may be encoded and not yet durable."""
+_POLL = 0.2
+"""Seconds between two looks at what another builder does."""
+_LOOK = 0.1
+"""Seconds between two looks at whether it is time to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """How one encoder is run."""
+
+    make: Callable[[], Worker]
+    devices: tuple[str, ...]
+    batch_size: int | None
+    """None: found by trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a build is run."""
+
+    memory: int
+    """Bytes that sources may take from when they are read until they are encoded."""
+    threads: int
+    """Threads that read and decode."""
+    retry_failed: bool
+    fail_fast: bool
+
+
+class Tally:
+    """What a build has done so far, and what all its lines share."""
+
+    def __init__(self) -> None:
+        self.encoded: Counter[str] = Counter()
+        self.reused: Counter[str] = Counter()
+        """Entries that somebody else made meanwhile."""
+        self.truncated: Counter[str] = Counter()
+        self.failed: list[Failure] = []
+        self.reasons: dict[bytes, str] = {}
+        """Why entries failed, by key: two encoders with one recipe share their failures too."""
+        self.changed = 0
+        self.nbytes = 0
+
+
+class Room:
+    """How much memory is left for what is on its way; safe to use from several threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    def has(self, nbytes: int) -> bool:
+        """Whether so much fits; anything does where nothing else is."""
+        return self._taken == 0 or self._taken + nbytes <= self._size
+
+    def take(self, nbytes: int) -> None:
+        """Count so much as taken."""
+        with self._changed:
+            self._taken += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Count it as free."""
+        with self._changed:
+            self._taken -= nbytes
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait a moment for somebody to give something back."""
+        with self._changed:
+            self._changed.wait(_LOOK)
+
+
+class Line:
+    """Encodes what one encoder has to make; what its crew makes comes back through `store`, `fail` and `batch_done`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        one: EncoderPlan,
+        hand: Hand,
+        tally: Tally,
+        memory: Memory,
+        claims: Claims,
+        *,
+        options: Options,
+        stop: threading.Event,
+    ) -> None:
+        self._plan = plan
+        self._one = one
+        self._hand = hand
+        self._tally = tally
+        self._memory = memory
+        self._claims = claims
+        self._options = options
+        self._stop = stop
+        self._name = one.wants.encoding.name
+        self._recipe = one.wants.encoding.recipe
+        self._size = BatchSize(hand.batch_size)
+        self._room = Room(options.memory)
+        self._postponed: list[int] = []
+        """Rows that another builder has claimed."""
+        self._lock = threading.Lock()
+        """Around everything below, and the tally, the memory and the task."""
+        self._done: list[Key] = []
+        """What was stored and is still claimed."""
+        self._batches = self._durable = 0
+        self._writer: Writer | None = None
+        self._task: Task | None = None
+
+    def run(self, rows: Numbers, report: Reporter) -> None:
+        """Make the entries of these rows; those that another builder has claimed come last, if they are not made by then."""
+        start, before, nbytes = time.monotonic(), self._tally.encoded[self._name], self._tally.nbytes
+        crew = Crew(self._name, self._hand.make, self._hand.devices, self._size, self, self._stop)
+        left = _in_order(self._plan, self._one, rows)
+        try:
+            with (
+                report.task(self._name, total=len(rows), unit="entries") as self._task,
+                self._plan.store.writer() as self._writer,
+                crew,
+            ):
+                while left and not self._stop.is_set():
+                    self._postponed = []
+                    self._give(left, crew)
+                    left = self._others_work()
+        finally:
+            self._tally.truncated[self._name] += crew.truncated
+            record_rate(
+                self._memory,
+                self._recipe,
+                entries=self._tally.encoded[self._name] - before,
+                nbytes=self._tally.nbytes - nbytes,
+                seconds=time.monotonic() - start,
+            )
+            # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
+            self._plan.store.remember(self._memory)
+            self._claims.release()
+
+    def store(self, job: Job, parts: Parts) -> None:
+        """Keep a result."""
+        assert self._writer is not None
+        self._writer.put_parts(job.entry.key, parts, recipe=self._recipe)
+        self._room.give_back(job.nbytes)
+        nbytes = sum(leaf.data.nbytes for leaf in parts.leaves)
+        with self._lock:
+            self._tally.encoded[self._name] += 1
+            self._tally.nbytes += nbytes
+            self._memory.write_note(FAILURES, job.entry.key.bytes, None)
+            self._done.append(job.entry.key)
+            self._advance(nbytes=nbytes)
+
+    def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
+        """Note that an entry could not be made."""
+        self._room.give_back(job.nbytes)
+        self._note(job.entry, reason, lasting=lasting)
+
+    def batch_done(self) -> None:
+        """Make what was stored durable if a kill would cost too much by now.
+
+        The first batches one by one, then a small part of all there were: few packs, and little to do again.
+        """
+        assert self._writer is not None
+        with self._lock:
+            self._batches += 1
+            due = self._batches - self._durable > self._batches // _AT_RISK
+            if due:
+                self._durable = self._batches
+        if due:
+            self._writer.flush()
+
+    def _give(self, rows: list[int], crew: Crew) -> None:
+        """Read, decode and cut in several threads and bounded memory, and hand batches to the crew."""
+        devices = len(self._hand.devices)
+        texts = min(_TEXTS, -(-len(rows) // devices))
+        is_text = self._one.wants.encoding.input == "text"
+        # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
+        share = max(1, self._options.memory // (2 * devices + 2))
+        bins = Bins((lambda: texts) if is_text else (lambda: self._size.now), share)
+        waiting: deque[tuple[Unit, Future[list[Prepared]]]] = deque()
+
+        def pass_on() -> None:
+            unit, future = waiting.popleft()
+            prepared = future.result()
+            self._room.give_back(unit.nbytes)
+            for one in prepared:
+                for batch in self._sorted(one, bins):
+                    crew.give(batch)
+
+        pool = ThreadPoolExecutor(self._options.threads, thread_name_prefix="precook-decode")
+        try:
+            for unit in self._units(rows, texts if is_text else _WINDOW):
+                while not self._room.has(unit.nbytes) and not self._stop.is_set():
+                    if waiting:
+                        pass_on()
+                    elif bins:
+                        crew.give(bins.largest())
+                    else:
+                        crew.check()
+                        self._room.wait()
+                if self._stop.is_set():
+                    return
+                self._room.take(unit.nbytes)
+                waiting.append((unit, pool.submit(unit.prepare)))
+                while waiting and (len(waiting) > _AHEAD * self._options.threads or waiting[0][1].done()):
+                    pass_on()
+            while waiting:
+                pass_on()
+            for batch in bins.rest():
+                crew.give(batch)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _sorted(self, one: Prepared, bins: Bins) -> list[list[Job]]:
+        """Put what was prepared where it belongs; the batches that are full with it."""
+        if isinstance(one, Job):
+            self._room.take(one.nbytes)
+            return bins.add(one)
+        if isinstance(one, Refused):
+            self._note(one.entry, one.reason, lasting=one.lasting)
+        if isinstance(one, Changed):
+            with self._lock:
+                self._tally.changed += 1
+                self._advance()
+        return []
+
+    def _units(self, rows: list[int], step: int) -> Iterator[Unit]:
+        """The files of rows that nobody else has made or claimed meanwhile, some rows at a time."""
+        for at in range(0, len(rows), step):
+            if self._stop.is_set():
+                return
+            wanted = self._absent(rows[at : at + step])
+            mine = self._claim(wanted)
+            self._postponed += [row for row in wanted if row not in mine]
+            # Once more: whoever had claimed some may have made them between our look and our claim.
+            entries = [entry_of(self._one, row) for row in self._absent([row for row in wanted if row in mine])]
+            yield from make_units(self._one, entries, self._plan.settings.image.rgb)
+
+    def _claim(self, rows: list[int]) -> set[int]:
+        """Claim rows, and give up what is durable by now; the rows that are ours."""
+        if not rows:
+            return set()
+        with self._lock:
+            done, self._done = self._done, []
+        open_ = set(self._plan.store.missing(done))
+        with self._lock:
+            self._done += open_
+        mine = self._claims.take([self._key(row).bytes for row in rows], done=[k.bytes for k in done if k not in open_])
+        return {row for row in rows if self._key(row).bytes in mine}
+
+    def _absent(self, rows: list[int]) -> list[int]:
+        """The rows that are still to be made; the others are told."""
+        missing = set(self._plan.store.missing([self._key(row) for row in rows]))
+        absent = []
+        for row in rows:
+            key = self._key(row)
+            reason = self._tally.reasons.get(key.bytes)
+            if key not in missing:
+                with self._lock:
+                    self._tally.reused[self._name] += 1
+                    self._advance()
+            elif reason is not None:
+                self._note(entry_of(self._one, row), reason, lasting=False)
+            else:
+                absent.append(row)
+        return absent
+
+    def _others_work(self) -> list[int]:
+        """What others had claimed and have given up; waits for them."""
+        rows = self._postponed
+        while rows and not self._stop.is_set():
+            first = self._absent(rows[:_WINDOW])
+            rows = first + rows[_WINDOW:]
+            if first and self._claim(first[:1]):
+                self._read_failures(rows)
+                return rows
+            if first:
+                time.sleep(_POLL)
+        return rows
+
+    def _read_failures(self, rows: list[int]) -> None:
+        """What another builder could not make either, since we last looked, need not be tried again."""
+        found = self._plan.store.memory().notes(FAILURES)
+        for row in rows:
+            key = self._key(row).bytes
+            note = found.get(key)
+            if note is not None and note != self._memory.note(FAILURES, key):
+                self._tally.reasons[key] = str(json.loads(note)["reason"])
+
+    def _note(self, entry: PlannedEntry, reason: str, *, lasting: bool) -> None:
+        """Record that an entry could not be made; what may pass is told, and tried again by the next build."""
+        with self._lock:
+            self._tally.failed.append(Failure(reason, entry.path, entry.concept, self._name, entry.key))
+            self._tally.reasons[entry.key.bytes] = reason
+            if lasting:
+                note = json.dumps({"reason": reason, "when": int(time.time())})
+                self._memory.write_note(FAILURES, entry.key.bytes, note)
+            self._advance(failed=1)
+        if self._options.fail_fast:
+            place = entry.path or "the empty prompt"
+            raise EncodeError(f"{self._name}: {place}: {reason}", hint="without --fail-fast the others go on")
+
+    def _key(self, row: int) -> Key:
+        return Key(self._one.wants.keys[row].tobytes())
+
+    def _advance(self, *, nbytes: int = 0, failed: int = 0) -> None:
+        assert self._task is not None
+        self._task.advance(nbytes=nbytes, failed=failed)
+
+
+def _in_order(plan: Plan, one: EncoderPlan, rows: Numbers) -> list[int]:
+    """Rows in the order in which they are encoded: those of one file together, files that are cut alike in a row."""
+    if one.wants.encoding.input == "text":
+        return [int(row) for row in rows]
+    samples, parts = one.wants.samples[rows], one.wants.parts[rows]
+    sizes = np.zeros((len(rows), 2), np.int64)
+    for number, cuts in enumerate(plan.framed.cuts):
+        chosen = parts == number
+        sizes[chosen] = cuts[samples[chosen]][:, [6, 7]]  # width and height of the target
+    order = np.lexsort((parts, samples))
+    # A file stands where its first picture does.
+    leads = np.append(True, samples[order][1:] != samples[order][:-1])
+    lead = order[np.maximum.accumulate(np.where(leads, np.arange(len(order)), 0))]
+    return [int(rows[at]) for at in order[np.lexsort((np.arange(len(order)), *sizes[lead].T))]]
