@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,77 @@ class Words:
 
     def unload(self) -> None:
         pass
+
+
+class Watched:
+    """A user's encoder that keeps count of what it is asked to do; `make` says what comes of an item."""
+
+    def __init__(
+        self,
+        input_: Any = "text",
+        make: Callable[[precook.Item], Any] | None = None,
+        *,
+        identity: object = 1,
+        on_batch: Callable[[list[precook.Item]], object] | None = None,
+    ) -> None:
+        self.input = input_
+        self.make = make or content
+        self.on_batch = on_batch
+        self.identified = identity
+        self.loads = self.unloads = 0
+        self.batches: list[list[precook.Item]] = []
+
+    @property
+    def items(self) -> list[precook.Item]:
+        """Everything that was to be encoded, each time that it was."""
+        return [item for batch in self.batches for item in batch]
+
+    def identity(self) -> object:
+        return self.identified
+
+    def load(self, device: str) -> None:
+        self.loads += 1
+
+    def encode(self, batch: list[precook.Item]) -> list[Any]:
+        self.batches.append(batch)
+        if self.on_batch is not None:
+            self.on_batch(batch)
+        return [self.make(item) for item in batch]
+
+    def unload(self) -> None:
+        self.unloads += 1
+
+
+class Gated:
+    """A user's encoder for other processes: it logs each item, says so on stdout, and goes on at a line on stdin."""
+
+    def __init__(self, input: str, log: str) -> None:  # noqa: A002 - the protocol's word
+        self.input = input
+        self.log = log
+
+    def identity(self) -> object:
+        return {"input": self.input}
+
+    def load(self, device: str) -> None:
+        pass
+
+    def encode(self, batch: list[precook.Item]) -> list[Any]:
+        made = [content(item) for item in batch]
+        with open(self.log, "ab", buffering=0) as log:
+            log.write(b"".join(precook.digest(one.tobytes()).hex.encode() + b"\n" for one in made))
+        print("batch", len(batch), flush=True)
+        sys.stdin.readline()  # at the end of the input, too, it goes on
+        return made
+
+    def unload(self) -> None:
+        pass
+
+
+def content(item: precook.Item) -> Any:
+    """The item itself, as an array: so that an entry tells what it was made of."""
+    if item.text is not None:
+        return np.frombuffer(item.text.encode(), np.uint8)
+    return item.image if item.image is not None else item.mask
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (96, 64), **options: Any) -> Path:

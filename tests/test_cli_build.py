@@ -35,8 +35,9 @@ class Words:
 
     input = "text"
 
-    def __init__(self, gate=None, bad=None):
+    def __init__(self, gate=None, bad=None, grows=None):
         self.gate = gate
+        self.grows = grows
         self.bad = bad
 
     def identity(self):
@@ -52,6 +53,9 @@ class Words:
             sys.__stderr__.flush()
             with open(gate, "rb", buffering=0) as opened:
                 opened.read(1)
+        if self.grows is not None:
+            with open(self.grows, "a") as caption:
+                caption.write(f"another line, {os.path.getsize(self.grows)}\\n")
         if any(self.bad and self.bad in item.text for item in batch):
             raise ValueError("\\x1b[31mcannot read\\nthis")
         return [{"device": self.device, "text": item.text} for item in batch]
@@ -204,6 +208,7 @@ class TestFailures:
         assert ended.code == 3
         assert "\nleft out:\n  data/p3.png: words: ValueError: \\x1b[31mcannot read\\nthis\n" in ended.out
         assert re.search(r"^words +5 +0 +1$", ended.out, re.MULTILINE)
+        assert re.search(r"^words: 6 of 6 entries, .*, 1 failed$", ended.err, re.MULTILINE)
         assert ended.out.endswith("complete, without what is left out: snapshot 1 of things\n")
         assert "--retry-failed" in ended.err
         assert len(words()) == 5
@@ -236,6 +241,18 @@ class TestFailures:
         assert run("explain", "data/p1.png").code == 0
         (failure,) = report()["failed"]
         assert (failure["path"], failure["encoder"]) == ("data/p1.png", None)
+
+    def test_sources_that_grow_all_the_time_are_exit_code_3(self, here: Path) -> None:
+        """A dataset to which somebody adds faster than it is built is not complete: that is told, and no snapshot."""
+        configure("batch_size: 2", "batch_size: 2, grows: data/p0.txt")
+        ended = run("build")
+        assert ended.code == 3
+        assert re.search(r"^  1 entry missing of files that came or changed meanwhile", ended.out, re.MULTILINE)
+        assert "snapshot" not in ended.out
+        found = report()
+        assert (found["missing"], found["failed"], found["snapshot"], found["exit_code"]) == (1, [], None, 3)
+        configure(", grows: data/p0.txt", "")
+        assert report()["snapshot"]["number"] == 1
 
     def test_ten_failures_are_shown_and_all_are_counted(self, here: Path) -> None:
         """The rest is a number for people and a list for programs."""
@@ -284,6 +301,8 @@ class TestTelling:
         seen = [line.rpartition("\r")[2] for line in plain(written).splitlines()]
         for encoder in ("pixels", "words"):
             assert any(re.match(rf"{encoder} ━+ 6 of 6 entries", line) for line in seen)
+            # A bar that goes is wiped out as soon as the cursor is back.
+            assert not re.search(rf"{encoder} [^\n]* 6 of 6 entries[^\n]*\n\x1b\[\?25h\r\x1b\[1A", written)
         assert "complete: snapshot 1 of things" in seen
         assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l") > 0
 
@@ -299,8 +318,8 @@ class TestTelling:
         assert [(one["name"], one["missing"]) for one in plan["encoders"]] == [("pixels", 7), ("words", 7)]
         assert plan["forecast"]["bytes"] is None
         assert {one["event"] for one in progress} == {"progress"}
-        ends = {one["encoder"]: (one["done"], one["total"], one["failed"]) for one in progress}
-        assert ends == {"pixels": (7, 7, 0), "words": (7, 7, 0)}
+        ends = {one["encoder"]: (one["done"], one["total"], one["failed"], one["bytes"] > 0) for one in progress}
+        assert ends == {"pixels": (7, 7, 0, True), "words": (7, 7, 0, False)}
         with precook.load("precook.yaml") as project:
             (snapshot,) = project.store.snapshots()
         assert last.pop("seconds") > 0
@@ -316,6 +335,8 @@ class TestTelling:
             "encoded": {"pixels": 7, "words": 7},
             "reused": {"pixels": 0, "words": 0},
             "changed": 0,
+            "left": 0,
+            "missing": 0,
             "truncated": {"pixels": 0, "words": 0},
             "snapshot": {"number": 1, "id": snapshot.id},
             "exit_code": 3,
@@ -326,14 +347,13 @@ class TestTelling:
         now = [0.0]
         told: list[str] = []
         paced = Paced(lambda count: told.append(str(count)), every=5.0, clock=lambda: now[0])
-        with paced.task("words", total=1200, unit="entries") as task:
-            for number in range(1200):
-                now[0] += 0.01
-                task.advance(nbytes=512, failed=int(number == 300))
+        with paced.task("words", total=1280, unit="entries") as task:
+            for number in range(1280):
+                now[0] += 1 / 128
+                task.advance(nbytes=512, failed=int(number == 700))
         assert told == [
-            "words: 500 of 1,200 entries, 100/s, 250.0 KiB, 1 failed, about 7 s left",
-            "words: 1,000 of 1,200 entries, 100/s, 500.0 KiB, 1 failed, about 2 s left",
-            "words: 1,200 of 1,200 entries, 100/s, 600.0 KiB, 1 failed",
+            "words: 640 of 1,280 entries, 128/s, 320.0 KiB, about 5 s left",
+            "words: 1,280 of 1,280 entries, 128/s, 640.0 KiB, 1 failed",
         ]
 
     def test_a_line_without_a_total_tells_what_is_done(self) -> None:
@@ -414,7 +434,7 @@ class TestStopping:
             build.stop(number)
             ended = build.end()
         assert ended.code == 130
-        assert "stopped after 2 entries" in ended.out
+        assert re.search(r"^stopped after 2 entries, .*; 4 left$", ended.out, re.MULTILINE)
         assert "Traceback" not in ended.err
         assert len(words()) == 2
         match = re.search(r"hint: what is encoded is kept; `precook (.*)` goes on\n", ended.err)
@@ -426,7 +446,7 @@ class TestStopping:
     @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
     def test_two_signals_end_it_at_once(self, here: Path, first: int, second: int) -> None:
-        """The batch in flight is not waited for, and the store is as good as before."""
+        """The batch in flight is not waited for; what was done before it is kept, and the store is in order."""
         with Gated(here) as build:
             build.wait_for("inside")
             build.stop(first)
@@ -435,8 +455,8 @@ class TestStopping:
         assert ended.code == 130
         assert "Traceback" not in ended.err
         assert run("verify").code == 0
-        assert words() == []
-        assert report()["encoded"] == {"pixels": 0, "words": 6}
+        planned = run("plan", "--json").document["encoders"]
+        assert [(one["name"], one["ready"], one["missing"]) for one in planned] == [("pixels", 6, 0), ("words", 0, 6)]
 
     def test_programs_see_that_it_was_stopped(self, here: Path) -> None:
         """The report says so, and has no snapshot."""
@@ -446,7 +466,7 @@ class TestStopping:
             ended = build.end()
         last = events(ended)[-1]
         assert (ended.code, last["exit_code"], last["stopped"], last["snapshot"]) == (130, 130, True, None)
-        assert last["encoded"] == {"pixels": 6, "words": 2}
+        assert (last["encoded"], last["left"]) == ({"pixels": 6, "words": 2}, 4)
 
     def test_the_terminal_is_left_in_order(self, here: Path) -> None:
         """A build that ends at once between two bars gives the cursor back."""

@@ -28,7 +28,7 @@ from precook.units import format_size
 
 MEMORY = 1 << 30
 _ROUNDS = 2
-"""How often sources that change during a build are planned again by it."""
+"""How often sources that change during a build are planned again by it; then they are left to the next one."""
 
 
 class Project:
@@ -138,26 +138,24 @@ class Project:
         hands = {name: self._hand(name, one, devices) for name, one in self._chosen(names).items()}
         stop = stop or threading.Event()
         done = build(plan, hands, options=options, stop=stop, report=report)
-        for _ in range(_ROUNDS):
-            if stop.is_set():
-                return done
-            # Sources that changed meanwhile are what they are now; what still changes then is left to the next build.
+        rounds = 0
+        while not stop.is_set():
+            # Sources that changed meanwhile are what they are now.
             plan = self.plan(encoders=names, report=report)
-            tried = {(failure.encoder, failure.key) for failure in done.failed}
-            if all((entry.encoder, entry.key) in tried for entry in plan.missing):
-                break
-            # What failed is tried again with the rest, unless it was to stay so: it is known as failed by now.
+            told = {(failure.encoder, failure.key) for failure in done.failed}
+            if rounds == _ROUNDS or all((entry.encoder, entry.key) in told for entry in plan.missing):
+                if set(names) == set(self.settings.encoders) and not len(plan.missing):
+                    plan.freeze()
+                return done
+            rounds += 1
+            # What failed for good, now or before, is known by now.
             options = dataclasses.replace(options, retry_failed=False)
             done = joined(done, build(plan, hands, options=options, stop=stop, report=report), plan)
-        else:
-            plan = self.plan(encoders=names, report=report)
-        if not stop.is_set() and set(names) == set(self.settings.encoders) and not len(plan.missing):
-            plan.freeze()
-        return done
+        return dataclasses.replace(done, stopped=True)
 
     def _hand(self, name: str, one: Any, devices: Sequence[str]) -> Hand:
         section = self.settings.encoders[name]
-        chosen = (section.device,)
+        chosen: tuple[str, ...] = (section.device,)
         if section.device == AUTO and devices:
             # An object is one encoder and cannot be loaded twice.
             chosen = (devices[0],) if name in self._objects else tuple(devices)

@@ -74,6 +74,8 @@ class Outcome:
     report: BuildReport
     failed: tuple[Failure, ...]
     """What failed now or before and was left out, with paths as `precook explain` takes them."""
+    missing: int
+    """Entries that a build would make now, although this one came to its end: their files came or changed meanwhile."""
     snapshot: SnapshotFile | None
     """The dataset as it is now; None where it is not complete."""
 
@@ -82,7 +84,7 @@ class Outcome:
         """A dataset that lacks samples is never a plain success."""
         if self.report.stopped:
             return INTERRUPTED
-        return SOME_FAILED if self.failed or self.report.changed else 0
+        return SOME_FAILED if self.failed or self.report.changed or self.missing else 0
 
 
 def run(asked: Asked, *, as_json: bool) -> int:
@@ -96,7 +98,7 @@ def run(asked: Asked, *, as_json: bool) -> int:
             output.tell(_intention(plan, asked))
         with stopping(stop):
             report = plan.build(report=build_reporter(events=as_json), stop=stop, **asked.options)
-        outcome = Outcome(plan, report, _failures(plan, report, asked), _snapshot(project, plan, report))
+            outcome = _outcome(project, plan, report)
         if as_json:
             output.event("report", _document(outcome))
         else:
@@ -122,31 +124,26 @@ def _intention(plan: Plan, asked: Asked) -> str:
     return f"{name}: encoding {format_count(sum(wanted.values()), 'entry')}: {each}{forecast}"
 
 
-def _failures(plan: Plan, report: BuildReport, asked: Asked) -> tuple[Failure, ...]:
-    """Everything that is left out: files, what failed now, and what failed before and was not tried again."""
-    now = [
-        # An entry's path is whole already, a file's is that in its concept.
+def _failures(plan: Plan, report: BuildReport) -> tuple[Failure, ...]:
+    """Everything that is left out; an entry's path is whole already, a file's is that in its concept."""
+    return tuple(
         failure if failure.encoder is not None else dataclasses.replace(failure, path=full_path(plan, failure))
         for failure in report.failed
-    ]
-    if asked.retry_failed:
-        return tuple(now)
-    told = {(failure.encoder, failure.key) for failure in now}
-    before = [
-        dataclasses.replace(failure, path=full_path(plan, failure))
-        for failure in plan.failed
-        if failure.encoder is not None and (failure.encoder, failure.key) not in told
-    ]
-    return (*now, *before)
+    )
 
 
-def _snapshot(project: Project, plan: Plan, report: BuildReport) -> SnapshotFile | None:
-    if report.stopped or report.changed or set(plan.encoders) != set(project.settings.encoders):
-        return None
-    # Whether it is complete the sources decide, and they may have changed since: the plan of now tells.
-    if len(project.plan(report=output.reporter()).missing):
-        return None
-    return [one for one in project.store.snapshots() if one.dataset == project.settings.dataset][-1]
+def _outcome(project: Project, plan: Plan, report: BuildReport) -> Outcome:
+    failed = _failures(plan, report)
+    if report.stopped:
+        return Outcome(plan, report, failed, 0, None)
+    # Whether everything is there the sources decide, and they may have changed: the plan of now tells.
+    missing = project.plan(encoders=list(plan.encoders), report=output.reporter()).missing
+    told = {(failure.encoder, failure.key) for failure in failed}
+    unmade = sum((entry.encoder, entry.key) not in told for entry in missing)
+    snapshot = None
+    if not len(missing) and set(plan.encoders) == set(project.settings.encoders):
+        snapshot = [one for one in project.store.snapshots() if one.dataset == project.settings.dataset][-1]
+    return Outcome(plan, report, failed, unmade, snapshot)
 
 
 def _show(outcome: Outcome) -> None:
@@ -188,19 +185,20 @@ def _notes(outcome: Outcome) -> Iterator[str]:
         if count:
             yield f"{name}: {format_count(count, 'text')} longer than the encoder takes, cut to its length"
     if outcome.report.changed:
-        entries = format_count(outcome.report.changed, "entry")
-        yield f"{entries} not made, because the files changed meanwhile; the next build makes them"
+        yield f"{format_count(outcome.report.changed, 'entry')} not made, because the files changed meanwhile"
+    if outcome.missing:
+        yield f"{format_count(outcome.missing, 'entry')} missing of files that came or changed meanwhile; build again"
 
 
 def _summary(report: BuildReport) -> str:
     count = sum(report.encoded.values())
     if not count:
-        return "stopped before anything was encoded" if report.stopped else "encoded nothing"
+        return f"stopped before anything was encoded; {report.left:,} left" if report.stopped else "encoded nothing"
     rate = count / report.seconds if report.seconds > 0 else 0.0
     speed = f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}"  # noqa: PLR2004 - else 1.2e+03
     took = f"{format_size(report.bytes)} in {format_duration(report.seconds)} ({speed} entries/s)"
-    how = "stopped after" if report.stopped else "encoded"
-    return f"{how} {format_count(count, 'entry')}, {took}, at most {format_size(report.peak_memory)} of memory"
+    told = f"{format_count(count, 'entry')}, {took}, at most {format_size(report.peak_memory)} of memory"
+    return f"stopped after {told}; {report.left:,} left" if report.stopped else f"encoded {told}"
 
 
 def _tell_next(outcome: Outcome, asked: Asked) -> None:
@@ -234,6 +232,8 @@ def _document(outcome: Outcome) -> dict[str, Any]:
         "reused": {name: report.reused.get(name, 0) for name in outcome.plan.encoders},
         "failed": failed,
         "changed": report.changed,
+        "left": report.left,
+        "missing": outcome.missing,
         "truncated": {name: report.truncated.get(name, 0) for name in outcome.plan.encoders},
         "seconds": round(report.seconds, 3),
         "bytes": report.bytes,

@@ -21,7 +21,6 @@ from precook.cli.output import Span
 from precook.errors import ConfigError, PrecookError, Problem, printable
 from precook.units import format_duration
 
-DEFAULT = Path("precook-demo")
 _NEEDED = ("torch", "diffusers", "transformers")
 _COLOURS = ("red", "orange", "green", "blue", "purple", "brown")
 _SHAPES = {"circle": 0, "triangle": 3, "square": 4, "star": 5}

@@ -241,7 +241,9 @@ def build_command(
     ] = None,
     memory: Annotated[
         int | None,
-        typer.Option(parser=_size, metavar="SIZE", help="What pictures that wait for an encoder may take; 1GiB."),
+        typer.Option(
+            parser=_size, metavar="SIZE", help="What pictures may take until they are encoded; without it, 1GiB."
+        ),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads that read and decode.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
@@ -389,7 +391,7 @@ def reindex_command(*, config: ConfigOption = None, store: StoreOption = None, a
 @_command("demo")
 def demo_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A folder that is new or empty.", show_default="./precook-demo")
+        Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.", show_default="precook-demo")
     ] = Path("precook-demo"),
     *,
     as_json: JsonOption = False,

@@ -12,6 +12,8 @@ FIRST = 8
 LARGEST = 4096
 _GAIN = 1.05
 """A larger size must be so much faster to be worth its memory."""
+_LONG = 0.5
+"""Seconds: a batch that takes this long is large enough, whatever a larger one would gain."""
 _TRIES = 2
 """Batches of each size that are timed: one that was held up by something else must not decide."""
 
@@ -19,8 +21,8 @@ _TRIES = 2
 class BatchSize:
     """How many items to encode at a time: a fixed number, or found by trying; safe to use from several threads.
 
-    While it searches, the size is doubled as long as that makes the encoder faster. Running out of memory ends the
-    search and halves the size, also a fixed one.
+    While it searches, the size is doubled as long as that makes the encoder faster and batches stay short. Running out
+    of memory ends the search and halves the size, also a fixed one.
     """
 
     def __init__(self, wanted: int | None) -> None:
@@ -47,7 +49,7 @@ class BatchSize:
             if rate < self._best * _GAIN:
                 self._size //= 2
                 self._searching = False
-            elif self._size >= LARGEST:
+            elif self._size >= LARGEST or work / rate > _LONG:
                 self._searching = False
             else:
                 self._best = rate

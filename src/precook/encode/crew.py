@@ -1,4 +1,8 @@
-"""The crew: one thread per device, each with an encoder of its own, from batches of items to accepted results."""
+"""The crew: threads for each device, which share an encoder, from batches of items to accepted results.
+
+Where the encoder allows it, a GPU has two threads: while one takes its results apart and stores them, the other has the
+GPU at work.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class Worker(Protocol):
     """The part of an encoder that does the work.
 
     One for texts may have `length(text)`, what a text costs, so that texts of similar cost are encoded together; and
-    `truncated`, how many texts it has cut to fit.
+    `truncated`, how many texts it has cut to fit. One that says `concurrent = True` may be called from two threads.
     """
 
     def load(self, device: str) -> None:
@@ -137,18 +141,43 @@ class Crew:
             thread.start()
 
     def _run(self, device: str) -> None:
+        """A device's thread: loads its encoder at the first jobs, and unloads it when nobody uses it any more."""
         worker: Worker | None = None
+        second: threading.Thread | None = None
         try:
             while (jobs := self._next()) is not None:
-                worker = worker or self._load(device)
-                for batch in self._batches(worker, jobs):
-                    self._encode(worker, batch)
-                    self._sink.batch_done()
+                if worker is None:
+                    device = available_device() if device == AUTO else device
+                    worker = self._load(device)
+                    second = self._second(worker, device)
+                self._do(worker, jobs)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
             self._fail(error)
         finally:
+            if second is not None:
+                second.join()
             if worker is not None:
                 self._unload(worker)
+
+    def _second(self, worker: Worker, device: str) -> threading.Thread | None:
+        """Another thread for a GPU, if its encoder allows it."""
+        if not device.startswith("cuda") or not getattr(worker, "concurrent", False):
+            return None
+        thread = threading.Thread(target=self._help, args=(worker,), name=f"precook-encode-{device}-2", daemon=True)
+        thread.start()
+        return thread
+
+    def _help(self, worker: Worker) -> None:
+        try:
+            while (jobs := self._next()) is not None:
+                self._do(worker, jobs)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
+            self._fail(error)
+
+    def _do(self, worker: Worker, jobs: list[Job]) -> None:
+        for batch in self._batches(worker, jobs):
+            self._encode(worker, batch)
+            self._sink.batch_done()
 
     def _next(self) -> list[Job] | None:
         """The next jobs, when there are some; None at the end."""
@@ -168,7 +197,6 @@ class Crew:
     def _load(self, device: str) -> Worker:
         # One after the other: libraries change things for the whole process while they load a model.
         with self._loading:
-            device = available_device() if device == AUTO else device
             try:
                 worker = self._make()
                 worker.load(device)

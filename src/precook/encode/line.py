@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -26,6 +27,8 @@ from precook.store.claims import Claims
 from precook.store.tree import Parts
 from precook.store.writer import Writer
 from precook.values import Key
+
+_log = logging.getLogger("precook")
 
 _WINDOW = 256
 """Entries that are claimed at a time."""
@@ -145,7 +148,7 @@ class Line:
         self._task: Task | None = None
 
     def run(self, rows: Numbers, report: Reporter) -> None:
-        """Make the entries of these rows; those that another builder has claimed come last, if they are not made by then."""
+        """Make the entries of these rows; those that another builder has claimed come last, if it has not made them."""
         start, before, nbytes = time.monotonic(), self._tally.encoded[self._name], self._tally.nbytes
         crew = Crew(self._name, self._hand.make, self._hand.devices, self._size, self, self._stop)
         left = _in_order(self._plan, self._one, rows)
@@ -155,7 +158,7 @@ class Line:
                 self._plan.store.writer() as self._writer,
                 crew,
             ):
-                while left and not self._stop.is_set():
+                while len(left) and not self._stop.is_set():
                     self._postponed = []
                     self._give(left, crew)
                     left = self._others_work()
@@ -204,7 +207,7 @@ class Line:
         if due:
             self._writer.flush()
 
-    def _give(self, rows: list[int], crew: Crew) -> None:
+    def _give(self, rows: Numbers, crew: Crew) -> None:
         """Read, decode and cut in several threads and bounded memory, and hand batches to the crew."""
         devices = len(self._hand.devices)
         texts = min(_TEXTS, -(-len(rows) // devices))
@@ -259,12 +262,12 @@ class Line:
                 self._advance()
         return []
 
-    def _units(self, rows: list[int], step: int) -> Iterator[Unit]:
+    def _units(self, rows: Numbers, step: int) -> Iterator[Unit]:
         """The files of rows that nobody else has made or claimed meanwhile, some rows at a time."""
         for at in range(0, len(rows), step):
             if self._stop.is_set():
                 return
-            wanted = self._absent(rows[at : at + step])
+            wanted = self._absent(rows[at : at + step].tolist())
             mine = self._claim(wanted)
             self._postponed += [row for row in wanted if row not in mine]
             # Once more: whoever had claimed some may have made them between our look and our claim.
@@ -300,27 +303,28 @@ class Line:
                 absent.append(row)
         return absent
 
-    def _others_work(self) -> list[int]:
+    def _others_work(self) -> Numbers:
         """What others had claimed and have given up; waits for them."""
         rows = self._postponed
+        if rows:
+            _log.info("%s: another build has claimed %d entries; waiting for it", self._name, len(rows))
         while rows and not self._stop.is_set():
             first = self._absent(rows[:_WINDOW])
             rows = first + rows[_WINDOW:]
             if first and self._claim(first[:1]):
                 self._read_failures(rows)
-                return rows
+                break
             if first:
                 time.sleep(_POLL)
-        return rows
+        return np.array(rows, np.int64)
 
     def _read_failures(self, rows: list[int]) -> None:
-        """What another builder could not make either, since we last looked, need not be tried again."""
+        """What another builder could not make either, since the plan was made, need not be tried again."""
         found = self._plan.store.memory().notes(FAILURES)
         for row in rows:
-            key = self._key(row).bytes
-            note = found.get(key)
-            if note is not None and note != self._memory.note(FAILURES, key):
-                self._tally.reasons[key] = str(json.loads(note)["reason"])
+            note = found.get(self._key(row).bytes)
+            if note is not None and row not in self._one.failures:
+                self._tally.reasons[self._key(row).bytes] = str(json.loads(note)["reason"])
 
     def _note(self, entry: PlannedEntry, reason: str, *, lasting: bool) -> None:
         """Record that an entry could not be made; what may pass is told, and tried again by the next build."""
@@ -343,10 +347,10 @@ class Line:
         self._task.advance(nbytes=nbytes, failed=failed)
 
 
-def _in_order(plan: Plan, one: EncoderPlan, rows: Numbers) -> list[int]:
+def _in_order(plan: Plan, one: EncoderPlan, rows: Numbers) -> Numbers:
     """Rows in the order in which they are encoded: those of one file together, files that are cut alike in a row."""
     if one.wants.encoding.input == "text":
-        return [int(row) for row in rows]
+        return rows
     samples, parts = one.wants.samples[rows], one.wants.parts[rows]
     sizes = np.zeros((len(rows), 2), np.int64)
     for number, cuts in enumerate(plan.framed.cuts):
@@ -356,4 +360,4 @@ def _in_order(plan: Plan, one: EncoderPlan, rows: Numbers) -> list[int]:
     # A file stands where its first picture does.
     leads = np.append(True, samples[order][1:] != samples[order][:-1])
     lead = order[np.maximum.accumulate(np.where(leads, np.arange(len(order)), 0))]
-    return [int(rows[at]) for at in order[np.lexsort((np.arange(len(order)), *sizes[lead].T))]]
+    return rows[order[np.lexsort((np.arange(len(order)), *sizes[lead].T))]]

@@ -159,10 +159,13 @@ def _content(path: str, entry: PlannedEntry) -> bytes:
     """A file's bytes, if they are what was planned."""
     # Not blocking: something else may have taken the place of a regular file.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb", buffering=0) as file:
+    try:
         if reason := why_not_a_file(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, reason)
-        content = file.readall()
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            content = file.readall()
+    finally:
+        os.close(descriptor)
     if digest(content) != entry.input:
         raise SourceChangedError(Path(path))
     return content

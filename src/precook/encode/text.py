@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,11 @@ class TextEncoder:
     """Keeps hidden states of each text."""
 
     input: Input = "text"
+    concurrent = True
 
     def __init__(self, section: TransformersText, folder: Path, tokenizer: Path) -> None:
         self.truncated = 0
+        self._counting = threading.Lock()
         """Texts cut so far."""
         self._section = section
         self._folder = folder
@@ -87,7 +90,8 @@ class TextEncoder:
         assert len(texts) == len(batch), "a text encoder gets items with a text"
         rows = self._rows(texts, tokenizer, model)
         trees = model.run(rows)
-        self.truncated += sum(row.cut for row in rows)
+        with self._counting:
+            self.truncated += sum(row.cut for row in rows)
         return trees
 
     def unload(self) -> None:

@@ -46,6 +46,7 @@ class VaeEncoder:
     """
 
     input: Input = "image"
+    concurrent = True
 
     def __init__(self, section: DiffusersVae, folder: Path) -> None:
         self._section = section

@@ -21,7 +21,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _FEW = 64
 """Keys or rows that are sooner compared one by one with all the others than searched for by their hashes."""
-_RUNS = 16
+_BLOCK = 4096
+_RUNS = 256
 """Runs of rows that are followed before the rest is searched for."""
 GROWTH = 2
 """A segment is merged with a newer one unless it is more than so many times as large."""
@@ -172,11 +173,20 @@ def _follow(own: Any, wanted: Any, found: npt.NDArray[np.int64]) -> None:
         if start < 0:
             at += 1
             continue
-        count = min(len(wanted) - at, len(own) - start)
-        differ = np.flatnonzero((own[start : start + count] != wanted[at : at + count]).any(axis=1))
-        count = int(differ[0]) if len(differ) else count
+        count = _run(own[start:], wanted[at:])
         found[at : at + count] = np.arange(start, start + count)
         at += count
+
+
+def _run(own: Any, wanted: Any) -> int:
+    """How many rows are the same from the beginning; looked at block by block, so that a short run costs little."""
+    count = min(len(own), len(wanted))
+    for at in range(0, count, _BLOCK):
+        stop = min(at + _BLOCK, count)
+        differ = np.flatnonzero((own[at:stop] != wanted[at:stop]).any(axis=1))
+        if len(differ):
+            return at + int(differ[0])
+    return count
 
 
 def _last(own: Any, wanted: Any) -> int:

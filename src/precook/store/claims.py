@@ -17,8 +17,8 @@ from precook.store.index import Index
 
 _log = logging.getLogger("precook")
 
-SECONDS = 60.0
-"""How long a claim holds without being prolonged."""
+SECONDS = 10.0
+"""How long a claim holds without being prolonged: so long a build may wait for one that was killed."""
 
 
 class Claims:
