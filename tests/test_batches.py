@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from types import SimpleNamespace
@@ -245,6 +246,30 @@ def test_an_error_in_the_block_comes_out_and_ends_the_threads() -> None:
         give()
     assert len(sink.stored) == 1
     assert not stop.is_set()
+
+
+def test_an_interruption_at_the_end_still_keeps_the_batch_in_flight() -> None:
+    """Ctrl-C while the last batches are waited for: the one in flight is kept, the next is not begun."""
+    main = threading.get_ident()
+
+    class Interrupting(Worker):
+        def encode(self, batch: list[Item]) -> list[Any]:
+            with some._changed:
+                assert some._changed.wait_for(lambda: some._closed, 60)
+            signal.pthread_kill(main, signal.SIGINT)
+            with some._changed:
+                assert some._changed.wait_for(lambda: some._error is not None, 60)
+            return super().encode(batch)
+
+    worker, sink = Interrupting(), Sink()
+    some = Crew("words", lambda: worker, ["cpu"], BatchSize(1), sink, threading.Event())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), some:
+            some.give([text("a"), text("b")])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(sink.stored) == 1
 
 
 def accepted(acceptance: Acceptance, jobs: list[Job], trees: list[Any]) -> list[bool]:

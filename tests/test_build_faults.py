@@ -621,13 +621,14 @@ def test_a_failure_of_the_other_build_is_not_tried_again(tmp_path: Path) -> None
             thread = threading.Thread(target=other.build)
             thread.start()
             assert begun.wait(60)
+            held = other.store
             idle = Watched(make=raises(ValueError("no")))
             with project(tmp_path, encoders={"words": idle}) as waiting, pytest.MonkeyPatch.context() as patch:
                 others_work = line.Line._others_work
 
                 def wait(self: line.Line) -> Any:
                     # As soon as this one begins to wait, the other goes on.
-                    if self._plan.store is waiting.store:
+                    if self._plan.store is not held:
                         looked.set()
                     return others_work(self)
 

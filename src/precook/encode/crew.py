@@ -92,6 +92,7 @@ class Crew:
         self._error: BaseException | None = None
         self._loading = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._running = 0
         self.truncated = 0
         """Texts that were cut to fit, as far as encoders count them."""
 
@@ -117,14 +118,26 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            self._end(error)
+        except BaseException as interruption:
+            # What is in flight is still waited for, and kept; at a second interruption no more.
+            self._end(interruption)
+            raise
+        if error is None:
+            self.check()
+
+    def _end(self, error: BaseException | None) -> None:
+        """Wait for the threads, which do what they were given, or after an error only what they are at."""
         with self._changed:
             self._closed = True
             self._error = self._error or error
             self._changed.notify_all()
+            # Not by joining them: after an interrupted join Python 3.11 takes a thread for dead that is not.
+            while self._running:
+                self._changed.wait(_LOOK)
         for thread in self._threads:
             thread.join()
-        if error is None:
-            self.check()
 
     @property
     def _over(self) -> bool:
@@ -138,6 +151,8 @@ class Crew:
             # As daemons: who interrupts twice does not wait for a batch that takes minutes.
             thread = threading.Thread(target=self._run, args=(device,), name=name, daemon=True)
             self._threads.append(thread)
+            with self._changed:
+                self._running += 1
             thread.start()
 
     def _run(self, device: str) -> None:
@@ -158,6 +173,9 @@ class Crew:
                 second.join()
             if worker is not None:
                 self._unload(worker)
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
 
     def _second(self, worker: Worker, device: str) -> threading.Thread | None:
         """Another thread for a GPU, if its encoder allows it."""
