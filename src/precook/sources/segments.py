@@ -24,7 +24,9 @@ _FEW = 64
 _BLOCK = 4096
 _RUNS = 256
 """Runs of rows that are followed before the rest is searched for."""
-GROWTH = 2
+_ABSENT = 8
+"""Keys in a row that are not there: they will not be found by following."""
+GROWTH = 8
 """A segment is merged with a newer one unless it is more than so many times as large."""
 
 
@@ -165,14 +167,15 @@ def checksum(*parts: bytes) -> bytes:
 
 def _follow(own: Any, wanted: Any, found: npt.NDArray[np.int64]) -> None:
     """Find rows that lie one after the other, as they were asked for before, in a few runs."""
-    at = 0
+    at = absent = 0
     for _ in range(_RUNS):
-        if at >= len(wanted):
+        if at >= len(wanted) or absent > _ABSENT:
             return
         start = _last(own, wanted[at])
         if start < 0:
-            at += 1
+            at, absent = at + 1, absent + 1
             continue
+        absent = 0
         count = _run(own[start:], wanted[at:])
         found[at : at + count] = np.arange(start, start + count)
         at += count
