@@ -31,6 +31,8 @@ class StoreMachine(RuleBasedStateMachine):
         """What the open writer has been given and not yet acknowledged."""
         self.maybe: dict[int, list[Any]] = {}
         """What may be there: put before a crash, or damaged since."""
+        self.flipped: set[str] = set()
+        """Packs that were damaged: a key in one of them proves nothing."""
         self.writer: precook.Writer | None = None
 
     def _new_writer(self) -> precook.Writer:
@@ -116,6 +118,7 @@ class StoreMachine(RuleBasedStateMachine):
             data = bytearray(pack.read_bytes())
             data[int(position * len(data))] ^= 1 << bit
             pack.write_bytes(data)
+            self.flipped.add(pack.name)
             for number in list(self.durable):
                 if RECIPE.key(number).bytes in bytes(data) or not self._is_whole(number):
                     self.maybe.setdefault(number, []).append(self.durable.pop(number))
@@ -123,7 +126,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _is_whole(self, number: int) -> bool:
         key = RECIPE.key(number).bytes
-        return any(key in pack.read_bytes() for pack in self.path.glob("packs/*/*.safetensors"))
+        packs = [pack for pack in self.path.glob("packs/*/*.safetensors") if pack.name not in self.flipped]
+        return any(key in pack.read_bytes() for pack in packs)
 
     def _finish(self) -> None:
         if self.writer is not None:
