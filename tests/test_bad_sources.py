@@ -268,6 +268,26 @@ def test_a_missing_mask_is_white_or_an_error(data: Path) -> None:
             assert [failure.path for failure in plan.failed] == ([] if count == 2 else ["p1.png"])
 
 
+def test_a_mask_that_is_a_dangling_link_is_no_missing_mask(data: Path) -> None:
+    """Somebody meant it to be there: its sample is left out by name, and nobody trains on a white mask instead."""
+    (data / "p0-masklabel.png").symlink_to("nowhere.png")
+    concept = {"name": "things", "path": "data", "masks": "{stem}-masklabel.png"}
+    with project(data.parent, concepts=[concept], encoders={"mask": {"uses": "mask"}}) as opened:
+        plan = opened.plan()
+        assert [failure.path for failure in plan.failed] == ["p0-masklabel.png"]
+        assert plan.samples.count == 1
+
+
+def test_a_mask_that_a_table_names_must_be_there(data: Path) -> None:
+    """A row without a mask may be white; a row whose mask is not there is left out by name."""
+    (data / "table.jsonl").write_text('{"image": "p0.png", "mask": "gone.png"}\n{"image": "p1.png"}\n')
+    concept = {"name": "rows", "path": "data/table.jsonl", "masks": {"column": "mask"}}
+    with project(data.parent, concepts=[concept], encoders={"mask": {"uses": "mask"}}) as opened:
+        plan = opened.plan()
+        assert [failure.path for failure in plan.failed] == ["gone.png"]
+        assert plan.samples.count == 1
+
+
 @pytest.mark.parametrize("pattern", ["masks/{stem}.png", "../masks/{name}", "{stem}-masklabel.png"])
 def test_masks_may_lie_elsewhere(data: Path, pattern: str) -> None:
     """A pattern may lead into another folder; masks are no samples of their own."""

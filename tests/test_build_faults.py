@@ -19,7 +19,7 @@ from PIL import Image
 
 import precook
 from precook.encode import line
-from precook.plan.plan import FAILURES
+from precook.plan.failures import read_failures
 from precook.store import claims
 from precook.store.claims import Claims
 from precook.store.index import Index
@@ -102,7 +102,7 @@ def test_one_bad_sample_fails_alone(many: Path, tmp_path: Path, fault: str) -> N
         assert [item.text for item in encoder.items] == [BAD]
         assert (report.encoded, report.failed) == ({"words": 1}, ())
         assert one.build(retry_failed=True).failed == ()
-        assert one.store.memory().notes(FAILURES) == {}
+        assert read_failures(one.store.memory()) == {}
         assert one.store.snapshot("test").samples == COUNT
 
 

@@ -50,18 +50,22 @@ def on_terminal(*commands: list[str]) -> str:
     script = f"from precook.cli.main import app\nfor command in {commands!r}: app(command, standalone_mode=False)"
     master, slave = pty.openpty()
     streams = {"stdin": slave, "stdout": slave, "stderr": slave}
-    with subprocess.Popen([sys.executable, "-c", script], env=environment(), **streams) as process:
+    with subprocess.Popen([sys.executable, "-c", script], env=environment(), **streams):
         os.close(slave)
-        written = b""
-        while True:
-            try:
-                chunk = os.read(master, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not chunk:
-                break
-            written += chunk
-        process.wait()
+        return read_terminal(master)
+
+
+def read_terminal(master: int) -> str:
+    """Everything that is written to a terminal until nobody has it open any more; closes our end."""
+    written = b""
+    while True:
+        try:
+            chunk = os.read(master, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        written += chunk
     os.close(master)
     return written.decode()
 

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 import precook
 from precook.config.models import Settings
 from precook.config.read import read_config
-from precook.plan.plan import FAILURES
+from precook.plan.failures import record_failure
 from precook.sources.survey import relative_path
 from tests.commands import Ended, run
 from tests.projects import build, dataset, picture, text_folder, vae_folder
-from tests.test_cli import environment, everything, read_only, spawn
+from tests.test_cli import environment, everything, read_only, read_terminal, spawn
 
 CONFIG = """\
 store: cache
@@ -110,19 +110,9 @@ def on_terminal(*args: object, columns: int = 80, stdout: int | None = None, std
     plain = {name: value for name, value in environment().items() if name != "COLUMNS"}
     command = [sys.executable, "-m", "precook", *map(str, args)]
     streams = {"stdin": slave, "stdout": stdout or slave, "stderr": stderr or slave}
-    written = b""
     with subprocess.Popen(command, env=plain, **streams):  # type: ignore[call-overload]
         os.close(slave)
-        while True:
-            try:
-                chunk = os.read(master, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not chunk:
-                break
-            written += chunk
-    os.close(master)
-    return written.decode()
+        return read_terminal(master)
 
 
 def plain(written: str) -> str:
@@ -558,7 +548,7 @@ class TestPlan:
             plan = project.plan()
             entry = next(entry for entry in plan.missing if entry.encoder == "pixels")
             memory = project.store.memory()
-            memory.write_note(FAILURES, entry.key.bytes, json.dumps({"reason": "it returned NaN"}))
+            record_failure(memory, entry.key.bytes, "it returned NaN")
             project.store.remember(memory)
         out = run("plan").out
         assert re.search(r"^pixels +0 +3 +1$", out, re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,20 @@ def test_an_encoders_name_is_in_no_key(base: Path, before: dict[str, frozenset[s
     sections["encoders"] = {f"my_{name}": one for name, one in sections["encoders"].items()}
     after = keys_of(base, sections)
     assert {f"my_{name}": keys for name, keys in before.items()} == after
+
+
+@pytest.mark.parametrize(("field", "changes"), [("model_type", True), ("hidden_size", False)])
+def test_a_models_config_counts_as_far_as_it_chooses_the_class(tmp_path: Path, field: str, changes: bool) -> None:
+    """Tokenizers and processors are chosen by the model's type where their own files do not name a class."""
+    picture(tmp_path / "data/a.png", 1)
+    text_folder(tmp_path / "models/text")
+    (tmp_path / "models/text/preprocessor_config.json").write_text("{}")
+    encoders = {name: {**BASE["encoders"][name], "model": "models/text"} for name in ("tokens", "inputs")}
+    before = keys_of(tmp_path, {"encoders": encoders})
+    config = tmp_path / "models/text/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), field: "another"}))
+    after = keys_of(tmp_path, {"encoders": encoders})
+    assert {name for name in encoders if before[name] != after[name]} == (set(encoders) if changes else set())
 
 
 def test_every_field_is_walked() -> None:

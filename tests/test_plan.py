@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,8 +16,8 @@ from PIL import Image
 
 import precook
 from precook.encode import catalog
+from precook.plan.failures import record_failure
 from precook.plan.forecast import record_rate
-from precook.plan.plan import FAILURES
 from precook.sources import filesystems, gather, remembered
 from tests.projects import (
     Words,
@@ -473,7 +472,7 @@ class TestReasons:
         with project(base) as opened:
             (entry,) = opened.plan().missing.of("pixels")
             memory = opened.store.memory()
-            memory.write_note(FAILURES, entry.key.bytes, json.dumps({"reason": "out of paint"}))
+            record_failure(memory, entry.key.bytes, "out of paint")
             opened.store.remember(memory)
             plan = opened.plan()
             assert not len(plan.missing)

@@ -30,6 +30,7 @@ from precook.sources import walk as walk_module
 from precook.sources.filesystems import clock, file_system, trusted
 from precook.sources.stamps import stamp_of
 from precook.sources.walk import Listing, list_names, walk
+from tests.test_processes import in_child
 
 ROLES = {"jpg": 1, "png": 1, "txt": 2}
 
@@ -186,19 +187,15 @@ def test_what_is_no_file_is_named_and_not_opened(root: Path) -> None:
 
 def as_nobody(work: Callable[[], None]) -> None:
     """Run `work` in a child that permissions apply to, also if we are root."""
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setgroups([])
-                os.setresgid(65534, 65534, 65534)
-                os.setresuid(65534, 65534, 65534)
-            work()
-        except BaseException as error:  # noqa: BLE001
-            os.write(2, repr(error).encode())
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def as_somebody_else() -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+        work()
+
+    in_child(as_somebody_else)
 
 
 @pytest.fixture

@@ -165,6 +165,9 @@ ConfigOption = Annotated[
 NoWriteOption = Annotated[
     bool, typer.Option("--no-write", help="Write nothing at all, not even what was learnt about the sources.")
 ]
+EncoderOption = Annotated[
+    list[str] | None, typer.Option("--encoder", metavar="NAME", help="Only this encoder; may be given again.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 VersionOption = Annotated[
     bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
@@ -213,9 +216,7 @@ def plan_command(
     *,
     config: ConfigOption = None,
     store: StoreOption = None,
-    encoder: Annotated[
-        list[str] | None, typer.Option("--encoder", metavar="NAME", help="Only this encoder; may be given again.")
-    ] = None,
+    encoder: EncoderOption = None,
     no_write: NoWriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -230,9 +231,7 @@ def build_command(
     *,
     config: ConfigOption = None,
     store: StoreOption = None,
-    encoder: Annotated[
-        list[str] | None, typer.Option("--encoder", metavar="NAME", help="Only this encoder; may be given again.")
-    ] = None,
+    encoder: EncoderOption = None,
     device: Annotated[
         list[str] | None,
         typer.Option(

@@ -16,8 +16,8 @@ import numpy as np
 from precook.encode.line import Hand, Line, Options, Tally
 from precook.plan.entries import Failure, entry_of
 from precook.plan.plan import EncoderPlan, Plan
-from precook.plan.samples import Numbers
 from precook.report import Reporter
+from precook.sources.pairing import Numbers
 
 __all__ = ["BuildReport", "Hand", "Options", "build", "default_threads", "joined"]
 

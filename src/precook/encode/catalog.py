@@ -7,7 +7,6 @@ matter, the version of our own code. Where a model lies, on which device and in 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +16,13 @@ from typing import Any
 from precook.config.encoders import EncoderSection, TransformersText, UserEncoder, decides
 from precook.config.read import Origin
 from precook.encode.crew import Worker
-from precook.encode.encoder import Encoder, Input
-from precook.errors import IdentityError, SourceError
+from precook.encode.encoder import Encoder
+from precook.encode.libraries import read_config
+from precook.encode.processor import backend
+from precook.errors import EncodeError, IdentityError, SourceError
 from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
-from precook.plan.wants import Encoding
+from precook.plan.wants import Encoding, Input
 from precook.sources import pictures
 from precook.values import Digest
 
@@ -49,6 +50,7 @@ _TOKENIZER = (
     "chat_template",
 )
 _TOKENIZER_ENDS = (".model", ".tiktoken", ".bpe", ".jinja")
+_CHOOSING = ("model_type", "tokenizer_class", "image_processor_type", "feature_extractor_type")
 _PROCESSOR = ("preprocessor_config", "processor_config", "image_processor", "video_preprocessor", "video_processor")
 
 
@@ -94,8 +96,7 @@ def _built_in(
         where = ("encoders", encoder, "tokenizer")
         data["tokenizer"] = _files(where, base / section.tokenizer, "transformers-tokens", digest_of, origin)
     if section.uses == "transformers-processor":
-        # transformers takes another class, with other pixels, where torchvision is missing.
-        data["backend"] = "torchvision" if importlib.util.find_spec("torchvision") else "pil"
+        data["backend"] = backend()
     return data
 
 
@@ -114,8 +115,13 @@ def _files(where: tuple[str, ...], folder: Path, uses: str, digest_of: DigestOf,
         hint = "download it first, and name its folder; relative paths start at the config file's folder"
         raise origin.error(where, f"no such model: {folder}", hint=hint)
     try:
-        return identify_path(folder, digest_of=digest_of, counts=_COUNTS.get(uses, lambda _: True))
-    except (IdentityError, SourceError) as error:
+        found = identify_path(folder, digest_of=digest_of, counts=_COUNTS.get(uses, lambda _: True))
+        if uses not in _COUNTS or not isinstance(found, dict):
+            return found
+        # Where its own files do not name a class, transformers takes the one that belongs to the model's config.
+        config = read_config(folder) if (folder / "config.json").is_file() else {}
+        return {**found, "chosen_by": {field: config[field] for field in _CHOOSING if field in config}}
+    except (EncodeError, IdentityError, SourceError) as error:
         raise origin.error(where, error.message, hint=error.hint) from error
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-Input = Literal["image", "text", "mask"]
+from precook.plan.wants import Input
 
 
 @dataclass(frozen=True, slots=True)

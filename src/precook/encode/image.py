@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.config import encoders
-from precook.encode.encoder import Input, Item
+from precook.encode.encoder import Item
 from precook.errors import EncodeError
+from precook.plan.wants import Input
 
 
 class ImageEncoder:

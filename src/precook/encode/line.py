@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -18,11 +17,13 @@ from precook.encode.crew import Crew, Worker
 from precook.encode.prepare import Changed, Job, Prepared, Refused, Unit, make_units
 from precook.errors import EncodeError
 from precook.plan.entries import Failure, PlannedEntry, entry_of
+from precook.plan.failures import forget_failure, read_failures, record_failure
 from precook.plan.forecast import record_rate
-from precook.plan.plan import FAILURES, EncoderPlan, Plan
-from precook.plan.samples import Numbers
+from precook.plan.plan import EncoderPlan, Plan
 from precook.report import Reporter, Task
+from precook.sources.geometry import TARGET
 from precook.sources.memory import Memory
+from precook.sources.pairing import Numbers
 from precook.store.claims import Claims
 from precook.store.tree import Parts
 from precook.store.writer import Writer
@@ -184,7 +185,7 @@ class Line:
         with self._lock:
             self._tally.encoded[self._name] += 1
             self._tally.nbytes += nbytes
-            self._memory.write_note(FAILURES, job.entry.key.bytes, None)
+            forget_failure(self._memory, job.entry.key.bytes)
             self._done.append(job.entry.key)
             self._advance(nbytes=nbytes)
 
@@ -320,11 +321,11 @@ class Line:
 
     def _read_failures(self, rows: list[int]) -> None:
         """What another builder could not make either, since the plan was made, need not be tried again."""
-        found = self._plan.store.memory().notes(FAILURES)
+        found = read_failures(self._plan.store.memory())
         for row in rows:
-            note = found.get(self._key(row).bytes)
-            if note is not None and row not in self._one.failures:
-                self._tally.reasons[self._key(row).bytes] = str(json.loads(note)["reason"])
+            key = self._key(row).bytes
+            if key in found and row not in self._one.failures:
+                self._tally.reasons[key] = found[key]
 
     def _note(self, entry: PlannedEntry, reason: str, *, lasting: bool) -> None:
         """Record that an entry could not be made; what may pass is told, and tried again by the next build."""
@@ -332,8 +333,7 @@ class Line:
             self._tally.failed.append(Failure(reason, entry.path, entry.concept, self._name, entry.key))
             self._tally.reasons[entry.key.bytes] = reason
             if lasting:
-                note = json.dumps({"reason": reason, "when": int(time.time())})
-                self._memory.write_note(FAILURES, entry.key.bytes, note)
+                record_failure(self._memory, entry.key.bytes, reason)
             self._advance(failed=1)
         if self._options.fail_fast:
             place = entry.path or "the empty prompt"
@@ -355,7 +355,7 @@ def _in_order(plan: Plan, one: EncoderPlan, rows: Numbers) -> Numbers:
     sizes = np.zeros((len(rows), 2), np.int64)
     for number, cuts in enumerate(plan.framed.cuts):
         chosen = parts == number
-        sizes[chosen] = cuts[samples[chosen]][:, [6, 7]]  # width and height of the target
+        sizes[chosen] = cuts[samples[chosen]][:, TARGET]
     order = np.lexsort((parts, samples))
     # A file stands where its first picture does.
     leads = np.append(True, samples[order][1:] != samples[order][:-1])

@@ -5,8 +5,6 @@ What is read is compared with what was planned: bytes of another digest are neve
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +22,7 @@ from precook.sources.cutting import cut, cut_mask
 from precook.sources.gather import Gathered
 from precook.sources.geometry import Geometry
 from precook.sources.pictures import RefusedError, decode, decode_mask
-from precook.sources.stamps import why_not_a_file
+from precook.sources.reading import read_source
 
 WHITE = 255
 _DECODING = 8
@@ -157,15 +155,7 @@ def _read_texts(home: Gathered, number: int, entries: Sequence[PlannedEntry]) ->
 
 def _content(path: str, entry: PlannedEntry) -> bytes:
     """A file's bytes, if they are what was planned."""
-    # Not blocking: something else may have taken the place of a regular file.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if reason := why_not_a_file(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, reason)
-        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-            content = file.readall()
-    finally:
-        os.close(descriptor)
+    content = read_source(path)
     if digest(content) != entry.input:
         raise SourceChangedError(Path(path))
     return content

@@ -39,10 +39,11 @@ from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import TransformersText
-from precook.encode.encoder import Input, Item
+from precook.encode.encoder import Item
 from precook.encode.libraries import LOCAL, WEIGHTS, check_complete, check_weights, library, loading, moved, torch_dtype
 from precook.encode.tokens import Row, Tokenizer, check_limit
 from precook.errors import EncodeError, printable
+from precook.plan.wants import Input
 from precook.store.tree import Tree
 
 _POSITIONS = ("position_embedding", "position_embeddings", "embed_positions", "wpe")

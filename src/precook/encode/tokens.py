@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import TransformersTokens
-from precook.encode.encoder import Input, Item
+from precook.encode.encoder import Item
 from precook.encode.libraries import LOCAL, library, loading
 from precook.errors import EncodeError, printable
+from precook.plan.wants import Input
 from precook.store.tree import Tree
 
 _NO_LIMIT = 10**9

@@ -21,10 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.config.encoders import DiffusersVae
-from precook.encode.encoder import Input, Item
-from precook.encode.libraries import WEIGHTS, check_complete, check_weights, library, loading, read_config, torch_dtype
+from precook.encode.encoder import Item
+from precook.encode.libraries import (
+    WEIGHTS,
+    check_complete,
+    check_weights,
+    library,
+    loading,
+    moved,
+    read_config,
+    torch_dtype,
+)
 from precook.errors import EncodeError, printable
 from precook.identity.digests import derived_digest
+from precook.plan.wants import Input
 from precook.store.tree import Tree
 
 Pixels = npt.NDArray[np.uint8]
@@ -62,7 +72,7 @@ class VaeEncoder:
         for option in ("tiling", "slicing"):
             if getattr(section, option):
                 _enable(model, option)
-        vae = _Vae.of(_moved(model, device), device, section.dtype)
+        vae = _Vae.of(moved(model, device), device, section.dtype)
         posterior = vae.tried()
         if section.posterior != "mean" and posterior.logvar is None:
             hint = "set posterior to mean"
@@ -289,17 +299,6 @@ def _enable(model: Any, option: str) -> None:
         getattr(model, f"enable_{option}")()
     except (AttributeError, NotImplementedError) as error:
         raise EncodeError(f"{type(model).__name__} has no {option}", hint=f"set {option} to false") from error
-
-
-def _moved(model: Any, device: str) -> Any:
-    torch = library("torch")
-    try:
-        return model.to(device)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except (AssertionError, RuntimeError) as error:
-        hint = "set device to auto or cpu"
-        raise EncodeError(f"the VAE cannot run on {printable(device)}: {_reason(error)}", hint=hint) from error
 
 
 def _reason(error: Exception) -> str:

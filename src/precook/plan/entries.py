@@ -10,8 +10,9 @@ import numpy as np
 
 from precook.plan.keys import Parts, read_parts
 from precook.plan.reasons import Why
-from precook.plan.samples import Numbers, Target
+from precook.plan.samples import Target
 from precook.plan.wants import NOBODY
+from precook.sources.pairing import Numbers
 from precook.values import Digest, Key
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from precook.plan.samples import Numbers, Samples
+from precook.plan.samples import Samples
 from precook.sources.memory import Memory
+from precook.sources.pairing import Numbers
 from precook.sources.segments import Bytes, Kind
 
 

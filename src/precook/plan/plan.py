@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,23 +15,22 @@ from precook.config.models import Settings
 from precook.errors import IncompleteError
 from precook.plan.entries import Entries, Failure, rows_where
 from precook.plan.explain import Explanation, explain
+from precook.plan.failures import read_failures
 from precook.plan.forecast import Forecast, find_rates, forecast
 from precook.plan.history import History
 from precook.plan.ready import find_ready
 from precook.plan.reasons import Reasons, Why
-from precook.plan.samples import Framed, Numbers, Samples, Target, frame
+from precook.plan.samples import Framed, Samples, Target, frame
 from precook.plan.snapshot import snapshot_tree
 from precook.plan.table import show
 from precook.plan.wants import Encoding, Wants, want
 from precook.report import SILENT, Reporter
 from precook.sources.gather import gather
 from precook.sources.memory import Memory
+from precook.sources.pairing import Numbers
 from precook.store.snapshots import Snapshot
 from precook.store.store import Store
 from precook.values import Key
-
-FAILURES = "failures"
-"""Notes about entries that could not be made, by key: another input, recipe or code version is another key."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +206,7 @@ def make_plan(
     samples = Samples(gathered)
     framed = frame(samples, settings.image)
     history = History(settings.dataset, samples, memory)
-    failed = {key: _reason(text) for key, text in memory.notes(FAILURES).items()}
+    failed = read_failures(memory)
     encoders = {}
     for encoding in encodings:
         wants = want(encoding, samples, framed, settings.image, settings.text, memory)
@@ -223,8 +221,3 @@ def make_plan(
         encoders[encoding.name] = EncoderPlan(wants, ready, failures, samples, framed.targets, finder)
     save()
     return Plan(settings, base, store, memory, samples, framed, encoders, builder)
-
-
-def _reason(note: str) -> str:
-    found: Any = json.loads(note)
-    return str(found["reason"])

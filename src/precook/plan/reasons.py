@@ -14,9 +14,10 @@ import numpy.typing as npt
 from precook.plan.history import History
 from precook.plan.keys import picture_kind, read_parts, text_kind
 from precook.plan.ready import was_lost
-from precook.plan.samples import Numbers, Samples
+from precook.plan.samples import Samples
 from precook.plan.wants import NOBODY, Wants
 from precook.sources.memory import Memory
+from precook.sources.pairing import Numbers
 from precook.sources.segments import Bytes, Kind, make_segment
 from precook.store.store import Store
 

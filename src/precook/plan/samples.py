@@ -16,9 +16,9 @@ from precook.identity.digests import derived_digest
 from precook.sources.draws import Purpose, draw
 from precook.sources.gather import Gathered, Problem
 from precook.sources.geometry import Cuts, Rows, cut_rows
+from precook.sources.pairing import Numbers
 from precook.sources.segments import Bytes
 
-Numbers = npt.NDArray[np.int64]
 _CONTEXT = "precook sample 1"
 
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from precook.errors import SourceChangedError
 from precook.identity.digests import digest
-from precook.plan.samples import Numbers
 from precook.plan.wants import NOBODY
+from precook.sources.geometry import TARGET
+from precook.sources.pairing import Numbers
 from precook.store.snapshots import FORMAT
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _pictures(plan: Plan, number: Numbers) -> tuple[dict[str, Any], dict[str, An
         count += len(chosen)
         samples.append(number[chosen])
         targets.append(np.tile([target.resolution, target.variation], (len(chosen), 1)))
-        sizes.append(cuts[chosen][:, [7, 6]])  # height, width
+        sizes.append(cuts[chosen][:, TARGET][:, ::-1])  # height first
     order = np.lexsort((np.concatenate(targets)[:, 1], np.concatenate(targets)[:, 0], np.concatenate(samples)))
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)

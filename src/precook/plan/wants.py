@@ -11,9 +11,10 @@ import numpy.typing as npt
 from precook.config.models import ImageSettings, TextSettings
 from precook.identity.recipe import Recipe
 from precook.plan.keys import find_keys, picture_kind, picture_rows, text_kind
-from precook.plan.samples import Framed, Numbers, Samples, kept_lines
+from precook.plan.samples import Framed, Samples, kept_lines
 from precook.sources.gather import EMPTY
 from precook.sources.memory import Memory
+from precook.sources.pairing import Numbers
 from precook.sources.segments import Bytes, Kind
 
 Input = Literal["image", "text", "mask"]

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from precook.sources.geometry import Geometry, Resampling
+from precook.config.models import Resampling
+from precook.sources.geometry import Geometry
 
 _FILTERS: dict[Resampling, Image.Resampling] = {
     "nearest": Image.Resampling.NEAREST,

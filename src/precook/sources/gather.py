@@ -18,8 +18,9 @@ from precook.sources.filesystems import clock, trusted
 from precook.sources.learn import Ground, Learnt, learn
 from precook.sources.lessons import CaptionLesson, PictureLesson, picture_alphas, picture_sizes
 from precook.sources.memory import Memory
-from precook.sources.pairing import Pairs, pair_folder, pair_table
+from precook.sources.pairing import Numbers, Pairs, pair_folder, pair_table
 from precook.sources.pictures import Facts, RefusedError, check_pixels
+from precook.sources.reading import read_source
 from precook.sources.segments import Bytes
 from precook.sources.tables import read_table
 from precook.sources.walk import Listing
@@ -28,8 +29,6 @@ EMPTY = digest("").bytes
 """The digest of the empty prompt."""
 _SKEW = 0.01
 """So much a mask's aspect ratio may differ from its picture's."""
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class Gathered:
         if found is not None:
             return found or [""]
         path = self.caption_path(sample)
-        return (read_lines(Path(path).read_bytes(), self.concept.caption_encoding) if path else []) or [""]
+        return (read_lines(read_source(path), self.concept.caption_encoding) if path else []) or [""]
 
     @property
     def listing(self) -> Listing:

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import count, islice, takewhile
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from precook.config.models import ImageSettings, Resolution
+from precook.config.models import ImageSettings, Resampling, Resolution
 from precook.errors import ConfigError, Problem
 from precook.sources.draws import Digests, Purpose, draw, pick
-
-Resampling = Literal["nearest", "area", "bilinear", "bicubic", "lanczos"]
 
 RESAMPLINGS: tuple[Resampling, ...] = get_args(Resampling)
 """A row holds a name's place in here, and rows are remembered on disk: new names go to the end."""
 COLUMNS = 10
 """Numbers in a row: source, scaled, crop, target (two each), flip, resampling."""
+TARGET = slice(6, 8)
+"""Where in a row the target's width and height stand."""
 MAX_BUCKETS = 1 << 18
 """About twice what the largest resolution has with the smallest step and the usual `max_aspect`."""
 _NEAR = 1e-9

@@ -22,7 +22,8 @@ from blake3 import blake3
 from precook.report import Reporter
 from precook.sources.filesystems import clock, exhausted, trusted
 from precook.sources.memory import Memory
-from precook.sources.segments import Bytes, Kind
+from precook.sources.reading import NotAFileError, open_source, read_all
+from precook.sources.segments import Bytes, Kind, rows_of
 from precook.sources.stamps import (
     COLUMNS,
     DEVICE,
@@ -33,7 +34,6 @@ from precook.sources.stamps import (
     settled,
     stamp_keys,
     stamp_of,
-    why_not_a_file,
 )
 
 _BATCH = 32
@@ -216,6 +216,8 @@ def _read(row: int, path: str, lesson: Lesson) -> _Result:
         stamp, content = _content(path)
     except _UnreadableError as error:
         return row, str(error)
+    except NotAFileError as error:
+        return row, error.reason
     except OSError as error:
         if short := exhausted(Path(path), error.errno or 0):
             raise short from error
@@ -237,43 +239,31 @@ def _read(row: int, path: str, lesson: Lesson) -> _Result:
 
 def _content(path: str) -> tuple[Stamp, bytes]:
     """A file's stamp and its bytes, which belong together."""
-    reason: str | None = None
+    reason = ""
     for _ in range(_ATTEMPTS):
-        # Not blocking: something else may have taken the place of a regular file.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            status = os.fstat(descriptor)
-            if reason := why_not_a_file(status.st_mode):
-                raise _UnreadableError(reason)
+        with open_source(path) as (descriptor, status):
             if status.st_size > _LARGEST:
                 raise _UnreadableError(f"{status.st_size:,} bytes, and a source has at most {_LARGEST:,}: shrink it")
-            with open(descriptor, "rb", buffering=0, closefd=False) as file:
-                content = file.readall()
-            stamp = stamp_of(status)
-            if stamp != stamp_of(os.fstat(descriptor)):
-                reason = "changed while it was being read"
-            elif len(content) != stamp[SIZE]:
-                reason = f"{len(content):,} bytes were read of a file that is said to have {stamp[SIZE]:,}"
-            else:
-                return stamp, content
-        finally:
-            os.close(descriptor)
+            content = read_all(descriptor)
+            stamp, after = stamp_of(status), stamp_of(os.fstat(descriptor))
+        if stamp != after:
+            reason = "changed while it was being read"
+        elif len(content) != stamp[SIZE]:
+            reason = f"{len(content):,} bytes were read of a file that is said to have {stamp[SIZE]:,}"
+        else:
+            return stamp, content
     raise _UnreadableError(reason)
 
 
 def _keep(reads: list[_Read], lesson: Lesson, memory: Memory, grounds: _Grounds) -> None:
     if not reads:
         return
-    digests = _rows([read.digest for read in reads])
+    digests = rows_of([read.digest for read in reads])
     stamps = np.array([read.stamp for read in reads], np.int64).reshape(-1, COLUMNS)
     lasting = grounds.lasting(stamps)
     memory.remember(FILES, stamp_keys(stamps)[lasting], digests[lasting])
-    memory.remember(lesson.facts, digests, _rows([read.facts for read in reads]))
+    memory.remember(lesson.facts, digests, rows_of([read.facts for read in reads]))
     for read in reads:
         if read.refusal is not None:
             memory.write_note(lesson.refusals, read.digest, read.refusal)
     lesson.keep(memory)
-
-
-def _rows(values: list[bytes]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), -1)

@@ -15,7 +15,7 @@ from PIL import features
 from precook.sources.captions import read_lines
 from precook.sources.memory import Memory
 from precook.sources.pictures import read_facts
-from precook.sources.segments import Bytes, Kind
+from precook.sources.segments import Bytes, Kind, rows_of
 
 _PICTURE = struct.Struct("<IIBB5xB")
 _CAPTION = struct.Struct("<I32s3xB")
@@ -77,7 +77,7 @@ class CaptionLesson:
         keys = [_line_key(digest, number) for digest, lines in pending for number in range(1, len(lines))]
         if keys:
             further = b"".join(line for _, lines in pending for line in lines[1:])
-            memory.remember(self.further, _rows(keys), np.frombuffer(further, np.uint8).reshape(-1, 32))
+            memory.remember(self.further, rows_of(keys), np.frombuffer(further, np.uint8).reshape(-1, 32))
 
     def lines(self, digests: Bytes, facts: Bytes, memory: Memory) -> tuple[npt.NDArray[np.int64], Bytes]:
         """How many lines each file has, and the digests of all of them, one after the other.
@@ -105,7 +105,3 @@ class CaptionLesson:
 
 def _line_key(digest: bytes, number: int) -> bytes:
     return digest + number.to_bytes(8, "little")
-
-
-def _rows(values: list[bytes]) -> Bytes:
-    return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), -1)

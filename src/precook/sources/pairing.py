@@ -56,7 +56,7 @@ def pair_folder(concept: Concept, root: Path, *, helpers: int | None = None) -> 
             wanted = [name.rpartition(".")[0] + concept.caption_extension for name in names]
             captions += map(here.get, wanted, repeat(-1))
         if isinstance(concept.masks, str):
-            wanted_masks += [folder + _filled(concept.masks, name) for name in names]
+            wanted_masks += [mask_path(folder + name, concept.masks) for name in names]
     rows = np.concatenate(pictures)
     none = np.full(len(rows), -1)
     masks = _find(listing, wanted_masks) if wanted_masks else none
@@ -81,7 +81,8 @@ def pair_table(concept: Concept, path: Path, table: Table, *, helpers: int | Non
         wanted += sidecars
         roles += bytearray([CAPTION]) * len(names)
     if concept.masks is not None:
-        found = [_mask_in(concept, row.image, row.mask) for row in table.rows]
+        pattern = concept.masks
+        found = [row.mask if isinstance(pattern, Column) else mask_path(row.image, pattern) for row in table.rows]
         at = iter(range(len(wanted), len(wanted) + len(found)))
         masks = [next(at) if name is not None else -1 for name in found]
         present = [name for name in found if name is not None]
@@ -89,7 +90,9 @@ def pair_table(concept: Concept, path: Path, table: Table, *, helpers: int | Non
         roles += bytearray([MASK]) * len(present)
     listing = list_names(path.parent, wanted, roles, helpers=helpers)
     texts = tuple(row.captions for row in table.rows) if isinstance(concept.captions, Column) else None
-    return Pairs(listing, np.arange(len(names)), _present(listing, captions), _present(listing, masks), texts)
+    # What a table names is meant to be there; what only follows from a pattern may not be.
+    mask_rows = np.array(masks, np.int64) if isinstance(concept.masks, Column) else _present(listing, masks)
+    return Pairs(listing, np.arange(len(names)), _present(listing, captions), mask_rows, texts)
 
 
 def _files(listing: Listing, start: int, stop: int, role: int) -> tuple[Numbers, list[str]]:
@@ -110,13 +113,15 @@ def _samples(rows: Numbers, names: list[str]) -> tuple[Numbers, list[str]]:
 def _find(listing: Listing, wanted: list[str]) -> Numbers:
     """The rows of files by their paths; those the walk has not seen are looked at now."""
     known = {folder + listing.names[row]: row for folder, start, stop in listing.folders for row in range(start, stop)}
-    paths = [os.path.normpath(name) for name in wanted]
-    beyond = [name for name in dict.fromkeys(paths) if name not in known]
+    beyond = [name for name in dict.fromkeys(wanted) if name not in known]
     if beyond:
         first = len(listing.names)
-        listing.add(list_names(listing.root, beyond, bytearray([MASK]) * len(beyond)))
-        known |= {name: first + at for at, name in enumerate(beyond)}
-    return _present(listing, [known.get(name, -1) for name in paths])
+        others = list_names(listing.root, beyond, bytearray([MASK]) * len(beyond))
+        # Only of these can one be absent: a link to nothing that the walk has listed is there, and unusable.
+        there = (~others.absent()).tolist()
+        listing.add(others)
+        known |= {name: first + at for at, name in enumerate(beyond) if there[at]}
+    return np.array([known.get(name, -1) for name in wanted], np.int64)
 
 
 def _present(listing: Listing, rows: list[int]) -> Numbers:
@@ -125,22 +130,13 @@ def _present(listing: Listing, rows: list[int]) -> Numbers:
     return np.where((found >= 0) & ~listing.absent()[found], found, -1) if len(listing.names) else found
 
 
-def _mask_in(concept: Concept, image: str, mask: str | None) -> str | None:
-    if isinstance(concept.masks, Column):
-        return mask
-    assert isinstance(concept.masks, str)
-    folder, name = os.path.split(image)
-    return os.path.join(folder, _filled(concept.masks, name))  # noqa: PTH118
-
-
-def _filled(pattern: str, name: str) -> str:
-    # By hand: a name may itself hold braces.
-    return (
-        pattern.replace("{stem}", "\0s")
-        .replace("{name}", "\0n")
-        .replace("\0s", name.rpartition(".")[0])
-        .replace("\0n", name)
-    )
+def mask_path(picture: str, pattern: str) -> str:
+    """Where a pattern says that a picture's mask lies."""
+    folder, name = os.path.split(picture)
+    # By hand, and by way of NULs: a name may itself hold braces.
+    filled = pattern.replace("{stem}", "\0s").replace("{name}", "\0n")
+    filled = filled.replace("\0s", name.rpartition(".")[0]).replace("\0n", name)
+    return os.path.normpath(os.path.join(folder, filled))  # noqa: PTH118
 
 
 def _suffix(name: str) -> str:

@@ -156,6 +156,11 @@ def load(kind: Kind, keys: object, values: object, found: object) -> Segment | N
     )
 
 
+def rows_of(values: list[bytes]) -> Bytes:
+    """Values of one width, a row each."""
+    return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), -1)
+
+
 def checksum(*parts: bytes) -> bytes:
     """What parts that stay together are recognised by."""
     hasher = xxhash.xxh3_128()

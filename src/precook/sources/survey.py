@@ -11,7 +11,7 @@ from typing import Literal
 from precook.config.template import FoundConcept
 from precook.errors import SourceError, printable
 from precook.report import SILENT, Reporter, Task
-from precook.sources.pairing import CAPTION, NOT_SAMPLES, PICTURE, SUFFIXES
+from precook.sources.pairing import CAPTION, NOT_SAMPLES, PICTURE, SUFFIXES, mask_path
 from precook.sources.pictures import RefusedError, read_facts
 from precook.sources.walk import walk
 
@@ -62,7 +62,7 @@ def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surve
         hint = f"pictures end in {', '.join('.' + suffix for suffix in SUFFIXES)}; hidden files do not count"
         raise SourceError(folder, "no pictures in there", hint=hint)
     patterns = {group.folder: _mask_pattern(group, files) for group in groups}
-    masks = {_mask(path, one) for group in groups if (one := patterns[group.folder]) for path in group.pictures}
+    masks = {mask_path(path, one) for group in groups if (one := patterns[group.folder]) for path in group.pictures}
     # Masks in a folder of their own look like a concept.
     groups = [group for group in groups if not masks.issuperset(group.pictures)] or groups
     with report.task("looking at pictures", total=None, unit="files") as task:
@@ -112,17 +112,11 @@ def _mask_pattern(group: _Group, files: set[str]) -> str | None:
     """The pattern that finds a mask for most pictures; None where none finds any."""
     counts = {
         # In a folder called masks some patterns lead from a picture to itself.
-        pattern: sum((mask := _mask(path, pattern)) in files and mask != path for path in group.pictures)
+        pattern: sum((mask := mask_path(path, pattern)) in files and mask != path for path in group.pictures)
         for pattern in _MASK_PATTERNS
     }
     best = max(counts, key=lambda pattern: counts[pattern])
     return best if counts[best] else None
-
-
-def _mask(path: str, pattern: str) -> str:
-    folder, name = os.path.split(path)
-    filled = pattern.replace("{stem}", _stem(name)) if "{stem}" in pattern else pattern.replace("{name}", name)
-    return os.path.normpath(os.path.join(folder, filled))  # noqa: PTH118
 
 
 def _surveyed(
@@ -141,7 +135,7 @@ def _surveyed(
         min_side=min(sides, default=0),
         max_side=max(sides, default=0),
     )
-    masked = sum(_mask(path, pattern) in files for path in samples) if pattern else 0
+    masked = sum(mask_path(path, pattern) in files for path in samples) if pattern else 0
     return Surveyed(concept, captioned, masked, round(statistics.median(sides)) if sides else 0)
 
 

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import stat
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,8 @@ from precook.config.models import TABLES
 from precook.errors import SourceChangedError, SourceError, printable
 from precook.identity.digests import digest
 from precook.sources.captions import CaptionError, checked
+from precook.sources.reading import NotAFileError, open_source, read_all
+from precook.sources.stamps import stamp_of
 from precook.values import Digest
 
 _SHOWN = 12
@@ -149,28 +150,18 @@ def resolve(table: Path, image: str) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
-            before = os.fstat(file.fileno())
-            if not stat.S_ISREG(before.st_mode):
-                raise SourceError(path, "not a regular file", hint="name a file that holds a table")
-            content = file.read()
-            after = os.fstat(file.fileno())
+        with open_source(path) as (descriptor, before):
+            content = read_all(descriptor)
+            after = os.fstat(descriptor)
+    except NotAFileError as error:
+        raise SourceError(path, error.reason, hint="name a file that holds a table") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise SourceError(
             path, getattr(error, "strerror", None) or str(error), hint="check the path and its permissions"
         ) from error
-    if _look(before) != _look(after):
+    if stamp_of(before) != stamp_of(after):
         raise SourceChangedError(path)
     return content
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    # Opening a named pipe would wait for somebody to write to it.
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _look(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 # Columns
