@@ -1,8 +1,14 @@
 """The GPU build benchmark: a text encoder of about a billion parameters and a full-size VAE, random weights, bfloat16.
 
-Each is run three ways on the same inputs: one by one, as the best batched loop written by hand (everything prepared in
-memory, nothing stored), and as a precook build from files to a store on disk. `python bench/gpu_build.py` needs a CUDA
-device, transformers and diffusers; `--quick` runs tiny models on any device: does it run?
+Each is run three ways on the same inputs, with the model loaded and warm: one by one, with nothing stored; as the best
+batched loop written by hand, whose results are durable on disk; and as a precook build. The loop by hand has what a
+careful user would give it: texts sorted by length, attention that needs no plan for each shape, pictures decoded by
+worker processes, pinned memory both ways, one safetensors file for each batch, synced, in a thread of its own, and the
+better of two batch sizes. The build starts from the same files, finds its batch size by itself and also claims, digests
+and checks what it makes.
+
+`python bench/gpu_build.py` needs a CUDA device, transformers and diffusers; `--quick` runs tiny models on any device:
+does it run?
 """
 
 from __future__ import annotations
@@ -10,13 +16,16 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import queue
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +39,19 @@ import tokenizers
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import save_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import precook
+import precook.project
 from bench.measure import median
 from bench.table import Column, Goal, Section
 from precook.config.read import Origin
 from precook.encode.catalog import make_worker
 
 _WORDS = 2000
+_BUFFERS = 3
+"""Batches that may be on their way to the disk."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -125,7 +139,9 @@ class Text(Contest):
         self.length = 512
         rng = np.random.default_rng(0)
         words = [f"w{number}" for number in range(_WORDS)]
-        self.texts = [" ".join(rng.choice(words, int(rng.integers(20, 100)))) for _ in range(self.samples * self.lines)]
+        choices = np.array(words)
+        counts = rng.integers(20, 100, self.samples * self.lines)
+        self.texts = [" ".join(choices[rng.integers(0, _WORDS, count)]) for count in counts]
         self.folder = base / "text"
         self.model, self.tokenizer = self._make(words)
         count = sum(parameter.numel() for parameter in self.model.parameters())
@@ -143,8 +159,9 @@ class Text(Contest):
             if self.options.quick
             else {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 16, "vocab_size": 151_936}
         )
+        self.width = sizes["hidden_size"]
         config = transformers.Qwen3Config(
-            **sizes, num_attention_heads=16, num_key_value_heads=8, head_dim=sizes["hidden_size"] // 16
+            **sizes, num_attention_heads=16, num_key_value_heads=8, head_dim=self.width // 16
         )
         torch.manual_seed(0)
         with torch.device(self.device):
@@ -154,31 +171,41 @@ class Text(Contest):
         return model, tokenizer
 
     @torch.inference_mode()
-    def _forward(self, texts: list[str], **padding: Any) -> Any:
+    def _forward(self, texts: list[str], **padding: Any) -> tuple[Any, list[int]]:
+        """Hidden states on the device, and how many tokens of each text are real."""
         batch = self.tokenizer(texts, truncation=True, max_length=self.length, return_tensors="pt", **padding)
-        return self.model(**batch.to(self.device)).last_hidden_state.cpu()
+        lengths = batch["attention_mask"].sum(1).tolist()
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return self.model(**batch.to(self.device), use_cache=False).last_hidden_state, lengths
 
     def one_by_one(self) -> tuple[int, float]:
         """Each padded to the full length, as trainers do."""
         texts = self.texts[: 10 if self.options.quick else 200]
         self._forward(texts[:1], padding="max_length")
-        return len(texts), self.timed(lambda: [self._forward([text], padding="max_length") for text in texts])
+        return len(texts), self.timed(lambda: [self._forward([text], padding="max_length")[0].cpu() for text in texts])
 
     def by_hand(self) -> tuple[int, float]:
-        """Sorted by length, in batches padded to their longest; the best of three sizes."""
+        """Sorted by length, in batches padded to their longest; the better of two sizes."""
         ordered = sorted(self.texts, key=len)
-        self._forward(ordered[-256:], padding=True)
 
-        def run(size: int) -> float:
-            return self.timed(
-                lambda: [self._forward(ordered[at : at + size], padding=True) for at in range(0, len(ordered), size)]
-            )
+        def run(size: int, *, count: int) -> float:
+            most = size * max(len(text.split()) for text in ordered) * self.width
+            with Shelf(self.base / "shelf", most, self.device) as shelf:
+                return self.timed(lambda: self._store(ordered[-count:], size, shelf))
 
-        return len(ordered), min(run(size) for size in (64, 256, 512))
+        for size in (256, 512):
+            run(size, count=2 * size)
+        return len(ordered), min(run(size, count=len(ordered)) for size in (256, 512))
+
+    def _store(self, texts: list[str], size: int, shelf: Shelf) -> None:
+        for at in range(0, len(texts), size):
+            states, lengths = self._forward(texts[at : at + size], padding=True)
+            shelf.put(states, lengths)
+        shelf.finish()
 
     def build(self) -> tuple[int, float]:
         """From caption files to entries on disk."""
-        del self.model
+        self.model = None
         data = self.base / "captions"
         data.mkdir()
         for number in range(self.samples):
@@ -209,16 +236,17 @@ class Vae(Contest):
         self.side = 64 if options.quick else 512
         self.folder = base / "vae"
         blocks = (32, 64) if options.quick else (128, 256, 512, 512)
+        self.channels, self.factor = 16, 2 ** (len(blocks) - 1)
         torch.manual_seed(0)
         with torch.device(device):
             vae = diffusers.AutoencoderKL(
                 block_out_channels=blocks,
                 down_block_types=("DownEncoderBlock2D",) * len(blocks),
                 up_block_types=("UpDecoderBlock2D",) * len(blocks),
-                latent_channels=16,
+                latent_channels=self.channels,
                 layers_per_block=2,
             )
-        self.vae = vae.to(torch.bfloat16).eval()
+        self.vae: Any = vae.to(torch.bfloat16).eval()
         self.vae.save_pretrained(self.folder)
         self.title = f"VAE encoder, 16 channels, bfloat16, {self.count:,} pictures of {self.side} px"
         self.data = base / "pictures"
@@ -233,72 +261,157 @@ class Vae(Contest):
             self.data / f"{number}.jpg", quality=90
         )
 
-    def _pixels(self, number: int) -> Any:
-        with Image.open(self.data / f"{number}.jpg") as picture:
-            cut = picture.resize((self.side, self.side))
-        return torch.from_numpy(np.asarray(cut).copy()).permute(2, 0, 1)
-
     @torch.inference_mode()
     def _forward(self, pixels: Any) -> Any:
         values = pixels.to(self.device, non_blocking=True).to(torch.bfloat16) / 127.5 - 1
-        return self.vae.encode(values).latent_dist.mean.cpu()
+        return self.vae.encode(values).latent_dist.mean
 
     def one_by_one(self) -> tuple[int, float]:
         """Read, decode, encode, one after the other."""
         count = min(self.count, 128)
-        self._forward(self._pixels(0)[None])
-        return count, self.timed(lambda: [self._forward(self._pixels(number)[None]) for number in range(count)])
+        pictures = Pictures([self.data / f"{number}.jpg" for number in range(count)], self.side)
+        self._forward(pictures[0][None])
+        return count, self.timed(lambda: [self._forward(pictures[number][None]).cpu() for number in range(count)])
 
     def by_hand(self) -> tuple[int, float]:
-        """Pictures decoded beforehand, in batches; the best of three sizes."""
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            pictures = torch.stack(list(pool.map(self._pixels, range(self.count))))
-        if self.device == "cuda":
-            pictures = pictures.pin_memory()
+        """Pictures decoded by worker processes ahead of the device; the better of two sizes."""
+        return self.count, min(self._by_hand(size) for size in (16, 32))
 
-        def run(size: int) -> float:
-            self._forward(pictures[:size])
-            return self.timed(lambda: [self._forward(pictures[at : at + size]) for at in range(0, self.count, size)])
+    def _by_hand(self, size: int) -> float:
+        pictures = Pictures([self.data / f"{number}.jpg" for number in range(self.count)], self.side)
+        loader: Any = torch.utils.data.DataLoader(
+            pictures,
+            batch_size=size,
+            num_workers=os.cpu_count() or 1,
+            pin_memory=self.device == "cuda",
+            persistent_workers=True,
+        )
+        # Once for nothing: the workers are there, the model has seen the size.
+        warm = [batch for _, batch in zip(range(4), loader, strict=False)]
+        for batch in warm:
+            self._forward(batch)
+        most = size * self.channels * (self.side // self.factor) ** 2
+        with Shelf(self.base / "shelf", most, self.device) as shelf:
 
-        return self.count, min(run(size) for size in (8, 16, 32))
+            def run() -> None:
+                for batch in loader:
+                    shelf.put(self._forward(batch))
+                shelf.finish()
+
+            return self.timed(run)
 
     def build(self) -> tuple[int, float]:
         """From JPEG files to entries on disk."""
-        del self.vae
+        self.vae = None
         encoder = {"uses": "diffusers-vae", "model": str(self.folder), "dtype": "bfloat16", "device": self.device}
         return _build(self.base, self.data, {"latent": encoder}, {"resolutions": [f"{self.side}x{self.side}"]})
 
 
-def _build(base: Path, data: Path, encoders: dict[str, Any], image: dict[str, Any]) -> tuple[int, float]:
-    """Entries made, and the seconds from the first of them being prepared to the last being durable."""
-    torch.cuda.empty_cache()
+class Pictures(torch.utils.data.Dataset[Any]):
+    """Picture files as a user's own dataset reads them: 3 x H x W, bytes."""
+
+    def __init__(self, files: list[Path], side: int) -> None:
+        self._files = files
+        self._side = side
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, number: int) -> Any:
+        with Image.open(self._files[number]) as picture:
+            cut = picture.convert("RGB").resize((self._side, self._side), Image.Resampling.LANCZOS)
+        return torch.from_numpy(np.asarray(cut).copy()).permute(2, 0, 1)
+
+
+class Shelf:
+    """Results made durable by a thread of their own: a safetensors file for each batch, in a folder that goes away."""
+
+    def __init__(self, folder: Path, numbers: int, device: str) -> None:
+        self._folder = folder
+        self._free: queue.Queue[Any] = queue.Queue()
+        for _ in range(_BUFFERS):
+            self._free.put(torch.empty(numbers, dtype=torch.bfloat16, pin_memory=device == "cuda"))
+        self._waiting: queue.SimpleQueue[tuple[Any, Any, Any, list[int] | None] | None] = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(1)
+        self._work: Future[None] | None = None
+
+    def __enter__(self) -> Shelf:
+        self._folder.mkdir()
+        self._work = self._pool.submit(self._write)
+        return self
+
+    def put(self, results: Any, lengths: list[int] | None = None) -> None:
+        """Fetch a batch's results without waiting, and have them written; of texts the real tokens only."""
+        buffer = self._free.get()
+        host = buffer[: results.numel()].view(results.shape)
+        host.copy_(results, non_blocking=True)
+        arrived = torch.cuda.Event() if results.is_cuda else None
+        if arrived is not None:
+            arrived.record()
+        self._waiting.put((buffer, host, arrived, lengths))
+
+    def finish(self) -> None:
+        """Wait until everything is durable."""
+        self._waiting.put(None)
+        assert self._work is not None
+        self._work.result()
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        shutil.rmtree(self._folder)
+
+    def _write(self) -> None:
+        count = 0
+        while (one := self._waiting.get()) is not None:
+            buffer, host, arrived, lengths = one
+            if arrived is not None:
+                arrived.synchronize()
+            path = self._folder / f"{count}.safetensors"
+            if lengths is None:
+                save_file({"latents": host}, path)
+            else:
+                save_file({str(row): host[row, :length] for row, length in enumerate(lengths)}, path)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            self._free.put(buffer)
+            count += 1
+
+
+def _build(
+    base: Path, data: Path, encoders: dict[str, Any], image: dict[str, Any], store: str = "cache"
+) -> tuple[int, float]:
+    """Entries made, and the seconds from the first look for them to the last being durable."""
     with precook.Project(
         base=base,
-        store=f"cache-{data.name}",
+        store=f"{store}-{data.name}",
         dataset=data.name,
         concepts=[{"name": "bench", "path": str(data)}],
         image=image,
         encoders=encoders,
     ) as project:
         plan = project.plan()
-        report = plan.build()
+        with _loaded(project):
+            report = plan.build()
         if report.failed:
             raise SystemExit(f"failed: {report.failed[0]}")
-        loading = _loading(project, encoders)
-        print(f"(the build took {report.seconds:.1f} s, about {loading:.1f} s of it loading the model)", flush=True)
-        return sum(report.encoded.values()), report.seconds - loading
+        return sum(report.encoded.values()), report.seconds
 
 
-def _loading(project: precook.Project, encoders: dict[str, Any]) -> float:
-    """Seconds that loading a model takes, measured apart: a long build does it once."""
-    seconds = []
-    for name in encoders:
-        worker = make_worker(name, project.settings.encoders[name], project.base, Origin())
-        start = time.perf_counter()
-        worker.load(encoders[name]["device"])
-        seconds.append(time.perf_counter() - start)
-        worker.unload()
-    return sum(seconds)
+@contextmanager
+def _loaded(project: precook.Project) -> Iterator[None]:
+    """The encoder is loaded before the build begins, as in the other two ways."""
+    ((name, section),) = project.settings.encoders.items()
+    worker: Any = make_worker(name, section, project.base, Origin())
+    worker.load(section.device)
+    unload = worker.unload
+    worker.load = worker.unload = lambda *_: None
+    before = precook.project.make_worker
+    precook.project.make_worker = lambda *_: worker
+    try:
+        yield
+    finally:
+        precook.project.make_worker = before
+        unload()
 
 
 class Utilisation:

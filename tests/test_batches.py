@@ -44,7 +44,7 @@ def search(rates: dict[int, float], *, batches: int = 50) -> int:
 
 def test_the_search_stops_where_larger_batches_bring_nothing() -> None:
     """The size grows as long as the encoder gets faster by it, and no further."""
-    assert search({8: 10, 16: 18, 32: 30, 64: 31}) == 32
+    assert search({8: 10, 16: 18, 32: 30, 64: 30.2}) == 32
     assert search({8: 10, 16: 10}) == FIRST
     assert search({8: 10, 16: 9}) == FIRST
     assert search({2**power: 2.0**power for power in range(3, 14)}) == LARGEST
@@ -59,7 +59,7 @@ def test_one_batch_that_was_held_up_does_not_end_the_search() -> None:
 
 
 def test_a_batch_that_takes_long_is_large_enough() -> None:
-    """Half a second is as much as a stop should wait for, and as a kill should cost."""
+    """A quarter of a second is as much as a stop should wait for, and as a kill should cost."""
     assert search({8: 0.01, 16: 0.02, 32: 0.04}) == 8
     assert search({8: 0.1, 16: 0.2, 32: 0.03}) == 16
 
@@ -70,6 +70,19 @@ def test_batches_that_are_not_full_say_nothing() -> None:
     for _ in range(10):
         size.took(FIRST - 1, FIRST - 1, 0.01)
     assert size.now == FIRST
+
+
+def test_a_search_can_begin_higher() -> None:
+    """Only before anything was tried, and never beside a size that was set or did not fit."""
+    size = BatchSize(None)
+    size.begin(64)
+    assert size.now == 64
+    size.too_large(64)
+    size.begin(64)
+    assert size.now == 32
+    fixed = BatchSize(4)
+    fixed.begin(64)
+    assert fixed.now == 4
 
 
 EVENTS = st.lists(st.tuples(st.booleans(), st.integers(1, 64), st.floats(0, 10)), max_size=40)

@@ -543,14 +543,14 @@ def logged(base: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_builds_that_are_stopped_and_continued_do_little_twice(tmp_path: Path, number: signal.Signals) -> None:
-    """Stopped again and again, at most the batch in flight is encoded again for each stop, and everything is there."""
-    total = wide(tmp_path, 12)
-    stops = 4
-    for batches in range(stops):
-        child = Child(tmp_path)
+    """Stopped ten times, at most the batch in flight is encoded again for each stop, and everything is there."""
+    total = wide(tmp_path, 24)
+    stops = 10
+    for stopped in range(stops):
+        child = Child(tmp_path, seconds=0.5)
         with children(child):
             assert child.batch()
-            child.go(batches)
+            child.go(stopped % 3)
             told_last = child.end(number)
         assert told_last.split(" ")[0] == {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped"}.get(number, "")
         with opened(tmp_path) as one:
@@ -562,7 +562,7 @@ def test_builds_that_are_stopped_and_continued_do_little_twice(tmp_path: Path, n
     assert sum(encoded.values()) <= total + (8 * stops if number == signal.SIGKILL else 0)
     with opened(tmp_path) as one:
         assert_built(one)
-        assert one.store.snapshot("test").samples == 12
+        assert one.store.snapshot("test").samples == 24
 
 
 def test_two_builds_at_once_share_the_work(tmp_path: Path) -> None:

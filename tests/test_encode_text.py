@@ -290,11 +290,45 @@ class TestEquality:
             for one, tree in zip(texts, encode(encoder, *texts), strict=True):
                 out, real = direct(one)
                 close(tree["hidden"], out.last_hidden_state[0, real])
-                assert encoder.length(one) == len(tree["hidden"])
+                assert encoder.lengths([one])[0] == len(tree["hidden"])
                 if direct.family.pooled:
                     close(tree["pooled"], out[direct.family.pooled][0])
 
         check()
+
+    @pytest.mark.parametrize("options", [{}, {"layers": [0, -2]}, {"keep_padding": True}])
+    @pytest.mark.parametrize("name", ["clip", "t5", "mistral", "bert"])
+    def test_batches_that_overlap_do_not_mix(
+        self, folders: Callable[[str], Path], name: str, options: dict[str, Any]
+    ) -> None:
+        """One batch is launched before the other has landed, as on a GPU: each text still has what it has alone."""
+        if options.get("keep_padding"):
+            options = {**options, "crop_start": 1}
+        encoder = loaded(folders(name), **options)
+        batches = [["fox", "a quick red fox"], ["seven red balloons", "a"]]
+        assert encoder.lengths(batches[0]) == [len(encoder._tokenised([text])[0].ids) for text in batches[0]]
+        flights = [encoder.stage([Item(text=text) for text in batch]) for batch in batches]
+        for flight in flights:
+            flight.launch()
+        for batch, flight in zip(batches, flights, strict=True):
+            for text, tree in zip(batch, flight.land(), strict=True):
+                (alone,) = encode(encoder, text)
+                assert tree.keys() == alone.keys()
+                for part, tensor in tree.items():
+                    close(tensor, alone[part])
+
+    @pytest.mark.parametrize(("name", "causal"), [("qwen3", True), ("mistral", True), ("t5", False), ("bert", False)])
+    def test_a_mask_is_left_out_where_padding_cannot_matter(
+        self, folders: Callable[[str], Path], name: str, causal: bool
+    ) -> None:
+        """A model that looks back only gets none, any other gets one as soon as a batch is padded."""
+        encoder = loaded(folders(name), pooled=False)
+        given: list[set[str]] = []
+        model = encoder._parts()[1]._model
+        model.register_forward_pre_hook(lambda _, __, named: given.append(set(named)), with_kwargs=True)
+        encode(encoder, "a fox", "a red fox")
+        encode(encoder, "a red", "a fox")
+        assert ["attention_mask" in names for names in given] == [not causal, False]
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     @pytest.mark.parametrize("name", ["clip", "t5", "qwen3"])
@@ -383,7 +417,7 @@ class TestText:
         for text in ("cat", ""):
             out, real = directs("t5")(f"the red {text} sits")
             close(encode(encoder, text)[0]["hidden"], out.last_hidden_state[0, real])
-            assert encoder.length(text) == int(real.sum())
+            assert encoder.lengths([text])[0] == int(real.sum())
 
     def test_chat_template(self, tmp_path: Path) -> None:
         """The text becomes a user's message; the template brings the special tokens, and none comes twice."""
@@ -397,7 +431,7 @@ class TestText:
         with torch.no_grad():
             direct = transformers.LlamaModel.from_pretrained(tmp_path).eval()(input_ids=torch.tensor([ids]))
         close(encode(encoder, "cat")[0]["hidden"], direct.last_hidden_state[0])
-        assert encoder.length("cat") == 5
+        assert encoder.lengths(["cat"])[0] == 5
 
     def test_a_tokenizer_without_a_chat_template_is_refused_at_load(self, folders: Callable[[str], Path]) -> None:
         """The settings ask for a template that is not there."""
@@ -408,7 +442,7 @@ class TestText:
         """Each text that lost tokens counts once for each time it is encoded; asking for its length does not count."""
         encoder = loaded(folders("t5"))
         long, fits = " ".join(["fox"] * LIMIT), " ".join(["fox"] * (LIMIT - 1))
-        assert encoder.length(long) == encoder.length(fits) == LIMIT
+        assert encoder.lengths([long, fits]) == [LIMIT, LIMIT]
         assert encoder.truncated == 0
         encode(encoder, long, fits, "", long)
         assert encoder.truncated == 2
@@ -442,7 +476,7 @@ class TestText:
         assert empty["hidden"].shape == again["hidden"].shape == (4, 0, 32)
         assert empty["hidden"].dtype == torch.bfloat16
         assert torch.equal(cat["hidden"], encode(encoder, "a cat")[0]["hidden"])
-        assert encoder.length("") == 0
+        assert encoder.lengths([""])[0] == 0
         assert encode(loaded(folders("qwen3")), "")[0]["hidden"].shape == (0, 32)
 
     def test_there_is_no_pooled_vector_of_nothing(self, tmp_path: Path) -> None:
@@ -478,9 +512,10 @@ class TestEntries:
     ) -> None:
         """No bars and reports of the library in between ours; afterwards it speaks as before."""
         before = transformers.utils.logging.get_verbosity(), transformers.utils.logging.is_progress_bar_enabled()
+        saved = folders("umt5"), folders("qwen3")
         capfd.readouterr()
-        loaded(folders("umt5"))
-        loaded(folders("qwen3"))
+        for folder in saved:
+            loaded(folder)
         assert capfd.readouterr() == ("", "")
         after = transformers.utils.logging.get_verbosity(), transformers.utils.logging.is_progress_bar_enabled()
         assert after == before

@@ -326,6 +326,20 @@ class TestOptions:
                 assert (tensor.is_contiguous(), tensor.device.type) == (True, "cpu")
                 assert (tensor.requires_grad, tensor.is_inference()) == (False, False)
 
+    @pytest.mark.parametrize("posterior", ["mean", "sample", "moments"])
+    def test_batches_that_overlap_do_not_mix(self, posterior: str, folder_of: Callable[[str], Path]) -> None:
+        """One batch is launched before the other has landed, as on a GPU: each picture still has its own latent."""
+        made = encoder(folder_of("kl"), posterior=posterior)
+        made.load("cpu")
+        shown = pictures(4)
+        flights = [made.stage([Item(image=picture) for picture in some]) for some in (shown[:2], shown[2:])]
+        for flight in flights:
+            flight.launch()
+        landed = [tree for flight in flights for tree in flight.land()]
+        for tree, alone in zip(landed, encode(folder_of("kl"), shown, posterior=posterior), strict=True):
+            for part in alone if posterior == "moments" else [...]:
+                torch.testing.assert_close(tree[part], alone[part])
+
     def test_a_mask_has_the_size_of_the_latent(self, folder_of: Callable[[str], Path]) -> None:
         """With the VAE's factor, mask and latent of one geometry have one height and width."""
         (latent,) = encode(folder_of("kl"), pictures(1))

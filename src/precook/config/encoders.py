@@ -219,19 +219,20 @@ class EncoderSection(Section):
     )
 
 
-class _ModelEncoder(EncoderSection):
-    """An encoder with a model folder."""
+class ModelEncoder(EncoderSection):
+    """An encoder with a model: a folder, or a name on the hub."""
 
     model: Place = Field(
-        description="Folder of the model, relative to this file, or its name on the hub.", examples=["models/vae"]
+        description="Folder of the model, relative to this file, or with revision its name on the hub.",
+        examples=["models/vae"],
     )
     revision: Filled | None = Field(
-        default=None, description="Branch, tag or commit of a model on the hub.", examples=["main"]
+        default=None, description="Branch, tag or commit: model is owner/name on the hub.", examples=["main"]
     )
     subfolder: Filled | None = Field(default=None, description="Folder inside the model's.", examples=["weights"])
 
 
-class DiffusersVae(_ModelEncoder):
+class DiffusersVae(ModelEncoder):
     """Latents of a VAE of diffusers."""
 
     uses: Literal["diffusers-vae"] = Field(description="Latents of a VAE of diffusers: a tensor C x h x w.")
@@ -248,7 +249,7 @@ class DiffusersVae(_ModelEncoder):
     )
 
 
-class TransformersText(_ModelEncoder):
+class TransformersText(ModelEncoder):
     """Embeddings of a text encoder of transformers."""
 
     uses: Literal["transformers-text"] = Field(description="Hidden states of a text encoder of transformers.")
@@ -276,7 +277,7 @@ class TransformersText(_ModelEncoder):
     )
 
 
-class TransformersTokens(_ModelEncoder):
+class TransformersTokens(ModelEncoder):
     """Token ids of a tokenizer of transformers."""
 
     uses: Literal["transformers-tokens"] = Field(description="Token ids of a tokenizer of transformers.")
@@ -287,7 +288,7 @@ class TransformersTokens(_ModelEncoder):
     special_tokens: bool = Field(default=True, description="Add the tokenizer's special tokens.")
 
 
-class TransformersProcessor(_ModelEncoder):
+class TransformersProcessor(ModelEncoder):
     """What a processor of transformers makes of a picture."""
 
     uses: Literal["transformers-processor"] = Field(description="What a processor of transformers returns.")

@@ -10,9 +10,11 @@ from precook.encode.prepare import Job
 FIRST = 8
 """Where the search for a good batch size begins."""
 LARGEST = 4096
-_GAIN = 1.05
-"""A larger size must be so much faster to be worth its memory."""
-_LONG = 0.5
+_GAIN = 1.03
+"""A size must be so much faster than the one before for a still larger one to be tried."""
+_WORTH = 1.01
+"""And so much to be kept itself."""
+_LONG = 0.25
 """Seconds: a batch that takes this long is large enough, whatever a larger one would gain."""
 _TRIES = 2
 """Batches of each size that are timed: one that was held up by something else must not decide."""
@@ -37,6 +39,12 @@ class BatchSize:
         """The size to use."""
         return self._size
 
+    def begin(self, count: int) -> None:
+        """Begin the search with so many items."""
+        with self._lock:
+            if self._searching and not self._best and not self._rates:
+                self._size = max(self._size, count)
+
     def took(self, count: int, work: float, seconds: float) -> None:
         """A batch of so many items, which were so much work, took so long."""
         with self._lock:
@@ -47,8 +55,9 @@ class BatchSize:
                 return
             rate, self._rates = max(self._rates), []
             if rate < self._best * _GAIN:
-                self._size //= 2
                 self._searching = False
+                if rate < self._best * _WORTH:
+                    self._size //= 2
             elif self._size >= LARGEST or work / rate > _LONG:
                 self._searching = False
             else:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precook.encode.line import Hand, Line, Options, Tally
+from precook.encode.line import Hand, Line, Options
+from precook.encode.tally import Tally
 from precook.plan.entries import Failure, entry_of
 from precook.plan.plan import EncoderPlan, Plan
 from precook.report import Reporter
@@ -22,7 +23,7 @@ from precook.sources.pairing import Numbers
 __all__ = ["BuildReport", "Hand", "Options", "build", "default_threads", "joined"]
 
 
-_TURN = 0.0005
+_TURN = 0.0001
 """Seconds that a thread may keep Python to itself while others wait."""
 
 
@@ -102,7 +103,7 @@ def joined(first: BuildReport, second: BuildReport, plan: Plan) -> BuildReport:
 
 @contextmanager
 def _brisk() -> Iterator[None]:
-    """Let threads take turns every half millisecond: one that feeds a GPU must not wait five for one that decodes."""
+    """Let threads take turns often: one that feeds a GPU asks for Python hundreds of times for each batch."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN)
     try:

@@ -11,18 +11,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from precook.config.encoders import EncoderSection, TransformersText, UserEncoder, decides
+from precook.config.encoders import EncoderSection, ModelEncoder, TransformersText, UserEncoder, decides
 from precook.config.read import Origin
 from precook.encode.crew import Worker
 from precook.encode.encoder import Encoder
+from precook.encode.folders import find_folders, planned_folders
+from precook.encode.hub import is_unused
 from precook.encode.libraries import read_config
 from precook.encode.processor import backend
 from precook.errors import EncodeError, IdentityError, SourceError
 from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
 from precook.plan.wants import Encoding, Input
+from precook.report import SILENT, Reporter
 from precook.sources import pictures
 from precook.values import Digest
 
@@ -55,15 +57,22 @@ _PROCESSOR = ("preprocessor_config", "processor_config", "image_processor", "vid
 
 
 def encodings(
-    encoders: dict[str, EncoderSection | Encoder], base: Path, *, digest_of: DigestOf, origin: Origin
+    encoders: dict[str, EncoderSection | Encoder],
+    base: Path,
+    *,
+    digest_of: DigestOf,
+    origin: Origin,
+    report: Reporter = SILENT,
 ) -> list[Encoding]:
-    """Each encoder as a plan sees it."""
-    return [_encoding(name, one, base, digest_of, origin) for name, one in encoders.items()]
+    """Each encoder as a plan sees it; a model of the hub that is not here yet is downloaded for it."""
+    return [_encoding(name, one, base, digest_of, origin, report) for name, one in encoders.items()]
 
 
-def _encoding(name: str, one: EncoderSection | Encoder, base: Path, digest_of: DigestOf, origin: Origin) -> Encoding:
+def _encoding(
+    name: str, one: EncoderSection | Encoder, base: Path, digest_of: DigestOf, origin: Origin, report: Reporter
+) -> Encoding:
     if isinstance(one, EncoderSection) and not isinstance(one, UserEncoder):
-        data = _built_in(name, one, base, digest_of, origin)
+        data = _built_in(name, one, base, digest_of, origin, report)
         return Encoding(name, _INPUTS[one.uses], Recipe(one.uses, data))
     encoder = make_user_encoder(name, one, base, origin) if isinstance(one, UserEncoder) else one
     assert not isinstance(encoder, EncoderSection)
@@ -81,7 +90,7 @@ def _encoding(name: str, one: EncoderSection | Encoder, base: Path, digest_of: D
 
 
 def _built_in(
-    encoder: str, section: EncoderSection, base: Path, digest_of: DigestOf, origin: Origin
+    encoder: str, section: EncoderSection, base: Path, digest_of: DigestOf, origin: Origin, report: Reporter
 ) -> dict[str, object]:
     settings = {
         name: _plain(getattr(section, name))
@@ -89,12 +98,16 @@ def _built_in(
         if decides(field) and name not in _PLACES
     }
     data: dict[str, object] = {"version": _VERSIONS[section.uses], **settings, **_reading(_INPUTS[section.uses])}
-    if hasattr(section, "model"):
-        folder = _folder(base, section)
-        data["model"] = _files(("encoders", encoder, "model"), folder, section.uses, digest_of, origin)
-    if isinstance(section, TransformersText) and section.tokenizer is not None:
-        where = ("encoders", encoder, "tokenizer")
-        data["tokenizer"] = _files(where, base / section.tokenizer, "transformers-tokens", digest_of, origin)
+    if isinstance(section, ModelEncoder):
+        where = ("encoders", encoder, "model")
+        try:
+            folders = find_folders(section, base, report)
+        except EncodeError as error:
+            raise origin.error(where, error.message, hint=error.hint) from error
+        data["model"] = _files(where, folders.model, section.uses, digest_of, origin)
+        if isinstance(section, TransformersText) and section.tokenizer is not None:
+            where = ("encoders", encoder, "tokenizer")
+            data["tokenizer"] = _files(where, folders.tokenizer, "transformers-tokens", digest_of, origin)
     if section.uses == "transformers-processor":
         data["backend"] = backend()
     return data
@@ -105,17 +118,13 @@ def _reading(input_: Input) -> dict[str, object]:
     return {} if input_ == "text" else {"pictures": pictures.VERSION}
 
 
-def _folder(base: Path, section: Any) -> Path:
-    return Path(base, section.model, section.subfolder or "")
-
-
 def _files(where: tuple[str, ...], folder: Path, uses: str, digest_of: DigestOf, origin: Origin) -> object:
     """A model's files by content, those that the encoder uses."""
     if not folder.exists():
-        hint = "download it first, and name its folder; relative paths start at the config file's folder"
+        hint = "relative paths start at the config file's folder; for a model of the hub set revision, such as main"
         raise origin.error(where, f"no such model: {folder}", hint=hint)
     try:
-        found = identify_path(folder, digest_of=digest_of, counts=_COUNTS.get(uses, lambda _: True))
+        found = identify_path(folder, digest_of=digest_of, counts=_COUNTS.get(uses, lambda name: not is_unused(name)))
         if uses not in _COUNTS or not isinstance(found, dict):
             return found
         # Where its own files do not name a class, transformers takes the one that belongs to the model's config.
@@ -134,11 +143,11 @@ def make_worker(encoder: str, one: EncoderSection | Encoder, base: Path, origin:
     # Imported when it is made: none of them is needed to plan.
     home, name = _WORKERS[one.uses].split(":")
     kind = getattr(importlib.import_module(home), name)
-    if isinstance(one, TransformersText):
-        folder = _folder(base, one)
-        worker: Worker = kind(one, folder, base / one.tokenizer if one.tokenizer is not None else folder)
-    elif hasattr(one, "model"):
-        worker = kind(one, _folder(base, one))
+    worker: Worker
+    if isinstance(one, ModelEncoder):
+        folders = planned_folders(one, base)
+        tokenizer = (folders.tokenizer,) if isinstance(one, TransformersText) else ()
+        worker = kind(one, folders.model, *tokenizer)
     else:
         worker = kind(one)
     return worker

@@ -1,7 +1,7 @@
 """The libraries behind the built-in encoders: imported at the first load, and never let near the network or a pickle.
 
-A model comes from a folder that is already here. Its weights are safetensors and complete: a library that misses some
-fills in random numbers and only warns, and weights in a pickle can run code.
+A model comes from a folder that is already here; `hub` sees to that before. Its weights are safetensors and complete: a
+library that misses some fills in random numbers and only warns, and weights in a pickle can run code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ LOCAL: dict[str, Any] = {"local_files_only": True}
 WEIGHTS: dict[str, Any] = {**LOCAL, "use_safetensors": True, "output_loading_info": True}
 """Arguments of `from_pretrained` for a model: it then answers (model, what was missing or did not fit)."""
 
-_EXTRAS = {"torch": "torch", "transformers": "transformers", "diffusers": "diffusers"}
+_EXTRAS = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "diffusers": "diffusers",
+    "huggingface_hub": "transformers",
+}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHOWN = 3
 _LOADING = threading.RLock()
@@ -30,7 +35,7 @@ _LOADING = threading.RLock()
 
 
 def library(name: str) -> Any:
-    """Torch, transformers or diffusers, imported now."""
+    """Torch, transformers, diffusers or huggingface_hub, imported now."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from precook.encode.batches import BatchSize, Bins
 from precook.encode.crew import Crew, Worker
+from precook.encode.order import in_order
 from precook.encode.prepare import Changed, Job, Prepared, Refused, Unit, make_units
+from precook.encode.room import Room
+from precook.encode.tally import Tally
 from precook.errors import EncodeError
 from precook.plan.entries import Failure, PlannedEntry, entry_of
 from precook.plan.failures import forget_failure, read_failures, record_failure
 from precook.plan.forecast import record_rate
 from precook.plan.plan import EncoderPlan, Plan
 from precook.report import Reporter, Task
-from precook.sources.geometry import TARGET
 from precook.sources.memory import Memory
 from precook.sources.pairing import Numbers
 from precook.store.claims import Claims
@@ -31,18 +34,21 @@ from precook.values import Key
 
 _log = logging.getLogger("precook")
 
+Keys = dict[int, Key]
+"""Rows of the plan, each with its key."""
+
 _WINDOW = 256
 """Entries that are claimed at a time."""
 _TEXTS = 1024
-"""Texts that are sorted by length together, at the most."""
+"""Texts that are claimed at a time, and at first sorted by length together: so that the first batch comes soon."""
+_MOST_TEXTS = 8192
+"""Texts that are sorted together later on: the more, the less is padded."""
 _AHEAD = 4
 """Files, for each thread, that are read ahead of the encoder."""
 _AT_RISK = 20
 """One batch in so many may be encoded and not yet durable."""
 _POLL = 0.2
 """Seconds between two looks at what another builder does."""
-_LOOK = 0.1
-"""Seconds between two looks at whether it is time to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,50 +71,6 @@ class Options:
     """Threads that read and decode."""
     retry_failed: bool
     fail_fast: bool
-
-
-class Tally:
-    """What a build has done so far, and what all its lines share."""
-
-    def __init__(self) -> None:
-        self.encoded: Counter[str] = Counter()
-        self.reused: Counter[str] = Counter()
-        """Entries that somebody else made meanwhile."""
-        self.truncated: Counter[str] = Counter()
-        self.failed: list[Failure] = []
-        self.reasons: dict[bytes, str] = {}
-        """Why entries failed, by key: two encoders with one recipe share their failures too."""
-        self.changed = 0
-        self.nbytes = 0
-
-
-class Room:
-    """How much memory is left for what is on its way; safe to use from several threads."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._taken = 0
-        self._changed = threading.Condition()
-
-    def has(self, nbytes: int) -> bool:
-        """Whether so much fits; anything does where nothing else is."""
-        return self._taken == 0 or self._taken + nbytes <= self._size
-
-    def take(self, nbytes: int) -> None:
-        """Count so much as taken."""
-        with self._changed:
-            self._taken += nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        """Count it as free."""
-        with self._changed:
-            self._taken -= nbytes
-            self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Wait a moment for somebody to give something back."""
-        with self._changed:
-            self._changed.wait(_LOOK)
 
 
 class Line:
@@ -152,7 +114,7 @@ class Line:
         """Make the entries of these rows; those that another builder has claimed come last, if it has not made them."""
         start, before, nbytes = time.monotonic(), self._tally.encoded[self._name], self._tally.nbytes
         crew = Crew(self._name, self._hand.make, self._hand.devices, self._size, self, self._stop)
-        left = _in_order(self._plan, self._one, rows)
+        left = in_order(self._plan, self._one, rows)
         try:
             with (
                 report.task(self._name, total=len(rows), unit="entries") as self._task,
@@ -211,24 +173,26 @@ class Line:
     def _give(self, rows: Numbers, crew: Crew) -> None:
         """Read, decode and cut in several threads and bounded memory, and hand batches to the crew."""
         devices = len(self._hand.devices)
-        texts = min(_TEXTS, -(-len(rows) // devices))
         is_text = self._one.wants.encoding.input == "text"
+        texts = min(_TEXTS, -(-len(rows) // devices))
         # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
         share = max(1, self._options.memory // (2 * devices + 2))
         bins = Bins((lambda: texts) if is_text else (lambda: self._size.now), share)
         waiting: deque[tuple[Unit, Future[list[Prepared]]]] = deque()
 
         def pass_on() -> None:
+            nonlocal texts
             unit, future = waiting.popleft()
             prepared = future.result()
             self._room.give_back(unit.nbytes)
             for one in prepared:
                 for batch in self._sorted(one, bins):
                     crew.give(batch)
+                    texts = max(texts, min(2 * texts, _MOST_TEXTS, len(rows) // devices))
 
         pool = ThreadPoolExecutor(self._options.threads, thread_name_prefix="precook-decode")
         try:
-            for unit in self._units(rows, texts if is_text else _WINDOW):
+            for unit in self._units(rows, _TEXTS if is_text else _WINDOW):
                 while not self._room.has(unit.nbytes) and not self._stop.is_set():
                     if waiting:
                         pass_on()
@@ -268,31 +232,32 @@ class Line:
         for at in range(0, len(rows), step):
             if self._stop.is_set():
                 return
-            wanted = self._absent(rows[at : at + step].tolist())
+            wanted = self._absent(self._keys(rows[at : at + step].tolist()))
             mine = self._claim(wanted)
             self._postponed += [row for row in wanted if row not in mine]
             # Once more: whoever had claimed some may have made them between our look and our claim.
-            entries = [entry_of(self._one, row) for row in self._absent([row for row in wanted if row in mine])]
+            entries = [entry_of(self._one, row) for row in self._absent(mine)]
             yield from make_units(self._one, entries, self._plan.settings.image.rgb)
 
-    def _claim(self, rows: list[int]) -> set[int]:
+    def _claim(self, wanted: Keys) -> Keys:
         """Claim rows, and give up what is durable by now; the rows that are ours."""
-        if not rows:
-            return set()
+        if not wanted:
+            return {}
         with self._lock:
             done, self._done = self._done, []
         open_ = set(self._plan.store.missing(done))
         with self._lock:
             self._done += open_
-        mine = self._claims.take([self._key(row).bytes for row in rows], done=[k.bytes for k in done if k not in open_])
-        return {row for row in rows if self._key(row).bytes in mine}
+        mine = self._claims.take(
+            [key.bytes for key in wanted.values()], done=[key.bytes for key in done if key not in open_]
+        )
+        return {row: key for row, key in wanted.items() if key.bytes in mine}
 
-    def _absent(self, rows: list[int]) -> list[int]:
+    def _absent(self, wanted: Keys) -> Keys:
         """The rows that are still to be made; the others are told."""
-        missing = set(self._plan.store.missing([self._key(row) for row in rows]))
-        absent = []
-        for row in rows:
-            key = self._key(row)
+        missing = set(self._plan.store.missing(wanted.values()))
+        absent = {}
+        for row, key in wanted.items():
             reason = self._tally.reasons.get(key.bytes)
             if key not in missing:
                 with self._lock:
@@ -301,7 +266,7 @@ class Line:
             elif reason is not None:
                 self._note(entry_of(self._one, row), reason, lasting=False)
             else:
-                absent.append(row)
+                absent[row] = key
         return absent
 
     def _others_work(self) -> Numbers:
@@ -310,9 +275,9 @@ class Line:
         if rows:
             _log.info("%s: another build has claimed %d entries; waiting for it", self._name, len(rows))
         while rows and not self._stop.is_set():
-            first = self._absent(rows[:_WINDOW])
-            rows = first + rows[_WINDOW:]
-            if first and self._claim(first[:1]):
+            first = self._absent(self._keys(rows[:_WINDOW]))
+            rows = [*first, *rows[_WINDOW:]]
+            if first and self._claim(dict(islice(first.items(), 1))):
                 self._read_failures(rows)
                 break
             if first:
@@ -322,10 +287,9 @@ class Line:
     def _read_failures(self, rows: list[int]) -> None:
         """What another builder could not make either, since the plan was made, need not be tried again."""
         found = read_failures(self._plan.store.memory())
-        for row in rows:
-            key = self._key(row).bytes
-            if key in found and row not in self._one.failures:
-                self._tally.reasons[key] = found[key]
+        for row, key in self._keys(rows).items():
+            if key.bytes in found and row not in self._one.failures:
+                self._tally.reasons[key.bytes] = found[key.bytes]
 
     def _note(self, entry: PlannedEntry, reason: str, *, lasting: bool) -> None:
         """Record that an entry could not be made; what may pass is told, and tried again by the next build."""
@@ -339,25 +303,9 @@ class Line:
             place = entry.path or "the empty prompt"
             raise EncodeError(f"{self._name}: {place}: {reason}", hint="without --fail-fast the others go on")
 
-    def _key(self, row: int) -> Key:
-        return Key(self._one.wants.keys[row].tobytes())
+    def _keys(self, rows: list[int]) -> Keys:
+        return {row: Key(key.tobytes()) for row, key in zip(rows, self._one.wants.keys[rows], strict=True)}
 
     def _advance(self, *, nbytes: int = 0, failed: int = 0) -> None:
         assert self._task is not None
         self._task.advance(nbytes=nbytes, failed=failed)
-
-
-def _in_order(plan: Plan, one: EncoderPlan, rows: Numbers) -> Numbers:
-    """Rows in the order in which they are encoded: those of one file together, files that are cut alike in a row."""
-    if one.wants.encoding.input == "text":
-        return rows
-    samples, parts = one.wants.samples[rows], one.wants.parts[rows]
-    sizes = np.zeros((len(rows), 2), np.int64)
-    for number, cuts in enumerate(plan.framed.cuts):
-        chosen = parts == number
-        sizes[chosen] = cuts[samples[chosen]][:, TARGET]
-    order = np.lexsort((parts, samples))
-    # A file stands where its first picture does.
-    leads = np.append(True, samples[order][1:] != samples[order][:-1])
-    lead = order[np.maximum.accumulate(np.where(leads, np.arange(len(order)), 0))]
-    return rows[order[np.lexsort((np.arange(len(order)), *sizes[lead].T))]]

@@ -134,9 +134,9 @@ class TokensEncoder:
         pads = self._loaded.pads
         return None if pads is None else pads["input_ids"]
 
-    def length(self, text: str) -> int:
-        """Tokens the text takes."""
-        return len(self._rows([text])[0].ids)
+    def lengths(self, texts: list[str]) -> list[int]:
+        """Tokens each text takes."""
+        return [len(row.ids) for row in self._rows(texts)]
 
     def encode(self, batch: list[Item]) -> list[Tree]:
         """A dict of `input_ids` and `attention_mask` for each text."""

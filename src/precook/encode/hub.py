@@ -1,0 +1,129 @@
+"""The hub: models by name and revision, from huggingface_hub's own cache, downloaded when they are not in it.
+
+A name and a revision only tell where files come from. An encoder stays known by the content of its files, wherever they
+lie: a branch that moves is another encoder only if its files are others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from precook.encode.libraries import library
+from precook.errors import EncodeError, printable
+from precook.report import Reporter, Task
+
+_UNUSED = (
+    "*.onnx",
+    "*.onnx_data",
+    "*.gguf",
+    "*.h5",
+    "*.msgpack",
+    "*.ot",
+    "*.tflite",
+    "*.mlmodel",
+    "*.ckpt",
+    "*.pth",
+    "*pytorch_model*.bin",
+    "*pytorch_model*.bin.index*.json",
+    "*.fp16.*",
+    "*.non_ema.*",
+    "consolidated*.safetensors",
+)
+"""Weights in formats and variants that no encoder of ours ever loads: neither downloaded nor part of a recipe."""
+_FOUND: dict[tuple[str, str], Path] = {}
+"""What the last plan found by name and revision. Whoever loads a model after it takes these files, whose content is in
+the keys, though the branch may have moved in the cache since."""
+
+
+def is_unused(name: str) -> bool:
+    """Whether a file inside of a model's folder is never looked at."""
+    return any(fnmatchcase(name, pattern) for pattern in _UNUSED)
+
+
+def find_snapshot(name: str, revision: str, folders: Sequence[str], report: Reporter) -> Path:
+    """The folder of a model of the hub, with all that lies in these folders of it (or in it, where there are none).
+
+    What the cache has is taken as it is, without asking the hub; the rest is downloaded.
+    """
+    hub: Any = library("huggingface_hub")
+    wanted: dict[str, Any] = {
+        "revision": revision,
+        "allow_patterns": [f"{folder}/*" for folder in folders] or None,
+        "ignore_patterns": list(_UNUSED),
+    }
+    try:
+        found = _cached(hub, name, folders, wanted) or _downloaded(hub, name, wanted, report)
+    except (OSError, ValueError, hub.errors.HTTPError) as error:
+        raise _unavailable(hub, name, revision, folders, error) from error
+    _FOUND[name, revision] = found
+    return found
+
+
+def planned_snapshot(name: str, revision: str) -> Path | None:
+    """What the last plan of this process found, if it looked."""
+    return _FOUND.get((name, revision))
+
+
+def _cached(hub: Any, name: str, folders: Sequence[str], wanted: dict[str, Any]) -> Path | None:
+    try:
+        found = Path(hub.snapshot_download(name, local_files_only=True, **wanted))
+    except hub.errors.LocalEntryNotFoundError:
+        return None
+    # A cache filled by somebody else may have other parts of the model.
+    return found if all((found / folder).is_dir() for folder in folders) else None
+
+
+def _downloaded(hub: Any, name: str, wanted: dict[str, Any], report: Reporter) -> Path:
+    with report.task(f"downloading {name}", total=None, unit="files") as task:
+        return Path(hub.snapshot_download(name, tqdm_class=_bar(task), **wanted))
+
+
+def _bar(task: Task) -> Any:
+    """A bar of tqdm's kind that shows nothing and tells us of each file."""
+    tqdm: Any = importlib.import_module("tqdm.auto").tqdm  # comes with huggingface_hub
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            # Newer versions have two more bars, which count bytes.
+            self._files = options.get("unit") != "B"
+            super().__init__(*args, **{**options, "disable": True})
+
+        def __iter__(self) -> Any:
+            for one in self.iterable:
+                yield one
+                self.update()
+
+        def update(self, n: float | None = 1) -> None:
+            if self._files:
+                task.advance(int(n or 0))
+
+    return Bar
+
+
+def _unavailable(hub: Any, name: str, revision: str, folders: Sequence[str], error: Exception) -> EncodeError:
+    errors = hub.errors
+    place = f"{printable(name)}, revision {printable(revision)}"
+    if isinstance(error, errors.HFValidationError):
+        hint = "name a folder, or a model of the hub as owner/name"
+        return EncodeError(f"no such folder, and no name of a model on the hub: {printable(name)}", hint=hint)
+    if isinstance(error, errors.RevisionNotFoundError):
+        hint = "name a branch, a tag or a commit that is there, such as main"
+        return EncodeError(f"{place}: the hub has no such revision", hint=hint)
+    if isinstance(error, errors.RepositoryNotFoundError):
+        hint = "check the name; a private or gated model needs `hf auth login` first"
+        return EncodeError(f"{place}: the hub has no such model, or does not show it to you", hint=hint)
+    includes = [part for folder in folders for part in ("--include", f"{folder}/*")]
+    command = shlex.join(["hf", "download", name, "--revision", revision, *includes])
+    hint = f"run `{printable(command)}` where there is a network, or name a folder that is here"
+    if not isinstance(error, errors.LocalEntryNotFoundError):
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+    elif hub.constants.HF_HUB_OFFLINE:
+        reason = "it is not in the hub's cache here, and HF_HUB_OFFLINE forbids to download it"
+    else:
+        reason = "it is not in the hub's cache here, and the hub cannot be reached"
+    return EncodeError(f"{place}: {printable(reason)}", hint=hint)

@@ -1,0 +1,51 @@
+"""Workers: what the engine asks of an encoder, and whom it tells what came of it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from precook.encode.encoder import Item
+from precook.encode.prepare import Job
+from precook.store.tree import Parts, Tree
+
+
+class Worker(Protocol):
+    """The part of an encoder that does the work.
+
+    One for texts may have `length(text)`, what a text costs, or `lengths(texts)` for many at once, so that texts of
+    similar cost are encoded together; and `truncated`, how many texts it has cut to fit. One that can hand a GPU the
+    next batch before the last is back has `stage(batch)`, see `Flight`; `stage`, `launch`, `land` and `lengths` are
+    then called from different threads, for different batches.
+    """
+
+    def load(self, device: str) -> None:
+        """Called before the first batch."""
+
+    def encode(self, batch: list[Item]) -> list[Tree]:
+        """One tree for each item."""
+
+    def unload(self) -> None:
+        """Let go of the device."""
+
+
+class Flight(Protocol):
+    """A batch on its way through a device."""
+
+    def launch(self) -> None:
+        """Tell the device all that it has to do, without waiting for it: `stage` did what may have to wait."""
+
+    def land(self) -> list[Tree]:
+        """One tree for each item, when they are there; trees may share memory, so whoever keeps one copies it."""
+
+
+class Sink(Protocol):
+    """Where results go; called from any thread of the crew, once for each job unless the work ends early."""
+
+    def store(self, job: Job, parts: Parts) -> None:
+        """Keep a result; `TreeError` if that cannot be done for what it is."""
+
+    def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
+        """Note that an entry could not be made; `lasting` if trying again would give the same."""
+
+    def batch_done(self) -> None:
+        """Everything that came of a batch was told."""
