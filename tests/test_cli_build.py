@@ -559,7 +559,9 @@ class TestDemo:
         commands = Counter(told["command"] for step in document["steps"] for told in step["commands"])
         assert commands["precook plan"] == 2
         assert "latent: 25 recipe changed" in document["steps"][6]["commands"][1]["output"]
-        assert re.search(r"^shapes +5 ", document["steps"][-1]["commands"][0]["output"], re.MULTILINE)
+        batches = document["steps"][-2]["commands"][1]["output"]
+        assert len(re.findall(r"'latent': \(\d, 4, \d+, \d+\).*'mask': \(\d, 1, \d+, \d+\)", batches)) == 3
+        assert re.search(r"^shapes +25 .* 5 +5  ", document["steps"][-1]["commands"][0]["output"], re.MULTILINE)
         assert len(list((tmp_path / "demo" / "pictures").glob("*-masklabel.png"))) == 2
 
     def test_a_folder_with_something_in_it_is_refused(self, here: Path) -> None:

@@ -97,12 +97,13 @@ class Words:
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where the reader is: stores in ./cache and ./damaged, pictures in ./data, projects in ./pets and ./zoo."""
+    """Where the reader is: stores in ./cache and ./damaged, pictures in ./data, ./old, projects in ./pets and ./zoo."""
     make_stores(tmp_path)
     make_zoo(tmp_path / "zoo")
     vae_folder(tmp_path / "models" / "vae")
     text_folder(tmp_path / "models" / "text")
     make_pictures(tmp_path / "data")
+    make_old(tmp_path / "old")
     make_project(tmp_path / "pets")
     monkeypatch.chdir(tmp_path)
     yield
@@ -135,6 +136,15 @@ def make_pictures(folder: Path) -> None:
     for number in range(2):
         picture(folder / "dogs" / f"dog{number}.png", 10 + number, (640, 480))
         picture(folder / "dogs" / f"dog{number}-masklabel.png", 20 + number, (640, 480))
+
+
+def make_old(folder: Path) -> None:
+    """A cat and a dog with the caches of sd-scripts; the dog was another when it was cached."""
+    latent = np.zeros((4, 60, 80), np.float32)
+    for number, (name, size) in enumerate((("cat", (640, 480)), ("dog", (320, 240)))):
+        picture(folder / f"{name}.png", number, size)
+        arrays = {"latents": latent, "original_size": np.array([640, 480]), "crop_ltrb": np.zeros(4)}
+        np.savez(folder / f"{name}_0640x0480_sdxl.npz", **arrays)
 
 
 def make_project(folder: Path) -> None:

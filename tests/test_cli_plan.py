@@ -810,9 +810,9 @@ class TestStatus:
         """First what is stored, then what is frozen, then what `plan` says."""
         picture(built / "data/cats/new.png", 30)
         out = run("status").out
-        store, _, rest = out.partition("\n\ndataset  snapshots")
+        store, _, rest = out.partition("\n\ndataset  samples  entries")
         assert store.startswith(f"store    {built / 'cache'}  (format 1)\nentries  11 in 1 pack\n")
-        assert re.match(r" +size  latest  +made\npets  +1  .* KiB  +1  .*\n\n", rest)
+        assert re.match(r" +size  shared  snapshots  latest  +made\npets  +4  +11  .*  +1  +1  .*\n\n", rest)
         assert steady(out).endswith(steady(run("plan", "--no-write").out))
 
     def test_programs_see_the_same(self, built: Path) -> None:

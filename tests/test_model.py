@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import precook
+from precook.maintain.compact import plan_compact
+from precook.maintain.gc import plan_gc
+from tests.frozen import columns
 from tests.trees import same, trees
 
 RECIPE = precook.Recipe("model", {})
@@ -106,6 +109,25 @@ class StoreMachine(RuleBasedStateMachine):
     def reindex(self) -> None:
         if self.path.exists():
             self.store.reindex()
+
+    @rule()
+    def compact(self) -> None:
+        if self.path.exists():
+            plan_compact(self.store).execute()
+
+    @rule(doomed=st.sets(numbers))
+    def collect(self, doomed: set[int]) -> None:
+        """Everything that was acknowledged is leased but for some: exactly those are gone, and may come back only."""
+        if not self.path.exists():
+            return
+        with self.store.lease("model") as lease:
+            lease.protect(columns([RECIPE.key(number) for number in range(8) if number not in doomed]))
+            plan_gc(self.store, grace=0).execute()
+        for number in doomed:
+            assert RECIPE.key(number) not in self.store
+            if number in self.durable:
+                # Without its index a store forgets what was dropped from packs that are still there.
+                self.maybe.setdefault(number, []).append(self.durable.pop(number))
 
     @rule(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), which=st.integers(0, 100))
     def flip(self, position: float, bit: int, which: int) -> None:

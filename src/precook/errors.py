@@ -9,16 +9,24 @@
     ├── IncompleteError          a plan that is not fully built
     ├── MissingTorchError        a torch tensor is asked for and torch is not installed
     ├── EncodeError              an encoder that broke its promise
+    ├── StoppedError             a build that was told to stop
+    ├── FeedError                a batch that cannot be made, or a state that belongs to another feed
+    ├── BundleError              an archive that is not what `precook export` wrote
     ├── MissingEntryError        no entry under that key (also a KeyError)
     │   └── DamagedEntryError    ... because its bytes are not what was put
     └── StoreError
         ├── NoStoreError         nothing there
         ├── NoSnapshotError      no snapshot of that dataset
+        ├── SnapshotEntriesError ... or one that names entries that are damaged or missing
         ├── NotAStoreError       something else is there
         ├── NewerFormatError     made by a newer precook
         ├── LockedError          somebody else holds the lock
+        ├── LostLeaseError       our lease was broken by force
+        ├── NoLeaseError         no such lease
+        ├── PinnedError          a pinned snapshot is not removed
         ├── ReadOnlyError        writing is not allowed here
         ├── NoSpaceError         the disk or the quota is full
+        │   └── StoreFullError   ... or the store has reached its max_bytes
         ├── StoreReadError       the system refused a read
         ├── StoreWriteError      the disk refused a write
         ├── DamagedPackError     a pack that is not what its name says
@@ -144,6 +152,29 @@ class EncodeError(PrecookError):
     """An encoder that returned something else than it promised; nothing of that batch was stored."""
 
 
+class BundleError(PrecookError):
+    """An archive that is not what `precook export` wrote; nothing of it was taken."""
+
+    hint = "get the archive again from whoever made it; the store is as it was"
+    exit_code = 4
+
+    def __init__(self, archive: str, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{printable(archive)}: {reason}", hint=hint)
+        self.archive = archive
+        self.reason = reason
+
+
+class FeedError(PrecookError):
+    """A batch that cannot be made as asked, or a state that does not belong to this feed."""
+
+
+class StoppedError(PrecookError):
+    """A build that was told to stop before it was done; what was made is kept."""
+
+    hint = "start again to go on"
+    exit_code = 130
+
+
 class MissingEntryError(PrecookError, KeyError):
     """No entry is stored under this key."""
 
@@ -193,6 +224,21 @@ class NoSnapshotError(StoreError):
         self.dataset = dataset
 
 
+class SnapshotEntriesError(StoreError):
+    """Entries that a snapshot names are damaged or missing; `entries` lists them, each with the reason."""
+
+    hint = "`precook verify --repair` drops what is damaged; then build the dataset again"
+    exit_code = 4
+
+    def __init__(self, path: Path, dataset: str, entries: tuple[tuple[Key, str], ...]) -> None:
+        few = "; ".join(f"{key.hex[:16]}…: {reason}" for key, reason in entries[:5])
+        more = f"; and {len(entries) - 5:,} more" if len(entries) > 5 else ""  # noqa: PLR2004 - a few say enough
+        named = f"{len(entries):,} entries that {printable(dataset)} needs cannot be read"
+        super().__init__(path, f"{named}: {few}{more}")
+        self.dataset = dataset
+        self.entries = entries
+
+
 class NotAStoreError(StoreError):
     """This directory holds something that is not a store."""
 
@@ -219,6 +265,28 @@ class LockedError(StoreError):
     exit_code = 11
 
 
+class LostLeaseError(StoreError):
+    """A lease that we hold was broken by force: what it protected may be gone, and there is no safe way to go on."""
+
+    hint = "start again; do not break the leases of what still runs"
+
+
+class NoLeaseError(StoreError):
+    """No lease, or more than one, has an id that begins so."""
+
+    hint = "`precook leases` lists them"
+
+    def __init__(self, path: Path, prefix: str, found: int) -> None:
+        super().__init__(path, f"{found or 'no'} leases begin with {printable(prefix)!r}")
+        self.prefix = prefix
+
+
+class PinnedError(StoreError):
+    """A snapshot that is pinned and therefore stays."""
+
+    hint = "unpin it first"
+
+
 class ReadOnlyError(StoreError):
     """Writing is not allowed: opened read-only, a read-only mount, or missing permission."""
 
@@ -231,6 +299,12 @@ class NoSpaceError(StoreError):
 
     hint = "free some space and try again"
     exit_code = 14
+
+
+class StoreFullError(NoSpaceError):
+    """The store has reached its `max_bytes` and nothing in it may be evicted; nothing was written."""
+
+    hint = "raise max_bytes, or let go of what protects the rest; `precook evict` shows what does"
 
 
 class StoreReadError(StoreError):

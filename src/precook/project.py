@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,12 +19,21 @@ from precook.encode.build import BuildReport, Hand, Options, build, default_thre
 from precook.encode.catalog import encodings, make_worker
 from precook.encode.crew import AUTO
 from precook.encode.encoder import Encoder
+from precook.encode.pads import pad_ids
 from precook.errors import ConfigError, NoSpaceError
 from precook.errors import Problem as ConfigProblem
+from precook.feed.feed import Feed, FeedOptions
+from precook.feed.planned import feed_plan
+from precook.maintain.doubt import Doubting, SourceCheck, compare_plans
+from precook.maintain.recompute import Difference, compare, sampled_plan
+from precook.maintain.runs import Run, record_run
 from precook.plan.plan import Plan, make_plan
+from precook.plan.wants import Encoding
 from precook.report import SILENT, Reporter
+from precook.sources.memory import Memory
 from precook.sources.remembered import remembered_digests
 from precook.store.layout import Layout, read_marker
+from precook.store.leases import Lease
 from precook.store.store import Store, open_store
 from precook.units import format_size
 
@@ -86,23 +97,41 @@ class Project:
             self._store = open_store(self.store_path, read_only=not write and not absent)
         return self._store
 
-    def plan(self, *, encoders: list[str] | None = None, write: bool = True, report: Reporter = SILENT) -> Plan:
+    def plan(
+        self,
+        *,
+        encoders: list[str] | None = None,
+        write: bool = True,
+        report: Reporter = SILENT,
+        lease: Lease | None = None,
+        memory: Memory | None = None,
+    ) -> Plan:
         """Look at the sources and say what is ready, what is missing and why.
 
         Nothing is encoded and no entry is written; what was learnt about the sources is remembered in the store unless
-        `write` is False. `encoders` names those of interest; without it, all.
+        `write` is False. `encoders` names those of interest; without it, all. A `lease` protects all that is planned;
+        `memory` takes the place of what the store remembers.
         """
         chosen = self._chosen(encoders)
         store = self._opened(write=write)
-        memory = store.memory()
+        memory = memory or store.memory()
         digest_of = partial(remembered_digests, memory=memory, trust=self.settings.stamps == "trust", report=report)
         try:
-            wanted = encodings(chosen, self.base, digest_of=digest_of, origin=self._origin)
+            wanted = encodings(chosen, self.base, digest_of=digest_of, origin=self._origin, report=report)
         finally:
             if write:
                 store.remember(memory)  # weights that were read need not be read again
         return make_plan(
-            self.settings, self.base, wanted, store, memory, write=write, report=report, builder=self._build
+            self.settings,
+            self.base,
+            wanted,
+            store,
+            memory,
+            write=write,
+            report=report,
+            builder=self._build,
+            lease=lease,
+            pads=partial(self._pads, wanted, memory),
         )
 
     def build(self, **options: Any) -> BuildReport:
@@ -114,11 +143,69 @@ class Project:
         `retry_failed`, to try again what failed before; `fail_fast`, to stop at the first failure; `crowded`, to start
         although the disk cannot hold the forecast.
         """
-        return self._build(self.plan(report=options.get("report", SILENT)), **options)
+        started = int(time.time())
+        with self._lease(self.store) as lease:
+            plan = self.plan(report=options.get("report", SILENT), lease=lease)
+            return self._recorded(started, self._build_leased(plan, lease, **options))
 
-    def _build(
+    def verify_sources(self, *, report: Reporter = SILENT) -> SourceCheck:
+        """Read every source and model again and compare it with what is remembered of it.
+
+        It finds edits that left a file's stamp as it was. What was remembered wrongly is forgotten: the next plan sees
+        the files as they are.
+        """
+        before = self.plan(report=report)
+        memory = Doubting(self.store.workings().index)
+        after = self.plan(report=report, memory=memory)
+        memory.settle()
+        self.store.remember(memory)
+        return compare_plans(before, after, memory.files)
+
+    def recompute(
+        self, share: float, *, seed: int = 0, devices: Sequence[str] = (), report: Reporter = SILENT
+    ) -> list[Difference]:
+        """Encode a random part of what is ready once more and say how far it is from what is stored, by encoder.
+
+        At least one entry of each encoder is made; the same seed takes the same entries. The store is not changed.
+        """
+        plan = self.plan(write=False, report=report)
+        with tempfile.TemporaryDirectory(prefix="precook-recompute-") as folder, open_store(folder) as scratch:
+            part, chosen = sampled_plan(plan, share, seed=seed, scratch=scratch)
+            hands = {name: self._hand(name, one, devices) for name, one in self._chosen(None).items()}
+            options = Options(MEMORY, default_threads(), retry_failed=False, fail_fast=False)
+            build(part, hands, options=options, stop=threading.Event(), report=report)
+            return [compare(name, plan.store, scratch, keys) for name, keys in chosen.items()]
+
+    def _lease(self, store: Store) -> Lease:
+        return store.lease(f"build of {self.settings.dataset}")
+
+    def _build(self, plan: Plan, **options: Any) -> BuildReport:
+        """Build a plan that was made without a lease: what it found ready and is gone by now, the end of it makes."""
+        started = int(time.time())
+        with self._lease(plan.store) as lease:
+            for one in plan.encoders.values():
+                lease.protect(one.wants.keys)
+            return self._recorded(started, self._build_leased(plan, lease, **options))
+
+    def _recorded(self, started: int, done: BuildReport) -> BuildReport:
+        """Remember what a build did, for `precook status`."""
+        run = Run(
+            started=started,
+            dataset=self.settings.dataset,
+            encoded=sum(done.encoded.values()),
+            reused=sum(done.reused.values()),
+            failed=len(done.failed),
+            nbytes=done.bytes,
+            seconds=round(done.seconds, 3),
+            stopped=done.stopped,
+        )
+        record_run(self.store, run)
+        return done
+
+    def _build_leased(
         self,
         plan: Plan,
+        lease: Lease,
         *,
         report: Reporter = SILENT,
         stop: threading.Event | None = None,
@@ -141,7 +228,7 @@ class Project:
         rounds = 0
         while not stop.is_set():
             # Sources that changed meanwhile are what they are now.
-            plan = self.plan(encoders=names, report=report)
+            plan = self.plan(encoders=names, report=report, lease=lease)
             told = {(failure.encoder, failure.key) for failure in done.failed}
             if rounds == _ROUNDS or all((entry.encoder, entry.key) in told for entry in plan.missing):
                 if set(names) == set(self.settings.encoders) and not len(plan.missing):
@@ -152,6 +239,32 @@ class Project:
             options = dataclasses.replace(options, retry_failed=False)
             done = joined(done, build(plan, hands, options=options, stop=stop, report=report), plan)
         return dataclasses.replace(done, stopped=True)
+
+    def feed(
+        self,
+        *,
+        batch_size: int,
+        captions: bool = True,
+        devices: Sequence[str] = (),
+        report: Reporter = SILENT,
+        **options: Any,
+    ) -> Feed:
+        """Batches for training of what the config describes now; see `precook.FeedOptions` for the other options.
+
+        Sources are looked at once, here. `on_missing="encode"` makes what a batch lacks when it is needed, on the
+        `devices`, and stores it; `captions=False` spares reading every caption file.
+        """
+        chosen = FeedOptions(batch_size=batch_size, **options)
+        hands = {name: self._hand(name, one, devices) for name, one in self._chosen(None).items()}
+        return feed_plan(self.plan(report=report), chosen, hands=hands, captions=captions)
+
+    def _pads(self, wanted: Sequence[Encoding], memory: Memory) -> dict[str, int]:
+        sections = self._chosen(None)
+        return pad_ids(
+            {encoding.name: encoding for encoding in wanted},
+            lambda name: make_worker(name, sections[name], self.base, self._origin),
+            memory,
+        )
 
     def _hand(self, name: str, one: Any, devices: Sequence[str]) -> Hand:
         section = self.settings.encoders[name]

@@ -25,7 +25,19 @@ from .driver import Driver, DriverError
 from .library import FAULTS, UnavailableError
 from .report import Report
 
-SCENARIOS = ("create", "build", "lost-index", "old-index", "doubtful-index", "damage", "freeze")
+SCENARIOS = (
+    "create",
+    "build",
+    "lost-index",
+    "old-index",
+    "doubtful-index",
+    "damage",
+    "freeze",
+    "gc",
+    "evict",
+    "compact",
+)
+SCENARIOS += ("import", "export", "repair")
 # A fault, a second process, a power cut: what the first one left unsynced, or could not sync.
 BEFORE_A_CUT = ("kill", "fsync-eio")
 

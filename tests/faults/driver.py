@@ -122,8 +122,10 @@ def _scenario(name: str) -> Scenario:
 
         return ToyScenario(name.removeprefix("toy").strip())
     from .scenarios import SCENARIOS  # noqa: PLC0415 - imports the store, which the toy's tests do without
+    from .sharing import SHARING  # noqa: PLC0415
+    from .upkeep import UPKEEP  # noqa: PLC0415
 
-    return SCENARIOS[name]
+    return {**SCENARIOS, **SHARING, **UPKEEP}[name]
 
 
 def _tasks(library: Library, workspace: Path) -> dict[str, Callable[..., Report]]:

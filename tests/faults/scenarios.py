@@ -232,7 +232,7 @@ class Damage(StoreScenario):
                     for number in group:
                         writer.put(key_of(number), tree_of(number))
         for number, leaf in ((2, tree_of(2)["hidden"]), (3, tree_of(3))):
-            _flip_bit(cache, leaf.tobytes(), f"entry {number}")
+            flip_bit(cache, leaf.tobytes(), f"entry {number}")
 
     def run(self, area: Path, journal: Journal) -> None:
         """Read everything; encode again what turns out to be damaged or missing, as a build would."""
@@ -262,7 +262,7 @@ class Freeze(StoreScenario):
             for number, snapshot in zip(self.numbers, self._snapshots, strict=True):
                 journal.commit(lambda number=number: _remember(store, number))
                 put(store, journal, number)
-                step = functools.partial(store.freeze, "cats", _frozen(number + 1))
+                step = functools.partial(store.freeze, "cats", frozen(number + 1))
                 if not journal.commit(step, snapshot):
                     journal.commit(step, snapshot)
 
@@ -278,7 +278,7 @@ class Freeze(StoreScenario):
                     problems += [] if lenient else [str(error)]
                     continue
                 sizes.add(snapshot.samples)
-                if not _same(snapshot.content, _frozen(snapshot.samples)):
+                if not _same(snapshot.content, frozen(snapshot.samples)):
                     problems.append(f"{file.path.name} holds something else")
             memory = store.memory()
             for number in self.numbers:
@@ -307,7 +307,7 @@ def _row(number: int, width: int) -> np.ndarray:
     return np.full((1, width), number + 1, np.uint8)
 
 
-def _frozen(samples: int) -> dict[str, object]:
+def frozen(samples: int) -> dict[str, object]:
     """The tree of a snapshot of so many samples."""
     column = np.arange(samples, dtype=np.int32)
     keys = np.repeat(column.astype(np.uint8)[:, None] + 1, 32, axis=1)
@@ -338,7 +338,7 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def _flip_bit(cache: Path, needle: bytes, what: str) -> None:
+def flip_bit(cache: Path, needle: bytes, what: str) -> None:
     for pack in cache.rglob("*.safetensors"):
         content = pack.read_bytes()
         at = content.find(needle)

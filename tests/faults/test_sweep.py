@@ -19,6 +19,11 @@ KILLED = [
     ("old-index", "kill", 11),
     ("doubtful-index", "kill", 19),
     ("damage", "kill", 7),
+    ("gc", "kill", 13),
+    ("gc", "killafter", 29),
+    ("evict", "kill", 23),
+    ("compact", "kill", 13),
+    ("compact", "torn", 29),
 ]
 REFUSED = [
     ("create", "enospc", 5),
@@ -32,6 +37,10 @@ REFUSED = [
     ("build", "fsync-eio", 7),
     ("lost-index", "enospc", 19),
     ("damage", "enospc", 11),
+    ("gc", "enospc", 17),
+    ("gc", "eio", 23),
+    ("compact", "enospc", 17),
+    ("compact", "fsync-eio", 3),
 ]
 HARMLESS = [
     ("create", "short", 5),
@@ -80,6 +89,8 @@ def test_short_or_interrupted_call_is_continued(driver: Driver, scenario: str, f
         ("old-index", 1000, True),
         ("doubtful-index", 1000, True),
         ("damage", 53, False),
+        ("gc", 1000, True),
+        ("compact", 1000, True),
     ],
 )
 def test_power_cut_loses_nothing_acknowledged(driver: Driver, scenario: str, every: int, brief: bool) -> None:

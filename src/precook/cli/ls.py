@@ -16,6 +16,7 @@ from precook.cli.output import Span
 from precook.cli.recipes import RecipeInfo, read_recipe
 from precook.cli.stores import open_to_read
 from precook.errors import PrecookError, printable
+from precook.maintain.checking import named_keys
 from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
@@ -39,8 +40,13 @@ def run(store: Path | None, choice: Choice, *, quiet: bool, as_json: bool) -> No
 
 def choose(store: Store, choice: Choice, *, now: float) -> Iterator[Listed]:
     """The entries asked for, in the order asked for; by key they are read a few at a time."""
-    recipes = _matching_recipes(store, choice.recipe) if choice.recipe is not None else None
-    entries = (entry for entry in list_entries(store.entries()) if _is_chosen(entry, choice, recipes, now))
+    recipes = matching_recipes(store, choice.recipe) if choice.recipe is not None else None
+    keys = named_keys(store, choice.dataset) if choice.dataset is not None else None
+    entries = (
+        entry
+        for entry in list_entries(store.entries())
+        if (keys is None or entry.key.bytes in keys) and _is_chosen(entry, choice, recipes, now)
+    )
     return islice(_sorted(entries, choice), choice.limit)
 
 
@@ -68,7 +74,7 @@ def _sorted(entries: Iterator[Listed], choice: Choice) -> Iterable[Listed]:
     return sorted(entries, key=rank)
 
 
-def _matching_recipes(store: Store, wanted: str) -> set[str]:
+def matching_recipes(store: Store, wanted: str) -> set[str]:
     """The digests of the recipes that are meant; an error that names all of them where none is."""
     known = [info for recipe in store.stats().recipes if (info := read_recipe(recipe.form)) is not None]
     matching = {info.hex for info in known if _is_meant(info, wanted)}

@@ -17,7 +17,7 @@ import typer
 
 import precook
 from precook.cli import output
-from precook.cli.choice import Choice, Sort
+from precook.cli.choice import Choice, Form, SnapshotAction, Sort
 from precook.cli.projects import place_of_store
 from precook.errors import ConfigError, DamagedPackError, PrecookError
 from precook.units import parse_duration, parse_size
@@ -142,6 +142,13 @@ def _subset(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def _share(text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)%", text)
+    if match is None or not 0 < float(match[1]) <= 100:  # noqa: PLR2004 - all of it
+        raise typer.BadParameter(f"{text[:40]!a} is not a share: write 1% or 0.5%, up to 100%")
+    return float(match[1]) / 100
+
+
 def _key(text: str) -> str:
     if re.fullmatch(r"[0-9a-f]{4,64}", text.lower()) is None:
         message = f"{text[:80]!a} is not a key: write its 64 hexadecimal digits, or at least the first 4"
@@ -169,6 +176,7 @@ EncoderOption = Annotated[
     list[str] | None, typer.Option("--encoder", metavar="NAME", help="Only this encoder; may be given again.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do it; without it, only show what would be done.")]
 VersionOption = Annotated[
     bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
 ]
@@ -200,7 +208,7 @@ def init_command(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the config, for editors.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a folder of pictures and write a commented config for it."""
+    """Look at a folder of pictures and write a config for it."""
     from precook.cli import init
 
     if schema:
@@ -311,6 +319,9 @@ def ls_command(
         str | None,
         typer.Option(metavar="RECIPE", help="Only what this recipe made: its kind, or the first digits of its digest."),
     ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only what the snapshots of this dataset name.")
+    ] = None,
     min_size: Annotated[
         int | None, typer.Option(parser=_size, metavar="SIZE", help="Only entries of this size or more, such as 1MiB.")
     ] = None,
@@ -331,7 +342,7 @@ def ls_command(
     """List the entries of a store."""
     from precook.cli import ls
 
-    choice = Choice(recipe, min_size, max_size, older_than, newer_than, sort, limit)
+    choice = Choice(recipe, dataset, min_size, max_size, older_than, newer_than, sort, limit)
     ls.run(place_of_store(config, store), choice, quiet=quiet, as_json=as_json)
 
 
@@ -359,16 +370,191 @@ def verify_command(
     subset: Annotated[
         Any, typer.Option(parser=_subset, metavar="K/N", help="Check only the K-th of N parts, such as 1/7.")
     ] = "1/1",
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key", parser=_key, metavar="KEY", help="Only this entry, by its first digits; may be repeated."
+        ),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", metavar="RECIPE", help="Only what this recipe made: its kind or first digits."),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", metavar="NAME", help="Only what this dataset's snapshots name.")
+    ] = None,
     max_time: Annotated[
         float | None,
-        typer.Option(parser=_duration, metavar="TIME", help="Stop after so long, such as 10m."),
+        typer.Option(parser=_duration, metavar="TIME", help="Stop after so long, such as 10m; the next run goes on."),
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Drop what is damaged, so that the next build makes it again.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Repair; without it, only show what would be dropped.")] = False,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Instead, read every source of the config again and compare.")
+    ] = False,
+    recompute: Annotated[
+        float | None,
+        typer.Option(parser=_share, metavar="SHARE", help="Instead, encode so much again and compare, such as 1%."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Which entries --recompute takes.")] = 0,
     as_json: JsonOption = False,
 ) -> int:
-    """Check every byte of every pack; changes nothing."""
-    from precook.cli import verify
+    """Check every byte of every pack and snapshot.
 
-    return verify.run(place_of_store(config, store), subset=subset, max_seconds=max_time, as_json=as_json)
+    Nothing is changed without --repair and --yes. The exit code tells that damage was found, repaired or not.
+    """
+    from precook.cli import recheck, verify
+
+    if sources and recompute is not None:
+        raise typer.BadParameter("takes a run of its own", param_hint="--recompute")
+    if sources:
+        return recheck.run_sources(config, store, as_json=as_json)
+    if recompute is not None:
+        recheck.run_recompute(config, store, recompute, seed=seed, as_json=as_json)
+        return 0
+    place = place_of_store(config, store)
+    asked = verify.Asked(
+        subset=subset,
+        keys=tuple(key or ()),
+        recipes=tuple(recipe or ()),
+        dataset=dataset,
+        max_seconds=max_time,
+        repair=repair,
+        yes=yes,
+    )
+    return verify.run(place, asked, as_json=as_json)
+
+
+@_command("snapshots")
+def snapshots_command(
+    action: Annotated[
+        SnapshotAction, typer.Argument(metavar="ACTION", help="list, pin, unpin or rm.", show_default="list")
+    ] = SnapshotAction.LIST,
+    dataset: Annotated[
+        str | None, typer.Argument(metavar="DATASET", help="The dataset's name.", show_default=False)
+    ] = None,
+    snapshot: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Its number, or the first digits of its id.", show_default=False)
+    ] = None,
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show what would be removed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List snapshots, pin or unpin one, or remove one.
+
+    `precook gc` keeps what the latest snapshot of each dataset names, and what pinned ones name.
+    """
+    from precook.cli import snapshots
+
+    place = place_of_store(config, store)
+    if action is SnapshotAction.LIST:
+        snapshots.run_list(place, dataset, as_json=as_json)
+    elif dataset is None or snapshot is None:
+        raise typer.BadParameter("name the dataset and the snapshot", param_hint="DATASET ID")
+    else:
+        snapshots.run(place, action, dataset, snapshot, yes=yes, as_json=as_json)
+
+
+@_command("export")
+def export_command(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="The archive; with --as safetensors, a folder.")],
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option("--snapshot", metavar="ID", help="An older snapshot: its number, or the first digits of its id."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="WHAT", help="Also captions or paths, if the snapshot has them; repeatable."),
+    ] = None,
+    form: Annotated[
+        Form, typer.Option("--as", help="An archive for `precook import`, or plain safetensors files for anyone.")
+    ] = Form.BUNDLE,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a dataset to an archive, with all that it needs.
+
+    Neither paths nor captions leave unless you ask for them. An export that was interrupted goes on where it stopped.
+    """
+    from precook.cli import export
+
+    place = place_of_store(config, store)
+    if form is Form.SAFETENSORS:
+        if keep:
+            raise typer.BadParameter("safetensors files hold neither captions nor paths", param_hint="--with")
+        export.run_shards(place, dataset, target, snapshot=snapshot, force=force, as_json=as_json)
+    else:
+        export.run(place, dataset, target, snapshot=snapshot, keep=keep or [], force=force, as_json=as_json)
+
+
+@_command("import")
+def import_command(
+    archive: Annotated[str, typer.Argument(metavar="FILE", help="The archive; - reads it from stdin.")],
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    dataset: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Another name for the dataset.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a dataset from an archive into the store.
+
+    Every byte is checked before anything of it is used, and entries that the store has are not written again. An import
+    that was interrupted goes on where it stopped.
+    """
+    from precook.cli import import_
+
+    import_.run(place_of_store(config, store), archive, dataset=dataset, as_json=as_json)
+
+
+@_command("adopt")
+def adopt_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures with their old caches.")],
+    *,
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset they become.")] = "adopted",
+    caches: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the caches lie, if not beside the pictures.")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="TOOL", help="Only this tool's, or TOOL/ARCHITECTURE, where there are several."),
+    ] = None,
+    ignore_times: Annotated[
+        bool, typer.Option("--ignore-times", help="Also caches that look older than their picture or caption.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Store them; without it, only show what would be adopted.")
+    ] = False,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Take over what another tool has cached of your pictures.
+
+    The tools are sd-scripts, musubi-tuner and ai-toolkit.
+
+    The entries are marked: adopted, encoder not verified. No file of the folder is changed.
+    """
+    from precook.cli import adopt
+
+    asked = adopt.Asked(
+        folder=folder,
+        config=config,
+        store=store,
+        dataset=dataset,
+        caches=caches,
+        only=only,
+        ignore_times=ignore_times,
+        yes=yes,
+    )
+    return adopt.run(asked, as_json=as_json)
 
 
 @_command("doctor")
@@ -387,6 +573,130 @@ def reindex_command(*, config: ConfigOption = None, store: StoreOption = None, a
     reindex.run(place_of_store(config, store), as_json=as_json)
 
 
+@_command("gc", DamagedPackError)
+def gc_command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    grace: Annotated[
+        Any, typer.Option(parser=_duration, metavar="TIME", help="Keep what was written or used since, such as 24h.")
+    ] = "24h",
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove entries that no snapshot and no lease needs.
+
+    It is a preview until --yes.
+    """
+    from precook.cli import removal
+
+    absent = removal.absent_sources(config) if store is None or config is not None else []
+    removal.run_gc(place_of_store(config, store), absent, grace=grace, yes=yes, as_json=as_json)
+
+
+@_command("evict", DamagedPackError)
+def evict_command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    max_size: Annotated[
+        Any, typer.Option(parser=_size, metavar="SIZE", help="What all packs may take, such as 200GB.")
+    ],
+    grace: Annotated[
+        Any, typer.Option(parser=_duration, metavar="TIME", help="Keep what was written or used since, such as 1h.")
+    ] = "0s",
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Remove the least recently used entries down to a size.
+
+    It is a preview until --yes.
+    """
+    from precook.cli import removal
+
+    return removal.run_evict(place_of_store(config, store), max_size=max_size, grace=grace, yes=yes, as_json=as_json)
+
+
+@_command("prune", DamagedPackError)
+def prune_command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    older_than: Annotated[
+        Any, typer.Option(parser=_duration, metavar="TIME", help="Remove what was not used for so long, such as 30d.")
+    ],
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what nobody has used for a while; a preview until --yes."""
+    from precook.cli import removal
+
+    removal.run_prune(place_of_store(config, store), older_than=older_than, yes=yes, as_json=as_json)
+
+
+@_command("clear", DamagedPackError)
+def clear_command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="RECIPE", help="What this recipe made: its kind, or the first digits of its digest."),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A dataset's snapshots, and what no other dataset needs.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what a recipe made, a dataset, or everything.
+
+    However young it is. It is a preview until --yes.
+    """
+    if [recipe is not None, dataset is not None, everything].count(True) != 1:
+        raise typer.BadParameter("say one of --recipe, --dataset and --all")
+    from precook.cli import removal
+
+    place = place_of_store(config, store)
+    removal.run_clear(place, recipe=recipe, dataset=dataset, everything=everything, yes=yes, as_json=as_json)
+
+
+@_command("compact", DamagedPackError)
+def compact_command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Rewrite packs with much dead space and merge small ones.
+
+    No entry is lost. It is a preview until --yes.
+    """
+    from precook.cli import compact
+
+    compact.run(place_of_store(config, store), yes=yes, as_json=as_json)
+
+
+@_command("leases")
+def leases_command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    breaking: Annotated[
+        str | None,
+        typer.Option("--break", metavar="ID", help="Take this lease from its holder, by its first digits."),
+    ] = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who uses the store right now, and what it keeps for them."""
+    from precook.cli import leases
+
+    leases.run(place_of_store(config, store), breaking=breaking, yes=yes, as_json=as_json)
+
+
 @_command("demo")
 def demo_command(
     folder: Annotated[
@@ -395,7 +705,7 @@ def demo_command(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the main job on pictures and small models made on the spot.
+    """Show the main job on pictures and models made on the spot.
 
     Every step shows the commands and what they print. Needs diffusers and transformers.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from precook.errors import NoStoreError, NotAStoreError, ReadOnlyError
+from precook.store.layout import Layout, read_marker
 from precook.store.store import Store, open_store
 
 PLACES = (Path(), Path("cache"))
@@ -39,9 +40,14 @@ def open_to_write(given: Path | None) -> Store:
     return store
 
 
-def _open(path: Path, *, read_only: bool) -> Store:
+def open_to_use(given: Path | None) -> Store:
+    """The store, for a command that reads it and holds a lease meanwhile where it may write."""
+    return _open(find_store(given), read_only=False, exists=True)
+
+
+def _open(path: Path, *, read_only: bool, exists: bool = False) -> Store:
     try:
-        return open_store(path, read_only=read_only)
+        return open_store(path, read_only=read_only or (exists and read_marker(Layout(path)) is None))
     except NoStoreError as error:
         error.hint = "check the path; a store is made by its first build"
         raise

@@ -34,8 +34,10 @@ _RACE = ((3, 7, 0), (3, 51, 2))
 """First and last SQLite release with the WAL-reset race."""
 _LITTLE_SPACE = 1 << 30
 _TOO_LITTLE_SPACE = 64 << 20
-_KNOWN_FILES = re.compile(r"store\.toml|CACHEDIR\.TAG|index\.lock|index\.sqlite(-wal|-shm|-journal)?")
-_KNOWN_FOLDERS = {"packs", "snapshots"}
+_KNOWN_FILES = re.compile(
+    r"store\.toml|CACHEDIR\.TAG|(index|maintenance)\.lock|reserve|index\.sqlite(-wal|-shm|-journal)?"
+)
+_KNOWN_FOLDERS = {"imports", "leases", "packs", "snapshots"}
 
 
 def examine(path: Path) -> list[Finding]:

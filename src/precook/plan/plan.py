@@ -23,13 +23,15 @@ from precook.plan.reasons import Reasons, Why
 from precook.plan.samples import Framed, Samples, Target, frame
 from precook.plan.snapshot import snapshot_tree
 from precook.plan.table import show
-from precook.plan.wants import Encoding, Wants, want
+from precook.plan.wants import Encoding, Wants, rows_with, want
 from precook.report import SILENT, Reporter
 from precook.sources.gather import gather
 from precook.sources.memory import Memory
 from precook.sources.pairing import Numbers
+from precook.store.leases import Lease
 from precook.store.snapshots import Snapshot
 from precook.store.store import Store
+from precook.store.syncpoints import syncpoint
 from precook.values import Key
 
 
@@ -58,6 +60,13 @@ class EncoderPlan:
         wanted[list(self.failures)] = False
         return rows_where(wanted)
 
+    @cached_property
+    def failed_rows(self) -> npt.NDArray[np.bool_]:
+        """Which rows have no entry because it failed before, also where several rows share it."""
+        failed = np.zeros_like(self.ready_rows)
+        failed[rows_with(self.wants.keys, {self.wants.keys[row].tobytes() for row in self.failures})] = True
+        return failed
+
     def reasons(self, rows: Numbers) -> list[Why]:
         """Why each row has no entry."""
         return self.finder.of(rows)
@@ -84,6 +93,8 @@ class Plan:
         framed: Framed,
         encoders: dict[str, EncoderPlan],
         builder: Callable[..., Any] | None = None,
+        generation: str = "",
+        pads: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self.settings = settings
         self.base = base
@@ -92,8 +103,12 @@ class Plan:
         self.framed = framed
         self.encoders = encoders
         """The plan of each encoder, by its name in the config."""
+        self.generation = generation
+        """The store's generation when it was asked what is there: until that changes, what was ready is."""
         self._memory = memory
         self._builder = builder
+        self.pads = pads
+        """What token ids are padded with, by encoder."""
 
     @cached_property
     def ready(self) -> Entries:
@@ -156,7 +171,8 @@ class Plan:
         if len(self.missing):
             raise IncompleteError(f"{len(self.missing):,} entries of {self.settings.dataset} are missing")
         chosen, tree = snapshot_tree(self)
-        snapshot = self.store.freeze(self.settings.dataset, tree)
+        keys = np.concatenate([one.wants.keys[one.ready_rows] for one in self.encoders.values()])
+        snapshot = self.store.freeze(self.settings.dataset, tree, needs=keys, seen=self.generation)
         History(self.settings.dataset, self.samples, self._memory).record(chosen)
         self.store.remember(self._memory)
         return snapshot
@@ -179,8 +195,13 @@ def make_plan(
     write: bool = True,
     report: Reporter = SILENT,
     builder: Callable[..., Any] | None = None,
+    lease: Lease | None = None,
+    pads: Callable[[], dict[str, int]] = dict,
 ) -> Plan:
-    """Look at the sources and say what is missing; with `write`, remember what was learnt on the way."""
+    """Look at the sources and say what is missing; with `write`, remember what was learnt on the way.
+
+    With a lease, all that is wanted is protected by it before it is looked up.
+    """
 
     def save() -> None:
         if write:
@@ -208,8 +229,11 @@ def make_plan(
     history = History(settings.dataset, samples, memory)
     failed = read_failures(memory)
     encoders = {}
+    generation = store.generation()
     for encoding in encodings:
         wants = want(encoding, samples, framed, settings.image, settings.text, memory)
+        if lease is not None:
+            lease.protect(wants.keys)
         ready = find_ready(wants.keys, store, memory)
         failures = {}
         if failed:
@@ -220,4 +244,5 @@ def make_plan(
         finder = Reasons(wants, samples, store, memory, history)
         encoders[encoding.name] = EncoderPlan(wants, ready, failures, samples, framed.targets, finder)
     save()
-    return Plan(settings, base, store, memory, samples, framed, encoders, builder)
+    syncpoint("plan.looked_up")
+    return Plan(settings, base, store, memory, samples, framed, encoders, builder, generation, pads)

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from precook.plan.plan import EncoderPlan, Plan
 
 
-def snapshot_tree(plan: Plan) -> tuple[Numbers, dict[str, Any]]:
-    """The samples that are complete, and the tree that docs/format.md describes; in the order of their identities."""
-    complete = _complete(plan)
+def snapshot_tree(plan: Plan, *, missing: bool = False, captions: bool = False) -> tuple[Numbers, dict[str, Any]]:
+    """The samples that are complete, and the tree that docs/format.md describes; in the order of their identities.
+
+    `missing`: also those whose entries are still to be made; `captions`: with their texts, whatever the config keeps.
+    """
+    complete = _complete(plan, missing=missing)
     ids = np.array([np.frombuffer(plan.samples.id(sample), np.uint8) for sample in complete.tolist()], np.uint8)
     ids = ids.reshape(-1, 32)
     order = np.lexsort(ids.T[::-1])
@@ -50,10 +53,7 @@ def snapshot_tree(plan: Plan) -> tuple[Numbers, dict[str, Any]]:
             }
             for concept in settings.concepts
         ],
-        "encoders": {
-            name: {"input": one.wants.encoding.input, "recipe": one.wants.encoding.recipe.form.decode("ascii")}
-            for name, one in plan.encoders.items()
-        },
+        "encoders": _encoders(plan),
         "samples": {
             "id": ids,
             "image": plan.samples.images[chosen],
@@ -72,16 +72,28 @@ def snapshot_tree(plan: Plan) -> tuple[Numbers, dict[str, Any]]:
     if "paths" in settings.keep:
         paths = [os.fsencode(plan.samples.path(sample)) for sample in chosen.tolist()]
         tree["paths"] = _texts(paths)
-    if "captions" in settings.keep:
+    if captions or "captions" in settings.keep:
         tree["captions"] = _texts([text.encode("utf-8") for text in _captions(plan, owners)])
     return chosen, tree
 
 
-def _complete(plan: Plan) -> Numbers:
-    """Samples of which nothing failed."""
+def _encoders(plan: Plan) -> dict[str, Any]:
+    pads = plan.pads()
+    return {
+        name: {
+            "input": one.wants.encoding.input,
+            "recipe": one.wants.encoding.recipe.form.decode("ascii"),
+            **({"pad": pads[name]} if name in pads else {}),
+        }
+        for name, one in plan.encoders.items()
+    }
+
+
+def _complete(plan: Plan, *, missing: bool) -> Numbers:
+    """Samples of which nothing failed, and nothing is missing unless that is allowed."""
     complete = np.any(plan.framed.usable, axis=0) if plan.samples.count else np.zeros(0, bool)
     for one in plan.encoders.values():
-        lacking = one.wants.samples[~one.ready_rows]
+        lacking = one.wants.samples[one.failed_rows if missing else ~one.ready_rows]
         complete[lacking[lacking != NOBODY]] = False
     return np.flatnonzero(complete)
 

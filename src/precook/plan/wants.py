@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,3 +112,12 @@ def first_of_each(keys: Bytes) -> npt.NDArray[np.bool_]:
     same = (ordered[1:] == ordered[:-1]).all(axis=1)
     first[order[1:][same]] = False
     return first
+
+
+def rows_with(keys: Bytes, wanted: Collection[bytes]) -> Numbers:
+    """The rows whose key is one of a few."""
+    if not wanted:
+        return np.zeros(0, np.int64)
+    firsts = np.frombuffer(b"".join(key[:8] for key in wanted), "<u8")
+    near = np.flatnonzero(np.isin(np.ascontiguousarray(keys).view("<u8")[:, 0], firsts))
+    return near[[keys[row].tobytes() in wanted for row in near.tolist()]]

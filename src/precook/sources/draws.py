@@ -26,6 +26,14 @@ class Purpose(enum.IntEnum):
     TOP = 2
     FLIP = 3
     LINES = 4
+    RESOLUTION = 5
+    VARIATION = 6
+    CAPTION = 7
+    SAMPLES = 8
+    DROPOUT = 9
+    ORDER = 10
+    STEPS = 11
+    NOISE = 12
 
 
 def draw(digests: Digests, purpose: Purpose, *, number: int, seed: int) -> npt.NDArray[np.uint64]:

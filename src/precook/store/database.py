@@ -13,21 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
 from precook.identity.recipe import recipe_digest
+from precook.sources.segments import checksum
 from precook.store import files
 from precook.store.pack import Head
 
 _APPLICATION = 0x70726563  # "prec"
-_VERSION = 3
+_VERSION = 4
+_KIN = (3, _VERSION)
+"""Versions whose memory and notes are ours to take over."""
 CHUNK = 30_000
 """Values bound at a time; SQLite takes 32,766."""
 _SCHEMA = """
 CREATE TABLE store (id TEXT NOT NULL, made BLOB NOT NULL, removals INTEGER NOT NULL);
 CREATE TABLE pack (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id BLOB NOT NULL UNIQUE, created INTEGER NOT NULL, bytes INTEGER NOT NULL, entries INTEGER NOT NULL
+    id BLOB NOT NULL UNIQUE, created INTEGER NOT NULL, bytes INTEGER NOT NULL, entries INTEGER NOT NULL,
+    payload INTEGER NOT NULL, live INTEGER NOT NULL, doomed INTEGER NOT NULL
 );
 CREATE TABLE recipe (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, form BLOB NOT NULL);
 CREATE TABLE entry (
@@ -37,6 +42,8 @@ CREATE TABLE entry (
 CREATE TABLE damage (
     key BLOB NOT NULL, pack BLOB NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (key, pack)
 ) WITHOUT ROWID;
+CREATE TABLE dropped (pack BLOB NOT NULL PRIMARY KEY, rows BLOB NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE used (pack BLOB NOT NULL PRIMARY KEY, times BLOB NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE memory (
     kind TEXT NOT NULL, number INTEGER NOT NULL, keys BLOB NOT NULL, contents BLOB NOT NULL, checksum BLOB NOT NULL,
     PRIMARY KEY (kind, number)
@@ -80,30 +87,44 @@ def check(db: sqlite3.Connection, store_id: str) -> None:
         raise DoubtError("the index of another store")
 
 
-def fill(db: sqlite3.Connection, store_id: str, heads: Iterable[Head]) -> None:
-    """Turn an empty database into the index of these packs."""
+def create(db: sqlite3.Connection, store_id: str) -> None:
+    """Turn an empty database into an index without packs."""
     db.executescript(_SCHEMA)
-    db.execute("BEGIN")
     db.execute("INSERT INTO store VALUES (?, randomblob(16), 0)", (store_id,))
+
+
+def fill(db: sqlite3.Connection, heads: Iterable[Head]) -> None:
+    """Add these packs to a new index, which is then one that `check` accepts."""
+    db.execute("BEGIN")
     for head in heads:
         add(db, head)
+    for table in ("dropped", "used"):
+        db.execute(f"DELETE FROM {table} WHERE pack NOT IN (SELECT id FROM pack)")  # noqa: S608 - our own words
     db.execute("COMMIT")
     db.execute(f"PRAGMA application_id={_APPLICATION}")
     db.execute(f"PRAGMA user_version={_VERSION}")
 
 
 def take_over(db: sqlite3.Connection, source: sqlite3.Connection) -> None:
-    """Copy what precook remembers from the index that is replaced, as far as it can be read: it carries checksums."""
+    """Copy what the packs do not say from the index that is replaced, as far as it can be read: it has checksums.
+
+    Before the packs are added: what was dropped from them stays dropped.
+    """
     try:
-        if source.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+        if source.execute("PRAGMA user_version").fetchone()[0] not in _KIN:
             return
     except sqlite3.DatabaseError:
         return
-    segments = _readable(source, "SELECT kind, number, keys, contents, checksum FROM memory")
-    notes = _readable(source, "SELECT kind, key, text, checksum FROM note")
     db.execute("BEGIN")
-    db.executemany("INSERT OR IGNORE INTO memory VALUES (?, ?, ?, ?, ?)", segments)
-    db.executemany("INSERT OR IGNORE INTO note VALUES (?, ?, ?, ?)", notes)
+    for table, columns in (
+        ("memory", "kind, number, keys, contents, checksum"),
+        ("note", "kind, key, text, checksum"),
+        ("dropped", "pack, rows, checksum"),
+        ("used", "pack, times, checksum"),
+    ):
+        rows = _readable(source, f"SELECT {columns} FROM {table}")  # noqa: S608 - our own words
+        marks = ", ".join("?" * len(columns.split(", ")))
+        db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)  # noqa: S608
     db.execute("COMMIT")
 
 
@@ -119,33 +140,121 @@ def removed(db: sqlite3.Connection) -> None:
 
 
 def add(db: sqlite3.Connection, head: Head) -> None:
-    """Add the rows of one pack, unless they are there already; the caller has begun a transaction."""
+    """Add the rows of one pack but for those dropped from it, unless they are there; in the caller's transaction."""
     pack = bytes.fromhex(head.id)
-    row = (pack, head.created, head.file_bytes, head.rows)
-    if not db.execute("INSERT OR IGNORE INTO pack (id, created, bytes, entries) VALUES (?, ?, ?, ?)", row).rowcount:
+    if db.execute("SELECT 1 FROM pack WHERE id = ?", (pack,)).fetchone():
         return
-    number = db.execute("SELECT number FROM pack WHERE id = ?", (pack,)).fetchone()[0]
+    live = ~read_dropped(db, pack, head.rows)
+    sizes = [table.row_bytes() for table in head.tables]
+    payload, rows = sum(int(one.sum()) for one in sizes), int(live.sum())
+    number = db.execute(
+        "INSERT INTO pack (id, created, bytes, entries, payload, live, doomed) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (pack, head.created, head.file_bytes, head.rows, payload, rows, int(not rows)),
+    ).lastrowid
     recipes = [0]
     for form in head.recipes:
         digest = recipe_digest(form).bytes
         db.execute("INSERT OR IGNORE INTO recipe (digest, form) VALUES (?, ?)", (digest, form))
         recipes.append(db.execute("SELECT number FROM recipe WHERE digest = ?", (digest,)).fetchone()[0])
     first = 0
-    for table in head.tables:
+    for table, nbytes in zip(head.tables, sizes, strict=True):
         keys = table.keys.tobytes()
+        here = np.flatnonzero(live[first : first + table.rows])
+        # In the order of the keys, as far as that is quick to tell: neighbours share the index's pages.
+        here = here[np.argsort(table.keys[here, :8].copy().view(">u8").reshape(-1))]
         db.executemany(
             "INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?, ?)",
             (
                 (keys[32 * i : 32 * i + 32], number, first + i, recipe, size)
                 for i, recipe, size in zip(
-                    range(table.rows),
-                    np.asarray(recipes)[table.recipes].tolist(),
-                    table.row_bytes().tolist(),
+                    here.tolist(),
+                    np.asarray(recipes)[table.recipes[here]].tolist(),
+                    nbytes[here].tolist(),
                     strict=True,
                 )
             ),
         )
         first += table.rows
+
+
+def read_dropped(db: sqlite3.Connection, pack: bytes, rows: int) -> npt.NDArray[np.bool_]:
+    """Which of the rows of a pack were dropped; a record that is damaged is as good as none: its rows come back."""
+    found = db.execute("SELECT rows, checksum FROM dropped WHERE pack = ?", (pack,)).fetchone()
+    if found is None or not isinstance(found[0], bytes) or _dropped_checksum(pack, rows, found[0]) != found[1]:
+        return np.zeros(rows, bool)
+    return np.unpackbits(np.frombuffer(found[0], np.uint8), count=rows, bitorder="little").astype(bool)
+
+
+def write_dropped(db: sqlite3.Connection, pack: bytes, dropped: npt.NDArray[np.bool_]) -> None:
+    """Record which rows of a pack are dropped."""
+    raw = np.packbits(dropped, bitorder="little").tobytes()
+    row = (pack, raw, _dropped_checksum(pack, len(dropped), raw))
+    db.execute("INSERT OR REPLACE INTO dropped VALUES (?, ?, ?)", row)
+
+
+def _dropped_checksum(pack: bytes, rows: int, raw: bytes) -> bytes:
+    # The number of rows is part of it: a pack goes for good on the word of this record.
+    return checksum(b"dropped", pack, rows.to_bytes(8, "little"), raw)
+
+
+def read_used(db: sqlite3.Connection, pack: bytes, rows: int) -> npt.NDArray[np.int64]:
+    """When each row of a pack was last used, in nanoseconds; zeros where nobody says."""
+    found = db.execute("SELECT times, checksum FROM used WHERE pack = ?", (pack,)).fetchone()
+    if found is None or not isinstance(found[0], bytes) or checksum(b"used", pack, found[0]) != found[1]:
+        return np.zeros(rows, np.int64)
+    times = np.frombuffer(found[0], "<i8")
+    return times.astype(np.int64) if len(times) == rows else np.zeros(rows, np.int64)
+
+
+def write_used(db: sqlite3.Connection, pack: bytes, times: npt.NDArray[np.int64]) -> None:
+    """Record when each row of a pack was last used."""
+    raw = times.astype("<i8").tobytes()
+    db.execute("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", (pack, raw, checksum(b"used", pack, raw)))
+
+
+def drop(
+    db: sqlite3.Connection, pack: bytes, keys: Sequence[bytes], rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Drop rows of a pack for good, and mark it as doomed with its last one; which of them were still there.
+
+    The caller has begun a transaction.
+    """
+    found = db.execute("SELECT number, entries, live FROM pack WHERE id = ?", (pack,)).fetchone()
+    if found is None:
+        return np.zeros(len(rows), bool)
+    number, entries, live = found
+    there = {row for at, row in select(db, "SELECT pack, row FROM entry WHERE key IN ({})", keys) if at == number}
+    # In the order of the keys: neighbours share the index's pages.
+    places = sorted((key, number, row) for key, row in zip(keys, rows.tolist(), strict=True))
+    db.executemany("DELETE FROM entry WHERE key = ? AND pack = ? AND row = ?", places)
+    dropped = read_dropped(db, pack, entries)
+    dropped[rows] = True
+    gone = np.array([row in there for row in rows.tolist()], bool)
+    left = live - int(gone.sum())
+    if left <= 0:
+        # Also those that were damaged: nothing of it is wanted any more.
+        dropped[:] = True
+    write_dropped(db, pack, dropped)
+    db.execute("UPDATE pack SET live = ?, doomed = ? WHERE number = ?", (left, int(left <= 0), number))
+    return gone
+
+
+def doom(db: sqlite3.Connection, packs: Iterable[bytes]) -> None:
+    """Mark packs as doomed of which nothing is left to use; the caller has begun a transaction."""
+    for pack in packs:
+        query = "SELECT number, entries FROM pack WHERE id = ? AND live <= 0 AND NOT doomed"
+        found = db.execute(query, (pack,)).fetchone()
+        if found and not db.execute("SELECT 1 FROM entry WHERE pack = ? LIMIT 1", (found[0],)).fetchone():
+            write_dropped(db, pack, np.ones(found[1], bool))
+            db.execute("UPDATE pack SET live = 0, doomed = 1 WHERE number = ?", (found[0],))
+
+
+def forget_packs(db: sqlite3.Connection, packs: Iterable[bytes]) -> None:
+    """Forget packs whose files are gone; the caller has begun a transaction and seen to their rows."""
+    for pack in packs:
+        for table in ("dropped", "used"):
+            db.execute(f"DELETE FROM {table} WHERE pack = ?", (pack,))  # noqa: S608 - our own words
+        db.execute("DELETE FROM pack WHERE id = ?", (pack,))
 
 
 def select(db: sqlite3.Connection, query: str, keys: Sequence[bytes]) -> list[Any]:

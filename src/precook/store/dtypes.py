@@ -104,6 +104,10 @@ def loaded_torch() -> ModuleType | None:
 
 def load_torch() -> ModuleType:
     """Torch, imported now if need be: the one place below `encode` that may."""
+    loaded = loaded_torch()
+    # While another thread imports it there is half of it: then the import below waits for that thread.
+    if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
+        return loaded
     try:
         return importlib.import_module("torch")
     except ImportError as error:

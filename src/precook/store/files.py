@@ -17,16 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from precook.errors import NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
+from precook.store.writeback import begin_writeback
 
 PARTIAL = ".partial"
 _BUFFERS_AT_ONCE = 512  # below IOV_MAX everywhere
+_BYTES_AT_ONCE = 8 << 20
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-def publish(path: Path, buffers: Sequence[Any]) -> None:
+def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int | None = None) -> None:
     """Write `buffers` to `path` so that its name appears only when every byte is durable, and stays.
+
+    `modified`, in nanoseconds, is given to a file that holds what another one held before.
 
     On any failure nothing is published and the partial file is removed if the disk lets us. A failed fsync is never
     tried again: the kernel may have dropped the data and report success the second time.
@@ -34,7 +38,10 @@ def publish(path: Path, buffers: Sequence[Any]) -> None:
     partial, descriptor = _create_partial(path)
     try:
         try:
-            write_all(descriptor, buffers)
+            for some in [buffers] if isinstance(buffers, Sequence) else ([one] for one in buffers):
+                write_all(descriptor, some)
+            if modified is not None:
+                os.utime(descriptor, ns=(modified, modified))
             sync_file(descriptor)
         finally:
             os.close(descriptor)
@@ -57,12 +64,24 @@ def write_all(descriptor: int, buffers: Sequence[Any]) -> None:
     pending = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
     at = 0
     while at < len(pending):
-        written = os.writev(descriptor, pending[at : at + _BUFFERS_AT_ONCE])
+        end = _reach(pending, at)
+        written = os.writev(descriptor, pending[at:end])
+        if end < len(pending):
+            begin_writeback(descriptor)
         while at < len(pending) and written >= pending[at].nbytes:
             written -= pending[at].nbytes
             at += 1
         if written:
             pending[at] = pending[at][written:]
+
+
+def _reach(pending: Sequence[memoryview], at: int) -> int:
+    """The end of the buffers that are written by one call: enough of them to keep the disk busy meanwhile."""
+    end, nbytes = at, 0
+    while end < min(len(pending), at + _BUFFERS_AT_ONCE) and nbytes < _BYTES_AT_ONCE:
+        nbytes += pending[end].nbytes
+        end += 1
+    return end
 
 
 def sync_file(descriptor: int) -> None:
@@ -131,6 +150,22 @@ def sweep_partial(path: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
+    return True
+
+
+def unlink_inside(root: Path, path: Path) -> bool:
+    """Remove a file of the store at `root`; whether it was there. No link below `root` is followed on the way to it."""
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in path.relative_to(root).parts[:-1]:
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        os.unlink(path.name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(folder)
     return True
 
 

@@ -73,7 +73,7 @@ class Index:
         self._path = layout.index
         self._store_id = store_id
         self._read_heads = heads
-        self._read_only = read_only
+        self._read_only = self.read_only = read_only
         self._connection: sqlite3.Connection | None = None
         self._signature: object = None
         self._packs: dict[int, str] = {}
@@ -111,12 +111,21 @@ class Index:
         """Each pack and the size of its file."""
         return self._read(lambda db: [(name.hex(), size) for name, size in db.execute("SELECT id, bytes FROM pack")])
 
+    def pack_bytes(self) -> int:
+        """Size of all packs together."""
+        return int(self._read(lambda db: db.execute("SELECT coalesce(sum(bytes), 0) FROM pack").fetchone()[0]))
+
     def find(self, keys: Sequence[bytes]) -> list[Place]:
         """Every place of every key, in no order; a key may have none or several."""
+        rows, packs = self.find_rows(keys)
+        return [Place(key, packs[pack], row) for key, pack, row in rows]
+
+    def find_rows(self, keys: Sequence[bytes]) -> tuple[list[tuple[bytes, int, int]], dict[int, str]]:
+        """The same for very many keys, without an object for each: key, pack's number and row, and the packs' names."""
         keys = database.in_order(keys) if len(keys) > 1 else keys
         rows = self._read(lambda db: database.select(db, "SELECT key, pack, row FROM entry WHERE key IN ({})", keys))
         packs = self._pack_names({row[1] for row in rows})
-        return [Place(key, packs[pack], row) for key, pack, row in rows if pack in packs and type(row) is int]
+        return [row for row in rows if row[1] in packs and type(row[2]) is int], packs
 
     def present(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that have an entry."""
@@ -296,16 +305,21 @@ class Index:
         with self.exclusive():
             # Once more under the lock: meanwhile another process may have added what we were about to adopt.
             known, ids = self.pack_ids(), list_packs(self._layout)[0]
-            self._make_durable(ids - known)
+            self._make_durable(ids ^ known)
             self.add(self._read_heads(sorted(ids - known)))
             self.drop_packs(known - ids)
 
     def _make_durable(self, packs: Iterable[str]) -> None:
-        """Sync the names of packs that are about to get rows: their writer may have died before it could."""
+        """Sync the names of packs that are about to get rows, or whose rows are about to go.
+
+        Whoever wrote or unlinked them may have died before it could; and a file that comes back after its record of
+        dropped rows is gone would be taken for a new one.
+        """
         folders = {self._layout.pack(name).parent for name in packs}
         with files.explained(self._layout.root):
             for folder in sorted(folders):
-                files.sync_directory(folder)
+                with contextlib.suppress(FileNotFoundError):
+                    files.sync_directory(folder)
             if folders:
                 files.sync_directory(self._layout.packs)
                 files.sync_directory(self._layout.root)
@@ -317,6 +331,17 @@ class Index:
             with contextlib.suppress(LockedError), self.exclusive(patience=0):
                 for leftover in self._layout.root.glob(pattern):
                     leftover.unlink(missing_ok=True)
+
+    def query(self, look: Callable[[sqlite3.Connection], _T]) -> _T:
+        """What a look at the database finds; it may be called again where the index turns out to be damaged."""
+        return self._read(look)
+
+    def transact(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Make a change in one transaction under the store's lock; it may be called again, as above."""
+        with self.exclusive():
+            result = self._write(change)
+            self._checkpoint()
+            return result
 
     def add(self, heads: Iterable[Head]) -> None:
         """Add the rows of durable packs, in one transaction."""
@@ -337,9 +362,12 @@ class Index:
             return
 
         def change(db: sqlite3.Connection) -> None:
-            for (number,) in database.select(db, "SELECT number FROM pack WHERE id IN ({})", names):
-                db.execute("DELETE FROM entry WHERE pack = ?", (number,))
-                db.execute("DELETE FROM pack WHERE number = ?", (number,))
+            numbers = [row[0] for row in database.select(db, "SELECT number FROM pack WHERE id IN ({})", names)]
+            for at in range(0, len(numbers), database.CHUNK):
+                chunk = numbers[at : at + database.CHUNK]
+                # All at once: nothing leads from a pack to its entries but a look at each of them.
+                db.execute(f"DELETE FROM entry WHERE pack IN ({','.join('?' * len(chunk))})", chunk)  # noqa: S608
+            database.forget_packs(db, names)
             database.removed(db)
 
         with self.exclusive():
@@ -350,10 +378,12 @@ class Index:
         pack = bytes.fromhex(place.pack)
 
         def change(db: sqlite3.Connection) -> None:
-            db.execute(
+            gone = db.execute(
                 "DELETE FROM entry WHERE key = ? AND pack = (SELECT number FROM pack WHERE id = ?) AND row = ?",
                 (place.key, pack, place.row),
-            )
+            ).rowcount
+            # The pack stays, all of it damaged or not, until somebody asks for a clean-up.
+            db.execute("UPDATE pack SET live = live - ? WHERE id = ?", (gone, pack))
             db.execute("INSERT OR REPLACE INTO damage VALUES (?, ?, ?)", (place.key, pack, reason))
             database.removed(db)
 
@@ -369,8 +399,9 @@ class Index:
             with self.lock:
                 self.close()
                 connection = database.connect(":memory:")
-                database.fill(connection, self._store_id, self._read_heads(sorted(list_packs(self._layout)[0])))
+                database.create(connection, self._store_id)
                 self._take_over(connection, self._open)
+                database.fill(connection, self._read_heads(sorted(list_packs(self._layout)[0])))
                 self._connection, self._signature, self._packs = connection, _IN_MEMORY, {}
             return
         with self.exclusive(), files.explained(self._layout.root), self._named_errors():
@@ -383,8 +414,9 @@ class Index:
                 # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
                 settings = ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144")
                 with contextlib.closing(database.connect(str(partial), settings=settings)) as db:
-                    database.fill(db, self._store_id, self._read_heads(sorted(packs)))
+                    database.create(db, self._store_id)
                     self._take_over(db, lambda: database.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True))
+                    database.fill(db, self._read_heads(sorted(packs)))
                     db.execute("PRAGMA journal_mode=WAL")
                 database.sync(partial)
                 # The database before its log: a log without its database is ignored, the reverse would be corrupt.

@@ -46,6 +46,11 @@ class Layout:
         return self.root / "snapshots"
 
     @property
+    def leases(self) -> Path:
+        """Where those who use the store say what they need."""
+        return self.root / "leases"
+
+    @property
     def index(self) -> Path:
         """The derived database."""
         return self.root / "index.sqlite"
@@ -54,6 +59,16 @@ class Layout:
     def lock(self) -> Path:
         """Held while the index or the marker is written."""
         return self.root / "index.lock"
+
+    @property
+    def reserve(self) -> Path:
+        """Space that is given back when the disk is full."""
+        return self.root / "reserve"
+
+    @property
+    def maintenance(self) -> Path:
+        """Held while entries are removed or moved: one at a time."""
+        return self.root / "maintenance.lock"
 
     def pack(self, pack_id: str) -> Path:
         """The file of a pack."""

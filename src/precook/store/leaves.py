@@ -93,9 +93,12 @@ def _from_torch(tensor: Any, where: str) -> Leaf:
     dtype = from_torch_type(tensor.dtype)
     if dtype is None:
         raise TreeError(where, f"tensors of type {tensor.dtype} cannot be stored", hint="convert it with .to(...)")
-    host = tensor.cpu().resolve_conj().resolve_neg()
-    # A copy with strides of its own: torch calls one element contiguous whatever its stride, and then cannot view it.
-    data = host.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
+    # Few calls of torch: each lets another thread take its turn, and beside busy threads that costs more than the copy.
+    host = tensor if tensor.device.type == "cpu" else tensor.cpu()
+    if dtype.foreign:
+        host = host.view(torch.uint8 if dtype.size == 1 else torch.int16)
+    # Copied by numpy, in this thread: torch shares the work out to threads that then wait for each other.
+    data = np.array(host.numpy(force=True), order="C", copy=True).reshape(-1).view(np.uint8)
     return Leaf(dtype, "torch", tuple(tensor.shape), data)
 
 
@@ -111,11 +114,18 @@ def has_nan(leaf: Leaf) -> bool:
 
 def is_finite(leaf: Leaf) -> bool:
     """Whether a leaf holds neither NaN nor infinity."""
+    if leaf.dtype.name in _FIRST_NOT_FINITE:
+        # The largest positive and the largest negative pattern: ten times as fast as numpy's own test for halves, and
+        # latents are halves.
+        first = _FIRST_NOT_FINITE[leaf.dtype.name]
+        signed = leaf.data.view(np.int16)
+        return not signed.size or bool(signed.max() < first and signed.view(np.uint16).max() < first + _SIGN)
     array = leaf.data.view(leaf.dtype.bits)
     if not leaf.dtype.foreign:
         return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
     infinity = _INFINITY_BITS.get(leaf.dtype.name)
-    return not has_nan(leaf) and (infinity is None or not (_magnitude(leaf, array) == infinity).any())
+    # Where there is an infinity, NaN lies above it: one pass over the bits sees both.
+    return not has_nan(leaf) if infinity is None else bool(_magnitude(leaf, array).max(initial=0) < infinity)
 
 
 def _magnitude(leaf: Leaf, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -134,7 +144,10 @@ _NAN_BITS = {
     "F4": (0x100, 0x100),
 }
 """The bit patterns that mean NaN, without the sign; F4 has none."""
-_INFINITY_BITS = {"BF16": 0x7F80, "F8_E5M2": 0x7C}
+_INFINITY_BITS = {"F8_E5M2": 0x7C}
 """Likewise infinity; the other types have none."""
+_FIRST_NOT_FINITE = {"F16": 0x7C00, "BF16": 0x7F80}
+"""Patterns from this on mean infinity and then NaN, with the sign or without."""
+_SIGN = 0x8000
 _UNSIGNED_NAN = {"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 """Types whose NaN is one pattern of all bits, the sign included."""

@@ -9,25 +9,35 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from precook.errors import LockedError
+from precook.errors import LockedError, printable
 from precook.store import files
 
 PATIENCE = 60.0
 """Seconds to wait for another writer; a commit takes milliseconds."""
+_HOLDER = 200
+"""Most bytes about the holder."""
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, patience: float = PATIENCE) -> Iterator[None]:
+def locked(path: Path, *, patience: float = PATIENCE, holder: str = "") -> Iterator[None]:
     """Hold the lock at `path`: one holder among all threads and processes, freed by the kernel when its holder dies.
 
     The descriptor is opened anew each time, so threads exclude each other too, and nothing is left to close in a fork.
+    `holder` says who it is, for those who wait in vain.
     """
     with files.explained(path.parent):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         _acquire(descriptor, path, time.monotonic() + patience)
+        if holder:
+            # For people only, and a full disk is when this lock is needed most.
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, holder.encode()[:_HOLDER], 0)
         yield
     finally:
+        # Not by closing alone: a child that was forked meanwhile has the same file open.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
@@ -38,7 +48,9 @@ def _acquire(descriptor: int, path: Path, deadline: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise LockedError(path, "another process holds the lock of this store") from None
+                told = printable(os.pread(descriptor, _HOLDER, 0).decode("utf-8", "replace"))
+                who = f"{told} holds" if told else "another process holds"
+                raise LockedError(path, f"{who} the lock of this store") from None
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
         except OSError as error:

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ AROUND = 128 << 10
 """Bytes read ahead around a small leaf: as much as the system reads around a fault in a mapping."""
 
 Array = npt.NDArray[Any]
+
+USED, RECORDED = 1, 2
 
 _MEDIUM = {errno.EIO, errno.ENODATA, getattr(errno, "EUCLEAN", errno.EIO), errno.EBADMSG}
 """What the system says when the disk has lost the bytes; anything else may pass or can be mended."""
@@ -125,6 +127,10 @@ class PackFile:
             raise PackGoneError(self.path)
         return descriptor
 
+    def read_bytes(self, descriptor: int, offset: int, size: int) -> bytes:
+        """Some of its bytes as they are; a file that ends too early is damage."""
+        return _pread(descriptor, size, offset)
+
     def map(self, *, private: bool) -> npt.NDArray[np.uint8]:
         """The file as an array."""
         with self.open() as descriptor:
@@ -146,6 +152,7 @@ class TableFile:
         "pack",
         "signature",
         "table",
+        "used",
     )
 
     def __init__(self, pack: PackFile, table: Table) -> None:
@@ -153,6 +160,8 @@ class TableFile:
         self.table = table
         self.checked = bytearray(table.rows)
         """Nonzero for rows that were read from the disk and passed their checksum in this process."""
+        self.used = bytearray(table.rows)
+        """`USED` for rows that this process has used, `RECORDED` once the index says so."""
         shapes = [leaf.shape for leaf in table.leaves]
         self.signature = None if None in shapes else stack_signature(table.skeleton, shapes)
         """What two tables must share so that all their rows can be stacked; None where shapes vary inside this one."""
@@ -190,30 +199,37 @@ class TableFile:
 
     def read_into(self, row: int, arrays: list[Array], *, check: bool) -> None:
         """Read a row's leaves from the disk into contiguous arrays of their shapes."""
-        descriptor = self.pack.descriptor()
-        try:
+        with self.pack.open() as descriptor:
             self._announce(descriptor, row)
-            self._read(descriptor, row, arrays)
-        finally:
-            os.close(descriptor)
+            self.read_from(descriptor, row, arrays, check=check)
+
+    def read_from(self, descriptor: int, row: int, arrays: list[Array], *, check: bool) -> None:
+        """The same through a descriptor of the pack, which several rows may share."""
+        self._read(descriptor, row, arrays)
         if check:
             self.check(row, arrays)
         self.checked[row] = 1
 
-    def damage(self, descriptor: int) -> Iterator[tuple[int, str]]:
-        """Read every row from the disk and check it: those that are damaged, and why."""
-        for row in range(self.table.rows):
+    def damage(self, descriptor: int, rows: Iterable[int] | None = None) -> Iterator[tuple[int, str]]:
+        """Read every row, or some of them, from the disk and check them: those that are damaged, and why."""
+        for row in range(self.table.rows) if rows is None else rows:
             try:
-                arrays = self._empty(row)
-                self._read(descriptor, row, arrays)
-                self.check(row, arrays)
+                self.verify(descriptor, row)
             except (RowDamagedError, OSError) as error:
                 yield row, damage_reason(error, self.pack.path)
 
-    def announce(self, row: int) -> None:
-        """Ask the system to read a row ahead: many small waits for the disk become one."""
+    def verify(self, descriptor: int, row: int) -> list[Array]:
+        """A row's leaves, read from the disk and checked; `RowDamagedError` where they are not what was put."""
+        arrays = self._empty(row)
+        self._read(descriptor, row, arrays)
+        self.check(row, arrays)
+        return arrays
+
+    def announce(self, *rows: int) -> None:
+        """Ask the system to read rows ahead: many small waits for the disk become one."""
         with self.pack.open() as descriptor:
-            self._announce(descriptor, row)
+            for row in rows:
+                self._announce(descriptor, row)
 
     def check(self, row: int, arrays: list[Array]) -> None:
         """Compare a row's leaves with its checksum."""

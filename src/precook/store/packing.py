@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from precook.store.header import ALIGNMENT, Column, dump_header
 from precook.store.leaves import Leaf
 from precook.store.pack import DIRECTORY_TYPES, FORMAT, METADATA, NO_RECIPE, checksum, lanes_shape, pack_id
 from precook.store.tree import Parts
+
+_Content = TypeVar("_Content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,20 @@ def build_pack(entries: Sequence[Entry], *, created: int, salt: str) -> PackImag
     forms = []
     for number, rows in enumerate(tables.values()):
         forms.append(_table_form(f"t{number}", rows, numbers, directory, body))
+    head, columns = assemble(forms, recipes, directory, body, created=created, salt=salt)
+    return PackImage(pack_id(head), head, [leaf.data for leaves in columns for leaf in leaves if leaf.data.nbytes])
 
+
+def assemble(
+    forms: Sequence[JsonValue],
+    recipes: Sequence[bytes],
+    directory: list[tuple[str, npt.NDArray[Any]]],
+    body: list[tuple[str, DType, tuple[int, ...], _Content]],
+    *,
+    created: int,
+    salt: str,
+) -> tuple[bytes, list[_Content]]:
+    """The head of a pack of these tables and columns, and what its body columns hold in the order of the file."""
     # Large elements first, in the directory and in the body: every column then lies aligned to its own elements.
     directory.sort(key=lambda item: -item[1].itemsize)
     body.sort(key=lambda item: -item[1].size)
@@ -113,9 +128,7 @@ def build_pack(entries: Sequence[Entry], *, created: int, salt: str) -> PackImag
     }
     header = dump_header(columns, {METADATA: dump_json(form).decode("ascii")})
     head = b"".join([header, *(array.tobytes() for _, array in directory)])
-    return PackImage(
-        pack_id(head), head, [leaf.data for _, _, _, leaves in body for leaf in leaves if leaf.data.nbytes]
-    )
+    return head, [content for _, _, _, content in body]
 
 
 def _table_form(
@@ -129,11 +142,11 @@ def _table_form(
     directory.append((f"{name}/keys", _stack([entry.key for entry in rows])))
     directory.append((f"{name}/checksums", _stack([entry.checksum for entry in rows])))
     directory.append((f"{name}/recipes", np.array([recipes[entry.recipe] for entry in rows], "<u2")))
-    values = _text_form(f"{name}/values", [entry.parts.values for entry in rows], directory)
-    labels = _text_form(f"{name}/labels", [entry.labels for entry in rows], directory)
+    values = text_form(f"{name}/values", [entry.parts.values for entry in rows], directory)
+    labels = text_form(f"{name}/labels", [entry.labels for entry in rows], directory)
     leaf_forms: list[JsonValue] = []
     for label, leaves in zip(
-        _leaf_names(rows[0].parts.paths), zip(*(entry.parts.leaves for entry in rows), strict=True), strict=True
+        leaf_names(rows[0].parts.paths), zip(*(entry.parts.leaves for entry in rows), strict=True), strict=True
     ):
         dtype = leaves[0].dtype
         shapes = [leaf.shape for leaf in leaves]
@@ -149,7 +162,7 @@ def _table_form(
     return {"name": name, "rows": len(rows), **skeleton, "columns": leaf_forms, "values": values, "labels": labels}
 
 
-def _text_form(name: str, texts: list[bytes], directory: list[tuple[str, npt.NDArray[Any]]]) -> JsonValue:
+def text_form(name: str, texts: list[bytes], directory: list[tuple[str, npt.NDArray[Any]]]) -> JsonValue:
     """`{"all": …}` where every row has the same JSON, else null and two columns."""
     if all(text == texts[0] for text in texts):
         return {"all": json.loads(texts[0])}
@@ -162,7 +175,7 @@ def _stack(rows: list[bytes]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
 
 
-def _leaf_names(paths: tuple[str, ...]) -> list[str]:
+def leaf_names(paths: tuple[str, ...]) -> list[str]:
     """Readable names for leaf columns: for people only, so odd characters and long paths are cut down."""
     names: list[str] = []
     seen: Counter[str] = Counter()

@@ -14,16 +14,30 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, StoreError
 from precook.store.index import Index, Place
+from precook.store.keysets import beginnings
 from precook.store.layout import Layout
 from precook.store.lazy import LazyTensor
 from precook.store.leaves import Library
 from precook.store.located import Located
 from precook.store.pack import Head
-from precook.store.packfile import Array, Guard, PackFile, RowDamagedError, TableFile, damage_reason
+from precook.store.packfile import (
+    RECORDED,
+    USED,
+    Array,
+    Guard,
+    PackFile,
+    RowDamagedError,
+    TableFile,
+    damage_reason,
+)
 from precook.store.stack import Stack, Verify
 from precook.store.tree import Tree, read_values
+from precook.store.uses import Marks
 from precook.values import Key
 
 _log = logging.getLogger("precook")
@@ -40,7 +54,7 @@ _ATTEMPTS = 3
 """How often a place is looked up when the index turns out to be behind."""
 
 
-class _Admission(enum.Enum):
+class Admission(enum.Enum):
     """What became of a place that the index proposed."""
 
     ADMITTED = enum.auto()
@@ -64,6 +78,9 @@ class Reader:
         self._places: dict[bytes, tuple[TableFile, int]] = {}
         self._given = 0
         self._given_from: set[TableFile] = set()
+        self._uses: Marks = {}
+        """What was used of packs that were forgotten since, until it is recorded."""
+        self._touched: list[npt.NDArray[np.uint64]] = []
         self.bad_packs: dict[str, str] = {}
         """Packs that could not be used, and why."""
         self.bad_rows: set[Place] = set()
@@ -94,11 +111,12 @@ class Reader:
                 raise damaged or MissingEntryError(key)
             table, row = place
             try:
+                table.used[row] = USED
                 if lazy:
                     return build_tree(table, row, self._lazy_leaves(index, key, table, row, tensors))
                 return self._tree(table, row, tensors)
             except FileNotFoundError:
-                self._forget_pack(index, table)
+                self.forget_pack(index, table)
             except (RowDamagedError, OSError) as error:
                 damaged = self.damaged(index, key, table, row, error)
 
@@ -115,9 +133,10 @@ class Reader:
                 try:
                     stack = stack or Stack(*place, rows=len(keys), verify=self._verify)
                     stack.fill(number, key, *place)
+                    place[0].used[place[1]] = USED
                     break
                 except FileNotFoundError:
-                    self._forget_pack(index, place[0])
+                    self.forget_pack(index, place[0])
                 except (RowDamagedError, OSError) as error:
                     damaged = self.damaged(index, key, *place, error)
         assert stack is not None
@@ -158,7 +177,7 @@ class Reader:
                     table.read(row, check=True)
                 return bytes(table.table.checksums[row])
             except FileNotFoundError:
-                self._forget_pack(index, table)
+                self.forget_pack(index, table)
             except (RowDamagedError, OSError) as error:
                 self.damaged(index, key, table, row, error)
 
@@ -166,11 +185,21 @@ class Reader:
         self, index: Index, key: Key, table: TableFile, row: int, tensors: Library | None
     ) -> list[LazyTensor]:
         def load(number: int) -> Any:
-            try:
-                array = self._arrays(table, row)[number]
-            except (RowDamagedError, OSError) as error:
-                raise self.damaged(index, key, table, row, error) from error
-            return table.converters(tensors)[number](array)
+            at = (table, row)
+            while True:
+                try:
+                    array = self._arrays(*at)[number]
+                except FileNotFoundError:
+                    # Moved to another pack since it was asked for.
+                    self.forget_pack(index, at[0])
+                    found = self._places.get(key.bytes) or self._find(index, key)
+                    if found is None:
+                        raise MissingEntryError(key) from None
+                    at = found
+                except (RowDamagedError, OSError) as error:
+                    raise self.damaged(index, key, *at, error) from error
+                else:
+                    return at[0].converters(tensors)[number](array)
 
         return [
             LazyTensor(leaf.row_shape(row), leaf.dtype, tensors or leaf.library, functools.partial(load, number))
@@ -257,56 +286,127 @@ class Reader:
             outcomes = []
             for place in index.find([key.bytes]):
                 outcomes.append(self._admit(index, place))
-                if outcomes[-1] is _Admission.ADMITTED:
+                if outcomes[-1] is Admission.ADMITTED:
                     return self._places[key.bytes]
-            if _Admission.STALE not in outcomes:
+            if Admission.STALE not in outcomes:
                 break
         return None
 
-    def _admit(self, index: Index, place: Place) -> _Admission:
+    def _admit(self, index: Index, place: Place) -> Admission:
         """Believe a place once its pack confirms it."""
-        if self.is_bad(place):
-            return _Admission.REFUSED
-        try:
-            pack = self.pack(place.pack)
-            table, row = pack.locate(place.row)
-        except FileNotFoundError:
-            index.refresh()
-            return _Admission.STALE
-        except (DamagedPackError, OSError) as error:
-            self._note_bad_pack(place.pack, error)
-            if not self._read_only and isinstance(error, DamagedPackError):
-                index.drop_packs([place.pack])
-            return _Admission.REFUSED
-        except RowDamagedError:
-            table, row = pack.tables[0], -1
-        if row < 0 or table.key(row) != place.key:
-            _log.warning("the index of %s names a wrong row and is made anew", self._layout.root)
-            index.rebuild()
-            return _Admission.STALE
+        found = self.confirm(index, place)
+        if isinstance(found, Admission):
+            return found
         if len(self._places) >= _PLACES:
             with self._lock:
                 self._places = {}
                 for other in self._packs.values():
                     other.placed = []
-        pack.placed.append(place.key)
-        self._places[place.key] = (table, row)
-        return _Admission.ADMITTED
+        found[0].pack.placed.append(place.key)
+        self._places[place.key] = found
+        return Admission.ADMITTED
+
+    def confirm(self, index: Index, place: Place) -> tuple[TableFile, int] | Admission:
+        """The table and row of a place, if its pack's own key column agrees."""
+        if self.is_bad(place):
+            return Admission.REFUSED
+        try:
+            pack = self.pack(place.pack)
+            table, row = pack.locate(place.row)
+        except FileNotFoundError:
+            index.refresh()
+            return Admission.STALE
+        except (DamagedPackError, OSError) as error:
+            self._note_bad_pack(place.pack, error)
+            if not self._read_only and isinstance(error, DamagedPackError):
+                index.drop_packs([place.pack])
+            return Admission.REFUSED
+        except RowDamagedError:
+            table, row = pack.tables[0], -1
+        if row < 0 or table.key(row) != place.key:
+            _log.warning("the index of %s names a wrong row and is made anew", self._layout.root)
+            index.rebuild()
+            return Admission.STALE
+        table.used[row] = USED
+        return table, row
+
+    def confirm_all(
+        self, name: str, keys: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]
+    ) -> list[tuple[TableFile, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """The same for many places in one pack: by table, which of them lie there, and their rows.
+
+        Nothing where a single one is in doubt: `confirm` then tells which, and what is wrong with it.
+        """
+        if self.bad_rows or name in self.bad_packs:
+            return []
+        try:
+            pack = self.pack(name)
+        except (DamagedPackError, OSError):
+            return []
+        found = []
+        for table in pack.tables:
+            first = pack.first_row(table)
+            at = np.flatnonzero((rows >= first) & (rows < first + table.table.rows))
+            if len(at):
+                inside = rows[at] - first
+                if (table.table.keys[inside] != keys[at]).any():
+                    return []
+                found.append((table, at, inside))
+        if sum(len(at) for _, at, _ in found) < len(rows):
+            return []
+        for table, _, inside in found:
+            np.frombuffer(table.used, np.uint8)[inside] = USED
+        return found
 
     def is_bad(self, place: Place) -> bool:
         """Whether this process has seen that a place cannot be read."""
         return place in self.bad_rows or place.pack in self.bad_packs
 
-    def _forget_pack(self, index: Index, table: TableFile) -> None:
+    def forget_pack(self, index: Index, table: TableFile) -> None:
         """A pack is gone, its entries perhaps moved to another: forget it and ask the index again."""
         with self._lock:
             self._drop(table.pack.head.id)
         index.refresh()
 
+    def take_uses(self) -> Marks:
+        """What was used since this was asked for before; `give_back` where that could not be recorded."""
+        with self._lock:
+            marks, self._uses = self._uses, {}
+            for name, pack in self._packs.items():
+                _mark(marks, name, _bits(pack, USED))
+                for table in pack.tables:
+                    table.used[:] = table.used.replace(bytes([USED]), bytes([RECORDED]))
+            return marks
+
+    def give_back(self, marks: Marks) -> None:
+        """Have these uses recorded some other time."""
+        with self._lock:
+            for name, used in marks.items():
+                _mark(self._uses, name, used)
+
+    def touch(self, keys: npt.NDArray[np.uint8]) -> None:
+        """Count entries as used by this process, which has just written them."""
+        with self._lock:
+            self._touched.append(beginnings(keys))
+
+    def touched(self) -> npt.NDArray[np.uint64]:
+        """Of every entry that this process has used, the beginning of its key."""
+        with self._lock:
+            packs = [_touched(pack) for pack in self._packs.values()]
+            return np.concatenate([np.zeros(0, np.uint64), *self._touched, *packs])
+
+    def let_go(self, names: Iterable[str]) -> None:
+        """Forget packs that have lost entries: what was removed here is a miss here, too. Mappings stay valid."""
+        with self._lock:
+            for name in names:
+                self._drop(name)
+
     def _drop(self, name: str) -> None:
         """Forget a pack and the places in it; the caller holds the lock."""
         pack = self._packs.pop(name, None)
         if pack is not None:
+            _mark(self._uses, name, _bits(pack, USED))
+            self._touched.append(_touched(pack))
             self._head_bytes -= pack.head.nbytes
             for key in pack.placed:
                 self._places.pop(key, None)
@@ -317,6 +417,22 @@ class Reader:
         if name not in self.bad_packs:
             _log.warning("%s", DamagedPackError(path, reason))
         self.bad_packs[name] = reason
+
+
+def _bits(pack: PackFile, *states: int) -> npt.NDArray[np.bool_]:
+    """Which rows of a pack are in one of these states of use."""
+    used = np.concatenate([np.frombuffer(bytes(table.used), np.uint8) for table in pack.tables])
+    return np.isin(used, states)
+
+
+def _touched(pack: PackFile) -> npt.NDArray[np.uint64]:
+    keys = np.concatenate([table.table.keys for table in pack.tables])
+    return beginnings(keys[_bits(pack, USED, RECORDED)])
+
+
+def _mark(marks: Marks, name: str, used: npt.NDArray[np.bool_]) -> None:
+    if used.any():
+        marks[name] = marks[name] | used if name in marks else used
 
 
 def build_tree(table: TableFile, row: int, leaves: list[Any]) -> Tree:

@@ -12,13 +12,13 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precook.errors import DamagedPackError, NewerFormatError
+from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PinnedError
 from precook.identity.digests import derived_digest
 from precook.store import files
 from precook.store.layout import Layout
@@ -26,6 +26,10 @@ from precook.store.packfile import Guard, PackFile, RowDamagedError, damage_reas
 from precook.store.packing import build_pack, make_entry
 from precook.store.reader import build_tree
 from precook.store.tree import Tree, take_apart
+
+if TYPE_CHECKING:
+    from precook.feed.feed import Feed
+    from precook.store.store import Store
 
 FORMAT = 1
 _CONTEXT = "precook snapshot 1"
@@ -42,6 +46,13 @@ class SnapshotFile:
     """Higher ones are newer."""
     id: str
     path: Path
+    pinned: bool = False
+    """Whether it is kept although a newer one is there."""
+
+    @property
+    def pin(self) -> Path:
+        """The file beside it that pins it."""
+        return self.path.with_suffix(".pin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,18 @@ class Snapshot:
     """Unix seconds."""
     content: dict[str, Any]
     """The tree that docs/format.md describes."""
+    store: Store | None = field(default=None, compare=False, repr=False)
+    """Where its entries lie."""
+
+    def feed(self, *, batch_size: int, **options: Any) -> Feed:
+        """Batches for training, without sources; see `precook.FeedOptions` for the other options.
+
+        `FeedError` lists the entries that are missing.
+        """
+        # The one step up: a snapshot is what people hold when they want batches.
+        from precook.feed.frozen import feed_snapshot  # noqa: PLC0415
+
+        return feed_snapshot(self, batch_size=batch_size, **options)
 
     @property
     def samples(self) -> int:
@@ -67,21 +90,58 @@ class Snapshot:
 
     def entry_keys(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Every entry that the snapshot needs, each once."""
+        return np.unique(self.all_keys(), axis=0)
+
+    def all_keys(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The same as they come, some more than once: sorting a million keys takes a while."""
         columns = [*self.content["picture_keys"].values(), *self.content["line_keys"].values()]
         columns += [column.reshape(1, 32) for column in self.content["empty_keys"].values()]
-        keys = np.unique(np.concatenate([np.zeros((0, 32), np.uint8), *columns]), axis=0)
+        keys = np.concatenate([np.zeros((0, 32), np.uint8), *columns])
         return keys[keys.any(axis=1)]  # zeros stand for a mask that nobody has
+
+
+def is_dataset(name: str) -> bool:
+    """Whether a dataset can have this name."""
+    return _DATASET.fullmatch(name) is not None
 
 
 def list_snapshots(layout: Layout) -> list[SnapshotFile]:
     """Every snapshot in a store, by dataset and then from the oldest to the newest."""
     found = []
     for folder in _folders(layout):
-        for path in folder.iterdir():
-            match = _NAME.fullmatch(path.name)
+        names = {path.name for path in folder.iterdir()}
+        for name in names:
+            match = _NAME.fullmatch(name)
             if match is not None:
-                found.append(SnapshotFile(folder.name, int(match[1]), match[2], path))
+                path = folder / name
+                pinned = path.with_suffix(".pin").name in names
+                found.append(SnapshotFile(folder.name, int(match[1]), match[2], path, pinned))
     return sorted(found, key=lambda snapshot: (snapshot.dataset, snapshot.number, snapshot.id))
+
+
+def pin_snapshot(file: SnapshotFile) -> None:
+    """Keep a snapshot, and all it names, for good; the caller holds the store's lock."""
+    if not file.path.exists():
+        raise NoSnapshotError(file.path.parent, file.dataset)
+    with files.explained(file.path.parent):
+        files.publish(file.pin, [b"kept by `precook snapshots pin`\n"])
+
+
+def unpin_snapshot(file: SnapshotFile) -> None:
+    """Let a snapshot go when a newer one takes its place; the caller holds the store's lock."""
+    with files.explained(file.path.parent):
+        file.pin.unlink(missing_ok=True)
+        files.sync_directory(file.path.parent)
+
+
+def remove_snapshot(file: SnapshotFile) -> None:
+    """Remove a snapshot; `PinnedError` where it is pinned. The caller holds the store's lock."""
+    if file.pin.exists():
+        raise PinnedError(file.path, "this snapshot is pinned")
+    with files.explained(file.path.parent):
+        file.path.unlink(missing_ok=True)
+        # Before anything that only it named goes: a name that came back after a power cut would lead nowhere.
+        files.sync_directory(file.path.parent)
 
 
 def list_partials(layout: Layout) -> list[Path]:

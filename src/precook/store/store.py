@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,28 +13,45 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import ClosedStoreError, MissingEntryError, NoSnapshotError, NoStoreError, ReadOnlyError
+from precook.errors import (
+    ClosedStoreError,
+    IncompleteError,
+    MissingEntryError,
+    NoSnapshotError,
+    NoStoreError,
+    ReadOnlyError,
+)
 from precook.report import SILENT, Reporter
 from precook.sources.memory import Memory
-from precook.store import files, forks
+from precook.store import database, files, forks
 from precook.store.cached import Cached
 from precook.store.claims import Claims
 from precook.store.index import EntryRow, Index
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
+from precook.store.leases import Holder, Lease, break_lease, live_leases
 from precook.store.located import Located
 from precook.store.lock import locked
+from precook.store.packfile import PackFile
+from precook.store.places import Places
 from precook.store.reader import Reader
+from precook.store.reserve import keep_reserve
+from precook.store.session import Session
 from precook.store.snapshots import (
     Snapshot,
     SnapshotFile,
     list_partials,
     list_snapshots,
+    pin_snapshot,
     read_snapshot,
+    remove_snapshot,
+    unpin_snapshot,
     write_snapshot,
 )
 from precook.store.stack import Verify
 from precook.store.stats import RecipeStats, Stats
-from precook.store.verify import Verification, verify_packs
+from precook.store.sweep import sweep_doomed
+from precook.store.verify import EVERYTHING, Selection, Verification, verify_packs
+from precook.store.workings import Workings
 from precook.store.writer import Commit, Writer
 from precook.values import Key
 
@@ -54,7 +72,14 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, *, read_only: bool, verify_reads: Verify, flush_bytes: int, flush_seconds: float
+        self,
+        path: Path,
+        *,
+        read_only: bool,
+        verify_reads: Verify,
+        flush_bytes: int,
+        flush_seconds: float,
+        max_bytes: int | None,
     ) -> None:
         self._layout = Layout(path)
         self.asked_read_only = read_only
@@ -72,6 +97,7 @@ class Store:
         # On a read-only mount every write would fail; without one, no file is created that a reader does not need.
         self._read_only = read_only or (self._marker is not None and not os.access(path, os.W_OK))
         self._reader = Reader(self._layout, read_only=self._read_only, verify=verify_reads)
+        self._session = Session(self._layout, self._reader, self.workings, max_bytes=max_bytes)
         self._index: Index | None = None
         if self._marker is not None:
             self._start(self._marker)
@@ -139,6 +165,7 @@ class Store:
             return []
         index = self._ready()
         if index is not None:
+            self._session.record(index)
             self._reader.resolve(index, keys)
         return [self.get(key, default, tensors=tensors) for key in keys]
 
@@ -151,7 +178,9 @@ class Store:
         if not keys:
             message = "stack needs at least one key"
             raise ValueError(message)
-        return self._reader.stack(self._existing(keys[0]), keys, tensors=tensors)
+        index = self._existing(keys[0])
+        self._session.record(index)
+        return self._reader.stack(index, keys, tensors=tensors)
 
     def missing(self, keys: Iterable[Key]) -> list[Key]:
         """The keys that have no entry, in order, each once."""
@@ -227,6 +256,11 @@ class Store:
         found = self._present(index, wanted)
         return np.fromiter((key in found for key in wanted), bool, len(wanted))
 
+    def places(self, keys: npt.NDArray[np.uint8]) -> Places | None:
+        """Where the entries of many keys lie, one key per row of 32 bytes, to read them from; None without a store."""
+        index = self._ready()
+        return Places(self._reader, index, keys, verify=self._verify_reads) if index is not None else None
+
     def generation(self) -> str:
         """Changes whenever entries may have been removed: what was present stays so until then."""
         index = self._ready()
@@ -260,6 +294,37 @@ class Store:
         """Claims of one builder, so that two of them do not encode the same; this creates the store if need be."""
         return Claims(self._created())
 
+    def lease(self, purpose: str) -> Lease:
+        """A lease, for a builder or a feed: what it is given to protect is not removed while it is open.
+
+        This creates the store if need be. A store that cannot be written to gives one that protects nothing.
+        """
+        self._ready()
+        return self._session.lease(None if self._read_only else self._created(), purpose)
+
+    def leases(self) -> list[Holder]:
+        """Who holds a lease."""
+        return [holder for holder, _ in live_leases(self._layout)] if self._ready() is not None else []
+
+    def break_lease(self, prefix: str) -> Holder:
+        """Take a lease from its holder, by the first digits of its id; the holder stops with `LostLeaseError`."""
+        return break_lease(self._layout, self._created(), prefix)
+
+    def pin(self, file: SnapshotFile) -> None:
+        """Keep a snapshot and all it names, also when a newer one takes its place."""
+        with self._created().exclusive():
+            pin_snapshot(file)
+
+    def unpin(self, file: SnapshotFile) -> None:
+        """Keep a snapshot no longer than until a newer one takes its place."""
+        with self._created().exclusive():
+            unpin_snapshot(file)
+
+    def remove_snapshot(self, file: SnapshotFile) -> None:
+        """Remove a snapshot, not its entries; `PinnedError` where it is pinned."""
+        with self._created().exclusive():
+            remove_snapshot(file)
+
     def snapshots(self) -> list[SnapshotFile]:
         """Every snapshot, by dataset and then from the oldest to the newest."""
         return list_snapshots(self._layout) if self._ready() is not None else []
@@ -269,25 +334,66 @@ class Store:
         found = [snapshot for snapshot in self.snapshots() if snapshot.dataset == dataset]
         if not found:
             raise NoSnapshotError(self.path, dataset)
-        return read_snapshot(found[-1])
+        return dataclasses.replace(read_snapshot(found[-1]), store=self)
 
-    def freeze(self, dataset: str, content: Tree) -> Snapshot:
-        """Keep a tree as the dataset's latest snapshot: durable when it returns."""
+    def freeze(
+        self, dataset: str, content: Tree, *, needs: npt.NDArray[np.uint8] | None = None, seen: str | None = None
+    ) -> Snapshot:
+        """Keep a tree as the dataset's latest snapshot: durable when it returns.
+
+        Of the entries it `needs`, all were there at the generation `seen`; where something was removed since, that is
+        looked at again, and `IncompleteError` says what is gone.
+        """
         if self._read_only:
             raise ReadOnlyError(self.path, "opened read-only")
-        return write_snapshot(self._layout, self._directories, self._created().exclusive, dataset, content)
+        index = self._created()
+        # Under the lock that removals take, too: a snapshot never names what is being removed.
+        with index.exclusive():
+            self._session.check()
+            if needs is not None and self.generation() != seen:
+                lost = int((~self.present(needs)).sum())
+                if lost:
+                    hint = "build again; only those are encoded"
+                    raise IncompleteError(f"{lost:,} entries of {dataset} were removed meanwhile", hint=hint)
+            return write_snapshot(self._layout, self._directories, index.exclusive, dataset, content)
 
     def verify(
         self,
         *,
         subset: tuple[int, int] = (1, 1),
         max_seconds: float | None = None,
+        selection: Selection = EVERYTHING,
+        after: str | None = None,
         report: Reporter = SILENT,
     ) -> Verification:
-        """Read every pack, or the k-th of n parts of them, from the disk and check every byte. Changes nothing."""
-        if self._ready() is None:
+        """Read every pack and snapshot, or the k-th of n parts of the packs, and check every byte. Changes nothing.
+
+        `selection` says which entries are meant, and then snapshots are not; `after` begins behind a pack of this name.
+        """
+        index = self._ready()
+        if index is None:
             raise NoStoreError(self.path)
-        return verify_packs(self._layout, subset=subset, max_seconds=max_seconds, report=report)
+
+        def dropped(pack: PackFile) -> npt.NDArray[np.bool_]:
+            name, rows = bytes.fromhex(pack.head.id), pack.head.rows
+            return index.query(lambda db: database.read_dropped(db, name, rows))
+
+        return verify_packs(
+            self._layout,
+            subset=subset,
+            max_seconds=max_seconds,
+            report=report,
+            selection=selection,
+            after=after,
+            dropped=dropped,
+            snapshots=list_snapshots(self._layout) if selection == EVERYTHING else None,
+        )
+
+    def workings(self, *, create: bool = True) -> Workings:
+        """Its parts, for code that looks after it; where there is no store yet one is made, or `NoStoreError`."""
+        if self._ready() is None and not create:
+            raise NoStoreError(self.path)
+        return Workings(self._layout, self._created(), self._reader, self._directories, self._session)
 
     def reindex(self) -> int:
         """Make the index anew from the packs; the number of entries found."""
@@ -306,6 +412,8 @@ class Store:
             if writer is not None and writer.usable:
                 writer.close()
         finally:
+            if not self._closed:
+                self._session.close(self._index)
             with self._lock:
                 self._closed = True
                 if self._index is not None:
@@ -322,7 +430,7 @@ class Store:
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
         # Another process opens the store anew by its path: nothing of ours can be shared across a spawn.
         options = (self.asked_read_only, self._verify_reads, self._flush_bytes, self._flush_seconds)
-        return _reopen, (self.path, *options)
+        return _reopen, (self.path, *options, self._session.max_bytes)
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{', read_only=True' if self._read_only else ''})"
@@ -352,6 +460,8 @@ class Store:
         index.refresh(packs)
         if not self._read_only:
             index.sweep()
+            sweep_doomed(self._layout, index)
+            keep_reserve(self._layout, index.pack_bytes())
             own = [path for path in self.path.glob(f"*{files.PARTIAL}") if not path.name.startswith("index.")]
             for partial in [*own, *partials, *list_partials(self._layout)]:
                 files.sweep_partial(partial)
@@ -388,7 +498,9 @@ class Store:
 
     def _commit(self) -> Commit:
         """What a writer commits with; the store is created here, before its first commit."""
-        return Commit(self._layout, self._created(), self._reader, self._directories)
+        index = self._created()
+        self._session.record(index)
+        return Commit(self._layout, index, self._reader, self._directories, self._session)
 
     def _created(self) -> Index:
         """The index of the store, which is made here if it is not there yet."""
@@ -417,11 +529,14 @@ def open_store(
     verify_reads: Verify = True,
     flush_bytes: int = FLUSH_BYTES,
     flush_seconds: float = FLUSH_SECONDS,
+    max_bytes: int | None = None,
 ) -> Store:
     """Open the store at `path`; where there is none, it is created by the first write.
 
     `verify_reads`: True checks each entry when this process first reads it, "always" at every read, False never.
-    `flush_bytes` and `flush_seconds` say when a writer commits what it has gathered.
+    `flush_bytes` and `flush_seconds` say when a writer commits what it has gathered. `max_bytes` bounds the packs:
+    before a commit would pass it, the least recently used entries go; where all that is left is in use,
+    `StoreFullError`.
 
     >>> import tempfile, numpy
     >>> from precook import Recipe, open
@@ -434,6 +549,9 @@ def open_store(
     if flush_bytes < 1 or flush_seconds < 0:
         message = "flush_bytes must be positive and flush_seconds must not be negative"
         raise ValueError(message)
+    if max_bytes is not None and max_bytes < 1:
+        message = "max_bytes must be positive"
+        raise ValueError(message)
     if verify_reads not in (True, False, "always"):
         message = f'verify_reads is True, False or "always", not {verify_reads!r}'
         raise ValueError(message)
@@ -443,10 +561,23 @@ def open_store(
         verify_reads=verify_reads,
         flush_bytes=flush_bytes,
         flush_seconds=flush_seconds,
+        max_bytes=max_bytes,
     )
 
 
-def _reopen(path: Path, read_only: bool, verify_reads: Verify, flush_bytes: int, flush_seconds: float) -> Store:  # noqa: FBT001
+def _reopen(
+    path: Path,
+    read_only: bool,  # noqa: FBT001 - positions, because pickle has no keywords
+    verify_reads: Verify,
+    flush_bytes: int,
+    flush_seconds: float,
+    max_bytes: int | None,
+) -> Store:
     return Store(
-        path, read_only=read_only, verify_reads=verify_reads, flush_bytes=flush_bytes, flush_seconds=flush_seconds
+        path,
+        read_only=read_only,
+        verify_reads=verify_reads,
+        flush_bytes=flush_bytes,
+        flush_seconds=flush_seconds,
+        max_bytes=max_bytes,
     )

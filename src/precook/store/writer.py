@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from precook.errors import ClosedStoreError, PrecookError, TreeError
 from precook.identity.canonical import canonical
@@ -20,6 +22,7 @@ from precook.store import files
 from precook.store.header import MAX_HEADER, header_length
 from precook.store.pack import pack_id, parse_head, parse_pack_header
 from precook.store.packing import Entry, build_pack, make_entry
+from precook.store.syncpoints import syncpoint
 from precook.store.tree import Parts, Tree, take_apart
 from precook.values import Key
 
@@ -40,10 +43,31 @@ _COLUMN_FORM = 400
 """Bytes of header a leaf can take, generously."""
 
 
+class Upkeep(Protocol):
+    """What stands beside every commit."""
+
+    def check(self) -> None:
+        """Refuse to go on where that is not safe."""
+
+    def keep(self, index: Index) -> None:
+        """Make it known that what was just read is in use; the caller holds the store's lock."""
+
+    def make_room(self, nbytes: int) -> None:
+        """See to it that a pack of this size fits, or refuse it."""
+
+
 class Commit:
     """Makes packs of entries and tells the index; what a store does under its lock and its writers share."""
 
-    def __init__(self, layout: Layout, index: Index, reader: Reader, directories: files.Directories) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        index: Index,
+        reader: Reader,
+        directories: files.Directories,
+        upkeep: Upkeep | None = None,
+    ) -> None:
+        self._upkeep = upkeep
         self._layout = layout
         self._index = index
         self._reader = reader
@@ -56,20 +80,32 @@ class Commit:
 
     def __call__(self, entries: list[Entry]) -> None:
         """Make entries durable and visible, except those that are there already: the first result for a key stays."""
+        if self._upkeep is not None:
+            self._upkeep.check()
         known = self._index.present([entry.key for entry in entries])
-        entries = [entry for entry in entries if entry.key not in known or not self._is_stored(entry)]
+        stored = {entry.key for entry in entries if entry.key in known and self._is_stored(entry)}
+        if stored and self._upkeep is not None:
+            # Durable when it returns: in use, under the lock of whoever may be about to remove it, or written again.
+            with self._index.exclusive():
+                stored = self._index.present(list(stored))
+                self._upkeep.keep(self._index)
+        entries = [entry for entry in entries if entry.key not in stored]
         if not entries:
             return
         image = build_pack(entries, created=int(time.time()), salt=secrets.token_hex(8))
         # Read back what is about to be written: nothing that our own limits refuse is ever published.
         head = parse_head(parse_pack_header(image.head[: header_length(image.head)]), image.head)
         assert head.id == pack_id(image.head) == image.id
+        if self._upkeep is not None:
+            self._upkeep.make_room(image.nbytes)
         path = self._layout.pack(image.id)
         with files.explained(self.root):
             self._directories.make(self._layout.packs)
             self._directories.make(path.parent)
             files.publish(path, [image.head, *image.body])
+        syncpoint("commit.published")
         self._index.add([head])
+        self._reader.touch(np.concatenate([table.keys for table in head.tables]))
 
     def _is_stored(self, entry: Entry) -> bool:
         """Whether the pack that the index names really has the entry."""
@@ -140,13 +176,24 @@ class Writer:
         """Return when everything put so far is durable."""
         self._check_process()
         with self._changed:
-            self._check_usable()
-            number = self._group.number if self._group.entries else self._group.number - 1
-            self._wanted = max(self._wanted, number)
-            self._changed.notify_all()
+            number = self._hurry()
             while self._group.number <= number or (self._committing is not None and self._committing.number <= number):
                 self._changed.wait()
                 self._check_usable()
+
+    def hurry(self) -> None:
+        """Have everything put so far made durable without waiting for more, or for it."""
+        self._check_process()
+        with self._changed:
+            self._hurry()
+
+    def _hurry(self) -> int:
+        """The number of the last group that is to be durable."""
+        self._check_usable()
+        number = self._group.number if self._group.entries else self._group.number - 1
+        self._wanted = max(self._wanted, number)
+        self._changed.notify_all()
+        return number
 
     def close(self) -> None:
         """Flush, and refuse anything after."""

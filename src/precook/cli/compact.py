@@ -1,0 +1,71 @@
+"""`precook compact`: the same entries in fewer and fuller packs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from precook.cli import output
+from precook.cli.output import Span
+from precook.cli.stores import open_to_read, open_to_write
+from precook.maintain.compact import Compaction, CompactPlan, plan_compact
+from precook.units import format_count, format_size
+
+
+def run(place: Path | None, *, yes: bool, as_json: bool) -> None:
+    """Plan, show, and with `yes` do it."""
+    with open_to_write(place) if yes else open_to_read(place) as opened:
+        plan = plan_compact(opened, report=output.reporter())
+        if not as_json:
+            _show(plan)
+        done = plan.execute(output.reporter()) if yes and not plan.empty else None
+    if as_json:
+        output.document({**_document(plan), "done": _done(done) if done is not None else None})
+    elif done is not None:
+        count = format_count(done.packs_written, "new pack")
+        output.line([f"compacted into {count}: ", Span(f"{format_size(done.freed)} freed", "bold green")])
+    elif not plan.empty:
+        output.hint("nothing was changed; the same with --yes does it")
+
+
+def _show(plan: CompactPlan) -> None:
+    if plan.empty:
+        output.line(f"nothing to compact: {format_count(plan.packs, 'pack')}, {format_size(plan.size)}")
+        return
+    rewritten = sum(len(group.packs) for group in plan.groups)
+    output.facts(
+        [
+            (
+                "packs",
+                f"{plan.packs:,} → {plan.packs_after:,}: {rewritten:,} rewritten, {len(plan.unlink):,} removed",
+            ),
+            ("copies", f"{format_count(plan.copies, 'entry')} in more than one pack"),
+            ("frees", f"{format_size(plan.freed)} of {format_size(plan.size)}"),
+            ("needs", f"{format_size(plan.scratch)} of free space meanwhile"),
+        ]
+    )
+
+
+def _document(plan: CompactPlan) -> dict[str, Any]:
+    return {
+        "packs": plan.packs,
+        "packs_after": plan.packs_after,
+        "groups": [
+            {"packs": list(group.packs), "bytes": group.nbytes, "bytes_after": group.size} for group in plan.groups
+        ],
+        "packs_unlinked": list(plan.unlink),
+        "copies": plan.copies,
+        "freed_bytes": plan.freed,
+        "scratch_bytes": plan.scratch,
+        "disk_bytes": plan.size,
+    }
+
+
+def _done(done: Compaction) -> dict[str, Any]:
+    return {
+        "copies": done.copies,
+        "packs_unlinked": done.packs_unlinked,
+        "packs_rewritten": done.packs_rewritten,
+        "packs_written": done.packs_written,
+        "freed_bytes": done.freed,
+    }

@@ -1,0 +1,56 @@
+"""`precook leases`: who uses a store right now, and what it keeps for them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from precook.cli import output
+from precook.cli.output import Column
+from precook.cli.stores import open_to_read, open_to_write
+from precook.store.leases import Holder
+from precook.units import format_age, utc_time
+
+_SHORT = 8
+
+
+def run(store: Path | None, *, breaking: str | None, yes: bool, as_json: bool) -> None:
+    """List the leases, or break one."""
+    if breaking is not None and yes:
+        with open_to_write(store) as opened:
+            broken = [opened.break_lease(breaking)]
+    else:
+        with open_to_read(store) as opened:
+            broken, holders = [], opened.leases()
+            if breaking is not None:
+                holders = [holder for holder in holders if holder.id.startswith(breaking)]
+    shown = broken or holders
+    if as_json:
+        output.document({"leases": [_document(holder) for holder in shown], "broken": bool(broken)})
+        return
+    if not shown:
+        output.line("no leases" if breaking is None else f"no lease begins with {breaking!r}")
+        return
+    now = time.time()
+    rows = [
+        (one.id[:_SHORT], one.purpose, f"{one.keys:,}", f"{one.pid}", one.host, format_age(now - one.since))
+        for one in shown
+    ]
+    columns = [Column("lease"), Column("purpose", wrap=True), Column("entries", right=True), Column("pid", right=True)]
+    output.table([*columns, Column("host"), Column("since", right=True)], rows)
+    if broken:
+        output.line()
+        output.line("broken: its holder stops at its next step")
+    elif breaking is not None:
+        output.hint("its holder would stop, and what it needs could go; the same with --yes breaks it")
+
+
+def _document(holder: Holder) -> dict[str, object]:
+    return {
+        "id": holder.id,
+        "purpose": holder.purpose,
+        "entries": holder.keys,
+        "pid": holder.pid,
+        "host": holder.host,
+        "since": utc_time(holder.since),
+    }

@@ -1,0 +1,110 @@
+"""`precook snapshots`: list them, pin and unpin them, remove them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from precook.cli import output
+from precook.cli.choice import SnapshotAction
+from precook.cli.output import Column, Span
+from precook.cli.stores import open_to_read, open_to_write
+from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PrecookError, printable
+from precook.maintain.bundle import is_meant
+from precook.store.snapshots import SnapshotFile, read_snapshot
+from precook.store.store import Store
+from precook.units import format_age, format_count, format_size, utc_time
+
+
+def run_list(store: Path | None, dataset: str | None, *, as_json: bool) -> None:
+    """Show every snapshot, the latest of each dataset last."""
+    with open_to_read(store) as opened:
+        files = [file for file in opened.snapshots() if dataset in (None, file.dataset)]
+        if dataset is not None and not files:
+            raise NoSnapshotError(opened.path, dataset)
+        latest = {file.dataset: file.id for file in files}
+        found = [_document(file, latest=latest[file.dataset] == file.id) for file in files]
+    if as_json:
+        output.document({"snapshots": found})
+    elif not found:
+        output.tell("no snapshots")
+    else:
+        _show(found)
+
+
+def run(store: Path | None, action: SnapshotAction, dataset: str, wanted: str, *, yes: bool, as_json: bool) -> None:
+    """Pin, unpin or remove one snapshot; removing is a preview without `yes`."""
+    removing = action is SnapshotAction.RM
+    opening = open_to_read if removing and not yes else open_to_write
+    with opening(store) as opened:
+        file, rest = _find(opened, dataset, wanted)
+        if action is SnapshotAction.PIN:
+            opened.pin(file)
+        elif action is SnapshotAction.UNPIN:
+            opened.unpin(file)
+        elif yes:
+            opened.remove_snapshot(file)
+    done = yes or not removing
+    if as_json:
+        output.document(
+            {"action": action.value, "dataset": dataset, "number": file.number, "id": file.id, "done": done}
+        )
+        return
+    name = f"snapshot {file.number} of {dataset}"
+    if not removing:
+        output.line(f"{'pinned' if action is SnapshotAction.PIN else 'unpinned'} {name}")
+        return
+    output.line(f"{'removed' if yes else 'would remove'} {name}; its entries stay until `precook gc` collects them")
+    if file.number > max((one.number for one in rest), default=0):
+        left = f"snapshot {rest[-1].number} becomes the latest" if rest else f"{dataset} then has none"
+        output.tell(f"it is the latest one: {left}")
+    if file.pinned and not yes:
+        output.tell(f"it is pinned: `precook snapshots unpin {dataset} {file.number}` comes first")
+    if not yes:
+        output.hint("nothing was changed; --yes does it")
+
+
+def _find(store: Store, dataset: str, wanted: str) -> tuple[SnapshotFile, list[SnapshotFile]]:
+    """The snapshot that is meant, and the others of its dataset."""
+    files = [file for file in store.snapshots() if file.dataset == dataset]
+    if not files:
+        raise NoSnapshotError(store.path, dataset)
+    meant = [file for file in files if is_meant(file, wanted)]
+    if len(meant) != 1:
+        many = "more than one snapshot" if meant else "no snapshot"
+        message = f"{many} of {printable(dataset)!r} is meant by {printable(wanted)!r}"
+        raise PrecookError(message, hint="`precook snapshots` lists them; give the number or more digits of the id")
+    return meant[0], [file for file in files if file is not meant[0]]
+
+
+def _document(file: SnapshotFile, *, latest: bool) -> dict[str, Any]:
+    problem, samples = None, None
+    try:
+        samples = read_snapshot(file).samples
+    except (DamagedPackError, NewerFormatError) as error:
+        problem = error.reason
+    status = file.path.stat()
+    return {
+        "dataset": file.dataset,
+        "number": file.number,
+        "id": file.id,
+        "latest": latest,
+        "pinned": file.pinned,
+        "samples": samples,
+        "bytes": status.st_size,
+        "created": utc_time(int(status.st_mtime)),
+        "age": round(time.time() - status.st_mtime, 3),
+        "problem": problem,
+    }
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    rows = []
+    for one in found:
+        kept = ", ".join(word for word in ("latest", "pinned") if one[word])
+        samples = Span(one["problem"], "red") if one["problem"] else format_count(one["samples"], "sample")
+        size, age = format_size(one["bytes"]), format_age(one["age"])
+        rows.append((one["dataset"], f"{one['number']}", Span(one["id"][:8], "dim"), samples, size, age, kept))
+    columns = [Column("dataset", wrap=True), Column("number", right=True), Column("id"), Column("holds", wrap=True)]
+    output.table([*columns, Column("size", right=True), Column("made", right=True), Column("kept as")], rows)

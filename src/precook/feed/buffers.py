@@ -1,0 +1,98 @@
+"""Buffers: memory for the tensors of a batch, which numpy fills and the trainer gets."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.store.dtypes import DType, load_torch
+from precook.store.leaves import Library, converter
+from precook.store.packfile import Array
+
+_KEPT = 8
+"""Blocks of a size that wait to be used again: two tensors of each batch that is made ahead by default."""
+_LARGE = 128 << 10
+"""From this size on, memory that is allocated comes from the system and goes back to it."""
+
+
+class Buffers:
+    """Makes buffers for one library; pinned ones can be copied to a GPU while the processor does something else.
+
+    Memory is used again once the last tensor over it is gone: the system clears each page that it hands out anew,
+    which takes longer than the copy into it. Pinned memory is torch's own business, which does the same.
+    """
+
+    def __init__(self, library: Library, *, pinned: bool = False) -> None:
+        self.library: Library = library
+        self._pinned = pinned
+        self._torch: Any = load_torch() if library == "torch" else None
+        self._free: defaultdict[int, deque[_Block]] = defaultdict(lambda: deque(maxlen=_KEPT))
+        self._converters: dict[str, Callable[[Array], Any]] = {}
+
+    def make(self, dtype: DType, shape: tuple[int, ...], *, fill: int | None = None) -> tuple[Array, Any]:
+        """An array to fill, as `dtype.bits`, and the tensor over the same memory; `fill` sets every element."""
+        size = math.prod(shape) * dtype.size
+        if self._pinned:
+            flat = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
+            array = flat.numpy().view(dtype.bits).reshape(shape)
+            tensor = flat.view(dtype.torch_type()).reshape(shape)  # not over the array: torch knows it as pinned
+        else:
+            array = self._block(size).view(dtype.bits).reshape(shape)
+            tensor = self._converter(dtype)(array)
+        if fill == 0:
+            array[...] = 0  # in every type zero is made of zero bits
+        elif fill is not None:
+            tensor[...] = fill
+        return array, tensor
+
+    def tensor(self, values: Array) -> Any:
+        """A small array as a tensor."""
+        return values if self._torch is None else self._torch.from_numpy(values)
+
+    def _converter(self, dtype: DType) -> Callable[[Array], Any]:
+        found = self._converters.get(dtype.name)
+        if found is None:
+            found = self._converters[dtype.name] = converter(dtype, self.library)
+        return found
+
+    def _block(self, size: int) -> npt.NDArray[np.uint8]:
+        if size < _LARGE:
+            return np.empty(size, np.uint8)
+        # By powers of two: batches of other lengths find blocks that fit. Pages that nobody fills take no memory.
+        rounded = 1 << (size - 1).bit_length()
+        free = self._free[rounded]
+        try:
+            block = free.pop()
+        except IndexError:
+            block = _Block(np.empty(rounded, np.uint8))
+        return np.asarray(_Loan(block, free))[:size]
+
+
+class _Block:
+    """Memory, and how numpy is told of it."""
+
+    __slots__ = ("interface", "memory")
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
+        self.interface = memory.__array_interface__
+
+
+class _Loan:
+    """A block lent to a batch; when no array or tensor over it is left, it goes back to those that are free.
+
+    No lock: this may happen in any thread and between any two steps, and a deque's steps are whole.
+    """
+
+    def __init__(self, block: _Block, free: deque[_Block]) -> None:
+        self._block = block
+        self._free = free
+        self.__array_interface__ = block.interface
+
+    def __del__(self) -> None:
+        self._free.append(self._block)

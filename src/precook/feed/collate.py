@@ -1,0 +1,130 @@
+"""Collating: the entries of one encoder, copied once, straight into the tensors of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from precook.errors import FeedError
+from precook.feed.buffers import Buffers
+from precook.feed.content import Column, Numbers
+from precook.feed.padding import Pad, Padded, find_axes, with_masks
+from precook.store.dtypes import DTYPES
+from precook.store.pack import LeafColumn, Table
+from precook.store.packfile import Array, TableFile
+from precook.store.places import Places
+from precook.store.tree import read_values
+
+_MASK = "mask"
+"""The kind of the mask encoder, whose white we know how to write."""
+
+
+class Collator:
+    """Makes one encoder's part of any batch; safe to use from several threads."""
+
+    def __init__(self, column: Column, places: Places, buckets: Numbers, *, pad: Pad) -> None:
+        self.column = column
+        self.places = places
+        self._pad = pad
+        self._buckets = buckets
+        self._axes: list[int | None] = []
+        self.look()
+        self._white = not places.keys.any(axis=1).all() if not column.of_text else False
+        if self._white and column.kind != _MASK:
+            hint = "give every concept masks, or leave this encoder out of the config"
+            raise FeedError(f"{column.name}: some concepts have no masks, and only `uses: mask` knows white", hint=hint)
+
+    def look(self) -> None:
+        """See which dimensions differ between the entries that are there."""
+        if self._pad != "list":
+            self._axes = find_axes(self.column, self.places, self._buckets)
+
+    def collate(self, rows: Numbers, size: tuple[int, int], buffers: Buffers) -> dict[str, Any]:
+        """The entries of some rows as they stand in a batch: one tree under the encoder's name, perhaps with a mask."""
+        name = self.column.name
+        if self._white and not self.places.keys[rows].any(axis=1).all():
+            return {name: self._with_white(rows, size, buffers)}
+        found = self.places.place_all(rows)
+        first = found[0][0].table
+        if any(table.skeleton != first.skeleton for table in {id(one.table): one.table for one, _ in found}.values()):
+            raise FeedError(f"{name}: entries of one batch differ in nesting or type", hint="make them alike")
+        axes = self._axes or ([None] * len(first.leaves) if self._pad != "list" else [])
+        leaves: list[Any] = []
+        arrays: list[list[Array]] = []
+        for number, leaf in enumerate(first.leaves):
+            shapes = [table.table.leaves[number].row_shape(row) for table, row in found]
+            if self._pad == "list":
+                made = [buffers.make(leaf.dtype, shape) for shape in shapes]
+                leaves.append([tensor for _, tensor in made])
+                arrays.append([array for array, _ in made])
+            else:
+                tensor, places = self._leaf(number, leaf, shapes, axes[number], buffers)
+                leaves.append(tensor)
+                arrays.append(places)
+        self.places.copy_all(rows, found, list(zip(*arrays, strict=True)) or [()] * len(found))
+        return self._named(_tree(first, found, leaves))
+
+    def _leaf(
+        self, number: int, leaf: LeafColumn, shapes: list[tuple[int, ...]], axis: int | None, buffers: Buffers
+    ) -> tuple[Any, list[Array]]:
+        """A leaf of the whole batch, and where each entry's part goes."""
+        name = self.column.name
+        if axis is None:
+            if len(set(shapes)) > 1:
+                hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+                raise FeedError(f"{name}: entries of one batch have shapes {sorted(set(shapes))}", hint=hint)
+            array, tensor = buffers.make(leaf.dtype, (len(shapes), *shapes[0]))
+            return tensor, list(array) if leaf.rank else [array[i : i + 1].reshape(()) for i in range(len(shapes))]
+        lengths = tuple(shape[axis] for shape in shapes)
+        longest = max(lengths)
+        if isinstance(self._pad, int):
+            if longest > self._pad:
+                hint = "raise it, or pad to the longest of each batch"
+                raise FeedError(f"{name}: an entry is {longest} long, and pad is {self._pad}", hint=hint)
+            longest = self._pad
+        shape = (*shapes[0][:axis], longest, *shapes[0][axis + 1 :])
+        ragged = any(length < longest for length in lengths)
+        array, tensor = buffers.make(leaf.dtype, (len(shapes), *shape), fill=self._filler(number) if ragged else None)
+        before: tuple[Any, ...] = (slice(None),) * axis
+        mask, mask_tensor = buffers.make(DTYPES["BOOL"], (len(shapes), longest))
+        mask[...] = np.arange(longest) < np.array(lengths)[:, None]
+        places = [array[(at, *before, slice(length))] for at, length in enumerate(lengths)]
+        return Padded(tensor, lengths, mask_tensor), places
+
+    def _filler(self, number: int) -> int:
+        """What stands where there is no token: the tokenizer's own choice for ids, nothing elsewhere."""
+        if self.column.kind != "transformers-tokens" or number:
+            return 0
+        if self.column.pad is None:
+            hint = f'give its tokenizer a pad token, or ask for them as they are: pad={{"{self.column.name}": "list"}}'
+            raise FeedError(f"{self.column.name}: the tokenizer has no pad token", hint=hint)
+        return self.column.pad
+
+    def _named(self, tree: Any) -> dict[str, Any]:
+        name = self.column.name
+        if isinstance(tree, Padded):
+            return {name: tree.tensor, f"{name}_mask": tree.mask}
+        return {name: with_masks(tree, name)}
+
+    def _with_white(self, rows: Numbers, size: tuple[int, int], buffers: Buffers) -> Any:
+        """Masks of a batch in which some samples have none: all of such a picture counts."""
+        factor = int(self.column.settings["factor"])
+        array, tensor = buffers.make(DTYPES["F32"], (len(rows), 1, size[0] // factor, size[1] // factor))
+        for at, row in enumerate(rows.tolist()):
+            if self.places.keys[row].any():
+                self.places.copy(row, [array[at]])
+            else:
+                array[at] = 1
+        return tensor
+
+
+def _tree(first: Table, found: list[tuple[TableFile, int]], leaves: list[Any]) -> Any:
+    """The batch's tree around its leaves; a part without tensors is a list of what the entries have there."""
+    texts = [table.table.values.row(at) for table, at in found]
+    if texts.count(texts[0]) == len(texts):
+        values = [[value] * len(texts) for value in read_values(texts[0])]
+    else:
+        rows = read_values(b"[" + b",".join(texts) + b"]")
+        values = [list(parts) for parts in zip(*rows, strict=True)]
+    return first.build(leaves, values)

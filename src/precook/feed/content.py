@@ -1,0 +1,128 @@
+"""What a feed works on: the samples of a snapshot and the keys of their entries, as columns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Consecutive rows that belong together: where each group begins and how many rows it has."""
+
+    begins: Numbers
+    counts: Numbers
+
+    @classmethod
+    def of(cls, owners: npt.NDArray[Any], groups: int) -> Spans:
+        """The groups of rows that are sorted by their owner."""
+        edges = np.searchsorted(owners, np.arange(groups + 1)).astype(np.int64)
+        return cls(edges[:-1], np.diff(edges))
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of any length, one after the other."""
+
+    text: bytes
+    ends: Numbers
+
+    def take(self, numbers: Numbers) -> list[str]:
+        """Some of the texts; a negative number means none, and stands for the empty text."""
+        ends = np.where(numbers < 0, 0, self.ends[numbers]).tolist()
+        begins = np.where(numbers <= 0, 0, self.ends[numbers - 1]).tolist()
+        return [self.text[begin:end].decode("utf-8") for begin, end in zip(begins, ends, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One encoder's part of a batch."""
+
+    name: str
+    input: str
+    """`image`, `text` or `mask`."""
+    kind: str
+    """What made it: the `uses` of its config."""
+    settings: dict[str, Any]
+    """The recipe's data."""
+    keys: Bytes
+    """An entry for each cut of a picture or each caption; zeros where there is none."""
+    empty: int
+    """The row of the empty prompt, which comes last; -1 where there is none."""
+    pad: int | None
+    """What token ids are padded with."""
+
+    @property
+    def of_text(self) -> bool:
+        """Whether its rows are captions; else they are cuts of pictures."""
+        return self.input == "text"
+
+
+class Content:
+    """The columns of a snapshot, ready to draw from."""
+
+    def __init__(self, tree: dict[str, Any]) -> None:
+        samples, pictures, lines = tree["samples"], tree["pictures"], tree["lines"]
+        self.dataset: str = tree["dataset"]
+        self.ids: Bytes = samples["id"]
+        self.images: Bytes = samples["image"]
+        self.concepts = samples["concept"].astype(np.int64)
+        self.names: list[str] = [concept["name"] for concept in tree["concepts"]]
+        self.loss_weights = np.array([concept["loss_weight"] for concept in tree["concepts"]], np.float32)
+        self.shares: list[tuple[float, int | None]] = [
+            (concept["repeats"], concept["samples"]) for concept in tree["concepts"]
+        ]
+        """How much of each concept an epoch shows: `repeats`, or `samples`."""
+        self.each = tree["image"]["pick"] == "each"
+        """Whether an epoch shows every resolution of a sample, or one."""
+        self.sizes: Numbers = pictures["size"].astype(np.int64)
+        """Height and width of each cut."""
+        resolutions = int(pictures["target"][:, 0].max(initial=0)) + 1
+        groups = pictures["sample"].astype(np.int64) * resolutions + pictures["target"][:, 0]
+        found, first = np.unique(groups, return_index=True)
+        self.cuts = Spans(first.astype(np.int64), np.diff(np.append(first, len(groups))).astype(np.int64))
+        """For each sample and resolution, its variations."""
+        self.resolutions = Spans.of(found // resolutions, self.count)
+        """For each sample, its resolutions: rows of `cuts`."""
+        self.lines = Spans.of(lines["sample"], self.count)
+        captions = tree.get("captions")
+        # Without a text encoder there are none to draw.
+        known = captions is not None and len(captions["ends"]) > 0
+        self.captions = Texts(captions["text"].tobytes(), captions["ends"]) if known else None
+        self.columns = tuple(_column(tree, name, one) for name, one in tree["encoders"].items())
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return len(self.ids)
+
+    @property
+    def pictures(self) -> bool:
+        """Whether the items of a batch must be of one size."""
+        return any(not column.of_text for column in self.columns)
+
+    def sample_id(self, sample: int) -> str:
+        """A sample's name in a batch."""
+        return str(self.ids[sample].tobytes().hex())
+
+    def sample_ids(self, samples: Numbers) -> list[str]:
+        """The same for many samples."""
+        digits = self.ids[samples].tobytes().hex()
+        return [digits[at : at + 64] for at in range(0, len(digits), 64)]
+
+
+def _column(tree: dict[str, Any], name: str, one: dict[str, Any]) -> Column:
+    kind, settings = json.loads(one["recipe"])
+    keys = tree["line_keys"][name] if one["input"] == "text" else tree["picture_keys"][name]
+    empty = tree["empty_keys"].get(name)
+    if empty is not None:
+        keys = np.concatenate([keys, empty.reshape(1, 32)])
+    settings = settings if isinstance(settings, dict) else {}
+    return Column(name, one["input"], kind, settings, keys, len(keys) - 1 if empty is not None else -1, one.get("pad"))

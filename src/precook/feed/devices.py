@@ -1,0 +1,60 @@
+"""Devices: batches on their way to a GPU, copied on a stream of their own while the one before is trained on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from precook.store.dtypes import load_torch
+
+
+def is_cuda(device: str | None) -> bool:
+    """Whether a device takes pinned memory."""
+    return device is not None and device.split(":")[0] == "cuda"
+
+
+_Tree = TypeVar("_Tree")
+
+
+def on_device(batches: Iterator[_Tree], device: str) -> Iterator[_Tree]:
+    """Each batch with its tensors on a device; on a GPU the next copy runs beside the training step."""
+    torch = load_torch()
+    if not is_cuda(device):
+        for batch in batches:
+            yield _moved(batch, lambda tensor: tensor.to(device))
+        return
+    stream = torch.cuda.Stream(device)
+    ahead: deque[tuple[_Tree, Any, _Tree]] = deque()
+
+    def start() -> None:
+        host = next(batches, None)
+        if host is None:
+            return
+        with torch.cuda.stream(stream):
+            moved = _moved(host, lambda tensor: tensor.to(device, non_blocking=True))
+            done = stream.record_event()
+        ahead.append((moved, done, host))
+
+    start()
+    while ahead:
+        moved, done, host = ahead.popleft()
+        start()
+        now = torch.cuda.current_stream(device)
+        now.wait_event(done)
+        # The allocator must not give this memory away before the trainer's stream is done with it.
+        _moved(moved, lambda tensor, now=now: tensor.record_stream(now))  # type: ignore[misc]
+        yield moved
+        done.synchronize()  # long over; until then the pinned memory must stay
+        del host
+
+
+def _moved(tree: Any, move: Callable[[Any], Any]) -> Any:
+    torch = load_torch()
+    if isinstance(tree, torch.Tensor):
+        return move(tree)
+    if isinstance(tree, dict):
+        return {name: _moved(one, move) for name, one in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_moved(one, move) for one in tree)
+    return tree

@@ -1,0 +1,233 @@
+"""The feed: batches for training, a function of the samples, the seed and the epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from precook.errors import FeedError
+from precook.feed.assembly import Assembly, Maker, OnMissing
+from precook.feed.content import Content
+from precook.feed.epoch import Epoch
+from precook.feed.padding import Pad
+from precook.feed.sampler import Last, Schedule, schedule
+from precook.identity.digests import derived_digest
+from precook.store.leaves import Library
+from precook.store.store import Store
+
+if TYPE_CHECKING:
+    from precook.feed.loading import BatchSampler, FeedDataset
+
+_CONTEXT = "precook feed 1"
+_STATE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """How batches are made; everything but the last two decides what is in them."""
+
+    batch_size: int
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    last: Last = "keep"
+    """Items that do not fill a batch: `keep` them in smaller ones, `drop` them, or `wrap` around to fill up."""
+    on_missing: OnMissing = "error"
+    """An entry that is missing or damaged: an `error`, `encode` it now, or `skip` its sample."""
+    caption_dropout: float = 0.0
+    """How often the empty prompt stands in for the caption."""
+    pad: Mapping[str, Pad] | None = None
+    """By encoder: to the `longest` of a batch, to a fixed length, or `list`: not at all."""
+    tensors: Library = "torch"
+    prefetch: int = 4
+    """Batches that are made ahead, at the most."""
+    threads: int = 2
+    """Threads that make them; 0 makes each when it is asked for."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.prefetch < 1 or self.threads < 0:
+            raise FeedError("batch_size and prefetch must be 1 or more, threads 0 or more")
+        if not 0 <= self.rank < self.world_size:
+            raise FeedError(f"rank {self.rank} is not one of {self.world_size}", hint="ranks count from 0")
+        if not 0 <= self.caption_dropout <= 1:
+            raise FeedError(f"caption_dropout is a share from 0 to 1, not {self.caption_dropout}")
+        for name, kinds in (("last", Last), ("on_missing", OnMissing), ("tensors", Library)):
+            if getattr(self, name) not in get_args(kinds):
+                raise FeedError(f"{name} is one of {', '.join(get_args(kinds))}, not {getattr(self, name)!r}")
+        for name, pad in (self.pad or {}).items():
+            if pad not in ("longest", "list") and (type(pad) is not int or pad < 1):
+                raise FeedError(f'pad of {name} is "longest", "list" or a length, not {pad!r}')
+
+
+class Feed:
+    """Batches of one dataset; a context manager, though nothing is lost without.
+
+    Batches are dicts: a stacked tensor or a tree of them for each encoder, and `sample`, `concept`, `caption`,
+    `loss_weight`, `size`. The same samples, options and epoch give the same batches.
+    """
+
+    def __init__(self, store: Store, content: Content, options: FeedOptions, *, maker: Maker | None = None) -> None:
+        unknown = set(options.pad or {}) - {column.name for column in content.columns}
+        if unknown:
+            raise FeedError(f"pad: no encoder {min(unknown)!r} in {content.dataset}")
+        self.store = store
+        self.content = content
+        self.options = options
+        self._maker = maker
+        self._lock = threading.Lock()
+        self._schedules: dict[int, Schedule] = {}
+        self._position = (0, 0)
+        self._resume: tuple[int, int] | None = None
+        keys = [np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)]
+        # Before anything is looked up: what is found then stays until the feed ends.
+        self._lease = store.lease(f"feed of {content.dataset}")
+        try:
+            self._lease.protect(np.concatenate(keys))
+            self.assembly = Assembly(
+                store,
+                content,
+                seed=options.seed,
+                pad=options.pad or {},
+                tensors=options.tensors,
+                on_missing=options.on_missing,
+                maker=maker,
+            )
+            self.assembly.check()
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        """Batches of the first epoch; later ones may differ where sizes are drawn."""
+        return self.schedule(0).steps
+
+    def epoch(self, number: int, *, device: str | None = None) -> Epoch:
+        """The batches of an epoch, made ahead by threads; after `load_state_dict`, the rest of the one it stopped in.
+
+        With a `device` the tensors lie there; on a GPU they are copied while the step before is under way.
+        """
+        if number < 0:
+            raise FeedError(f"epochs count from 0, not {number}")
+        start = 0
+        if self._resume is not None and self._resume[0] == number:
+            start = self._resume[1]
+        self._resume = None
+        options = self.options
+        return Epoch(
+            self.assembly,
+            self.schedule(number),
+            number,
+            rank=options.rank,
+            start=start,
+            prefetch=options.prefetch,
+            threads=options.threads,
+            device=device,
+            stands_at=self._stands_at,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the feed stands: after the last batch that was handed out. Plain data, for a checkpoint."""
+        epoch, batch = self._position
+        return {
+            "version": _STATE,
+            "epoch": epoch,
+            "batch": batch,
+            "seed": self.options.seed,
+            "fingerprint": self._fingerprint(epoch) if batch else "",
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: `epoch(state["epoch"])` then begins with the very next batch.
+
+        Inside an epoch everything must be as it was; at the start of one, samples and ranks may be others.
+        """
+        try:
+            version, epoch, batch, seed = (state[name] for name in ("version", "epoch", "batch", "seed"))
+            fingerprint = state["fingerprint"]
+        except KeyError as error:
+            raise FeedError(f"not the state of a feed: it has no {error}") from error
+        if version != _STATE:
+            raise FeedError(f"a state of version {version}, and this precook knows {_STATE}", hint="update precook")
+        if seed != self.options.seed:
+            raise FeedError(f"the state has seed {seed}, this feed {self.options.seed}", hint=f"feed with seed={seed}")
+        if batch and fingerprint != self._fingerprint(epoch):
+            hint = "resume with the dataset, batch size and ranks it was taken with, or begin at an epoch's start"
+            raise FeedError(f"the state was taken inside epoch {epoch} of another feed", hint=hint)
+        self._position = self._resume = (epoch, batch)
+
+    def schedule(self, epoch: int) -> Schedule:
+        """What an epoch shows, in which order; the last two are remembered."""
+        with self._lock:
+            if epoch not in self._schedules:
+                while len(self._schedules) > 1:
+                    del self._schedules[next(iter(self._schedules))]
+                options = self.options
+                self._schedules[epoch] = schedule(
+                    self.content,
+                    seed=options.seed,
+                    epoch=epoch,
+                    batch_size=options.batch_size,
+                    ranks=options.world_size,
+                    last=options.last,
+                    dropout=options.caption_dropout,
+                )
+            return self._schedules[epoch]
+
+    def dataset(self) -> FeedDataset:
+        """The samples as a map-style torch Dataset, for a plain DataLoader with `batch_sampler(epoch)`."""
+        from precook.feed.loading import FeedDataset  # noqa: PLC0415 - it imports torch
+
+        return FeedDataset(self)
+
+    def batch_sampler(self, epoch: int, *, start: int = 0) -> BatchSampler:
+        """The batches of an epoch, from the `start`-th on, as lists of what `dataset()` is indexed with."""
+        from precook.feed.loading import BatchSampler  # noqa: PLC0415 - it imports torch
+
+        return BatchSampler(self, epoch, start)
+
+    def as_hf_dataset(self, encoder: str | None = None) -> Any:
+        """The entries of a token encoder as a `datasets.Dataset`, a row for each caption, as TRL takes it."""
+        from precook.feed.tokens import hf_dataset  # noqa: PLC0415 - it imports datasets
+
+        return hf_dataset(self, encoder)
+
+    def close(self) -> None:
+        """Let go of what protects the entries, and of encoders that were loaded on the way."""
+        self._lease.close()
+        close = getattr(self._maker, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Feed of {self.content.dataset}: {self.content.count:,} samples>"
+
+    def _fingerprint(self, epoch: int) -> str:
+        """Tells feeds apart whose batches in an epoch differ."""
+        plan = self.schedule(epoch)
+        parts = (plan.members, plan.ends, plan.order, plan.items.samples, plan.items.cuts, plan.items.lines)
+        content = b"".join(np.ascontiguousarray(part, "<i8").tobytes() for part in parts) + self.content.ids.tobytes()
+        return derived_digest(_CONTEXT, content).hex()
+
+    def _stands_at(self, epoch: int, batch: int) -> None:
+        self._position = (epoch, batch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For a DataLoader's workers: a process of its own reads, and encodes nothing.
+        options = self.options
+        if options.on_missing == "encode":
+            options = dataclasses.replace(options, on_missing="error")
+        return Feed, (self.store, self.content, options)

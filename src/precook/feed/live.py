@@ -1,0 +1,136 @@
+"""Live encoding: what a batch lacks is made there and then, stored, and never made again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from precook.encode.batches import BatchSize
+from precook.encode.crew import Crew
+from precook.encode.line import Hand
+from precook.encode.prepare import Job, Refused, make_units
+from precook.plan.entries import entry_of
+from precook.plan.failures import record_failure
+from precook.plan.plan import EncoderPlan, Plan
+from precook.plan.wants import rows_with
+from precook.store.tree import Parts
+from precook.values import Key
+
+_LOOK = 0.1
+"""Seconds between two looks at whether an encoder has given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """Why an entry could not be made, and whether trying again would give the same."""
+
+    text: str
+    lasting: bool
+
+
+class Live:
+    """Encoders that are loaded when a batch first lacks something, and stay loaded until the end."""
+
+    def __init__(self, plan: Plan, hands: Mapping[str, Hand]) -> None:
+        self._plan = plan
+        self._hands = hands
+        self._crews: dict[str, tuple[Crew, _Results]] = {}
+
+    def make(self, encoder: str, keys: list[Key]) -> dict[Key, str]:
+        """Encode and store entries: durable when it returns; why some could not be made."""
+        one = self._plan.encoders[encoder]
+        entries = [entry_of(one, row) for row in _rows_of(one, keys)]
+        failed: dict[Key, _Reason] = {}
+        shapes: dict[tuple[int, ...], list[Job]] = {}
+        for unit in make_units(one, entries, self._plan.settings.image.rgb):
+            for prepared in unit.prepare():
+                if isinstance(prepared, Job):
+                    shapes.setdefault(prepared.shape, []).append(prepared)
+                elif isinstance(prepared, Refused):
+                    failed[prepared.entry.key] = _Reason(prepared.reason, prepared.lasting)
+                else:
+                    failed[prepared.entry.key] = _Reason("its source has changed since the feed began", lasting=False)
+        crew, results = self._crew(encoder)
+        for batch in shapes.values():
+            crew.give(batch)
+        failed |= results.wait(sum(map(len, shapes.values())), crew)
+        self._record(failed)
+        return {key: reason.text for key, reason in failed.items()}
+
+    def _record(self, failed: Mapping[Key, _Reason]) -> None:
+        """Remember what trying again would not mend, as a build does."""
+        memory = self._plan.store.memory()
+        for key, reason in failed.items():
+            if reason.lasting:
+                record_failure(memory, key.bytes, reason.text)
+        self._plan.store.remember(memory)
+
+    def _crew(self, encoder: str) -> tuple[Crew, _Results]:
+        if encoder not in self._crews:
+            hand, recipe = self._hands[encoder], self._plan.encoders[encoder].wants.encoding.recipe
+            results = _Results(self._plan.store.writer(), recipe)
+            crew = Crew(encoder, hand.make, hand.devices, BatchSize(hand.batch_size), results, threading.Event())
+            self._crews[encoder] = crew.__enter__(), results
+        return self._crews[encoder]
+
+    def close(self) -> None:
+        """Unload the encoders."""
+        crews, self._crews = self._crews, {}
+        for crew, results in crews.values():
+            crew.__exit__(None, None, None)
+            results.writer.close()
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Results:
+    """What a crew made: stored, and counted."""
+
+    def __init__(self, writer: Any, recipe: Any) -> None:
+        self.writer = writer
+        self._recipe = recipe
+        self._changed = threading.Condition()
+        self._told = 0
+        self._failed: dict[Key, _Reason] = {}
+
+    def store(self, job: Job, parts: Parts) -> None:
+        self.writer.put_parts(job.entry.key, parts, recipe=self._recipe)
+        self._count()
+
+    def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
+        self._failed[job.entry.key] = _Reason(reason, lasting)
+        self._count()
+
+    def batch_done(self) -> None:
+        """Made durable when everything was told."""
+
+    def wait(self, count: int, crew: Crew) -> dict[Key, _Reason]:
+        """Wait until so many were told; those that failed, and why."""
+        with self._changed:
+            while self._told < count:
+                crew.check()
+                self._changed.wait(_LOOK)
+            self._told -= count
+            failed, self._failed = self._failed, {}
+        self.writer.flush()
+        return failed
+
+    def _count(self) -> None:
+        with self._changed:
+            self._told += 1
+            self._changed.notify_all()
+
+
+def _rows_of(one: EncoderPlan, keys: list[Key]) -> list[int]:
+    """The plan's rows of some keys, one for each."""
+    found = rows_with(one.wants.keys, {key.bytes for key in keys})
+    return list({one.wants.keys[row].tobytes(): row for row in found.tolist()}.values())

@@ -1,0 +1,33 @@
+"""Moments: latents drawn anew each epoch from the posterior that a VAE gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from precook.feed.content import Bytes, Column, Numbers
+from precook.sources.draws import Purpose, draw
+from precook.store.dtypes import load_torch
+from precook.store.leaves import Library
+
+
+def has_moments(column: Column) -> bool:
+    """Whether an encoder kept mean and logarithm of the variance instead of latents."""
+    return column.kind == "diffusers-vae" and column.settings.get("posterior") == "moments"
+
+
+def sample(moments: dict[str, Any], images: Bytes, draws: Numbers, seed: int, library: Library) -> Any:
+    """Latents of a batch; each item's noise follows from its picture, its turn and the seed, whatever the batch."""
+    noises = []
+    for image, number in zip(images, draws.tolist(), strict=True):
+        bits = draw(image[np.newaxis], Purpose.NOISE, number=number, seed=seed)
+        generator = np.random.Generator(np.random.Philox(int(bits[0])))
+        noises.append(generator.standard_normal(tuple(moments["mean"].shape[1:]), np.float32))
+    noise = np.stack(noises)
+    mean, logvar = moments["mean"], moments["logvar"]
+    if library == "numpy":
+        wide = mean.astype(np.float32) + np.exp(logvar.astype(np.float32) / 2) * noise
+        return wide.astype(mean.dtype)
+    wide = mean.float() + (logvar.float() / 2).exp() * load_torch().from_numpy(noise)
+    return wide.to(mean.dtype)

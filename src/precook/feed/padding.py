@@ -1,0 +1,95 @@
+"""Padding: which dimension of a leaf differs from entry to entry, and how the entries of a batch are made alike."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.errors import FeedError
+from precook.feed.content import Column, Numbers
+from precook.store.pack import LeafColumn
+from precook.store.places import Places
+
+Pad = Literal["longest", "list"] | int
+"""To the longest of a batch, not at all (a list of tensors), or to so many."""
+
+
+def find_axes(column: Column, places: Places, buckets: Numbers) -> list[int | None]:
+    """For each leaf of an encoder's entries, the dimension that is padded; None where all of a batch are alike.
+
+    `buckets` says which entries may meet in a batch: rows with the same number. Of the texts that our own encoders
+    make, the tokens are padded always, so that a batch has its mask also where all texts happen to be of one length.
+    """
+    there = np.flatnonzero(places.there(np.arange(len(places.keys))))
+    if not len(there):
+        return []
+    model = places.place(int(there[0]))[0].table
+    axes: list[int | None] = []
+    for number, leaf in enumerate(model.leaves):
+        known = _tokens(column, leaf)
+        axes.append(known if known is not None else _varying(places, there, number, leaf, buckets, column.name))
+    return axes
+
+
+def _tokens(column: Column, leaf: LeafColumn) -> int | None:
+    if column.kind == "transformers-tokens":
+        return 0
+    if column.kind == "transformers-text" and not column.settings.get("keep_padding") and leaf.rank > 1:
+        return leaf.rank - 2
+    return None
+
+
+def _varying(places: Places, there: Numbers, number: int, leaf: LeafColumn, buckets: Numbers, name: str) -> int | None:
+    shapes = _shapes(places, there, number, leaf.rank)
+    order = np.argsort(buckets[there], kind="stable")
+    edges = np.flatnonzero(np.diff(buckets[there][order], prepend=-1))
+    lowest = np.minimum.reduceat(shapes[order], edges, axis=0)
+    highest = np.maximum.reduceat(shapes[order], edges, axis=0)
+    axes = np.flatnonzero((lowest != highest).any(axis=0)).tolist()
+    if len(axes) > 1:
+        hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+        raise FeedError(
+            f"{name}: entries of one batch differ in {len(axes)} dimensions and cannot be padded", hint=hint
+        )
+    return axes[0] if axes else None
+
+
+def _shapes(places: Places, there: Numbers, number: int, rank: int) -> npt.NDArray[np.int64]:
+    """The shape of one leaf of each entry."""
+    shapes = np.zeros((len(there), rank), np.int64)
+    tables, rows = places.locate(there)
+    for at in np.unique(tables).tolist():
+        chosen = tables == at
+        leaf = places.tables[at].table.leaves[number]
+        shapes[chosen] = leaf.shapes[rows[chosen]] if leaf.shapes is not None else np.array(leaf.shape, np.int64)
+    return shapes
+
+
+class Padded:
+    """A leaf that was padded, and which of its places are real, on its way into the tree."""
+
+    def __init__(self, tensor: Any, lengths: tuple[int, ...], mask: Any) -> None:
+        self.tensor = tensor
+        self.lengths = lengths
+        self.mask = mask
+
+
+def with_masks(tree: Any, where: str) -> Any:
+    """The tree with each padded leaf in its place and a mask beside it: `mask`, or one of its own where they differ."""
+    if not isinstance(tree, dict):
+        if isinstance(tree, Padded) or (
+            isinstance(tree, (list, tuple)) and any(isinstance(one, Padded) for one in tree)
+        ):
+            hint = f'ask for them as they are: pad={{"{where.partition(".")[0]}": "list"}}'
+            raise FeedError(f"{where}: a list has no place for the mask of a padded tensor", hint=hint)
+        return tree
+    padded = {name: one for name, one in tree.items() if isinstance(one, Padded)}
+    alike = len({one.lengths for one in padded.values()}) == 1 and "mask" not in tree
+    made: dict[Any, Any] = {}
+    for name, one in tree.items():
+        made[name] = one.tensor if isinstance(one, Padded) else with_masks(one, f"{where}.{name}")
+    for name, one in padded.items():
+        made["mask" if alike else f"{name}_mask"] = one.mask
+    return made

@@ -1,0 +1,183 @@
+"""The sampler: what an epoch shows, in which order, and which rank gets it.
+
+Everything is a function of the samples, the seed and the epoch. A sample's draws (resolution, variation, caption,
+dropout) come from its picture's digest alone, so that another sample more or less changes none of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.feed.content import Bytes, Content, Numbers
+from precook.sources.draws import Purpose, draw, pick
+
+Last = Literal["keep", "drop", "wrap"]
+"""What becomes of items that do not fill a batch: a smaller batch, none, or one filled up with others again."""
+
+_FINE = 1 << 32
+"""In so many steps the rate of dropout is told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What one epoch shows, in the order of the samples: a row for each time a sample is shown."""
+
+    samples: Numbers
+    draws: Numbers
+    """Epoch and how often the sample was shown in it before: what seeds every draw of this item."""
+    cuts: Numbers
+    """Which cut of its picture."""
+    lines: Numbers
+    """Which of all captions; -1 for the empty prompt."""
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The batches of one epoch for all ranks."""
+
+    items: Items
+    members: Numbers
+    """Numbers of items, batch after batch."""
+    ends: Numbers
+    """Where each batch ends in `members`; the batches of one step stand side by side, one for each rank."""
+    order: Numbers
+    """The steps, in the order in which they are taken."""
+    ranks: int
+
+    @property
+    def steps(self) -> int:
+        """Batches of each rank."""
+        return len(self.order)
+
+    def batch(self, step: int, rank: int) -> Numbers:
+        """The items of one batch."""
+        place = int(self.order[step]) * self.ranks + rank
+        return self.members[self.ends[place] : self.ends[place + 1]]
+
+
+def draw_items(content: Content, *, seed: int, epoch: int, dropout: float = 0.0) -> Items:
+    """Decide what an epoch shows of each sample, and how often."""
+    samples, turns = _shown(content, seed, epoch)
+    draws = epoch + (turns << 32)
+    images = content.images[samples]
+    groups, repeated = _resolutions(content, samples, draws, images, seed)
+    samples, draws, images = samples[repeated], draws[repeated], images[repeated]
+    variation = _pick(images, Purpose.VARIATION, draws, seed, content.cuts.counts[groups])
+    counts = content.lines.counts[samples]
+    lines = content.lines.begins[samples] + _pick(images, Purpose.CAPTION, draws, seed, np.maximum(counts, 1))
+    dropped = _pick(images, Purpose.DROPOUT, draws, seed, np.full(len(samples), _FINE)) < dropout * _FINE
+    lines[(counts == 0) | dropped] = -1
+    return Items(samples, draws, content.cuts.begins[groups] + variation, lines)
+
+
+def schedule(
+    content: Content,
+    *,
+    seed: int,
+    epoch: int,
+    batch_size: int,
+    ranks: int = 1,
+    last: Last = "keep",
+    dropout: float = 0.0,
+) -> Schedule:
+    """The batches of an epoch, in random order: one size each, as many for every rank, the same size at each step."""
+    items = draw_items(content, seed=seed, epoch=epoch, dropout=dropout)
+    # By the sample, not by its picture: equal pictures need not stand together.
+    bits = _bits(content.ids[items.samples], Purpose.ORDER, items.draws, seed)
+    sizes = content.sizes[items.cuts] if content.pictures else np.zeros((len(items), 2), np.int64)
+    buckets, bucket = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
+    order = np.lexsort((items.cuts, bits, bucket))
+    edges = np.append(0, np.cumsum(np.bincount(bucket, minlength=len(buckets))))
+    members, counts, steps = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros((0, 4), np.int64)]
+    for number, size in enumerate(buckets.tolist()):
+        shares, filled = share_out(order[edges[number] : edges[number + 1]], batch_size, ranks, last)
+        members.append(filled)
+        counts.append(shares)
+        taken = len(shares) // ranks
+        steps.append(np.column_stack([np.full(taken, size), np.arange(taken), np.zeros((taken, 2), np.int64)]))
+    names = np.ascontiguousarray(np.concatenate(steps), "<i8").view(np.uint8)
+    return Schedule(
+        items,
+        np.concatenate(members),
+        np.append(0, np.cumsum(np.concatenate(counts))),
+        np.argsort(draw(names, Purpose.STEPS, number=epoch, seed=seed), kind="stable"),
+        ranks,
+    )
+
+
+def share_out(members: Numbers, batch_size: int, ranks: int, last: Last) -> tuple[Numbers, Numbers]:
+    """Sizes of the batches that one bucket makes, a whole number of steps, and the members that fill them in order.
+
+    With `keep`, batches are as full as they can be while every rank has one in each step; a member is shown again only
+    where there are fewer of them than batches.
+    """
+    count, step = len(members), batch_size * ranks
+    if last == "drop":
+        steps = count // step
+        return np.full(steps * ranks, batch_size, np.int64), members[: steps * step]
+    steps = -(-count // step)
+    sizes = np.full(steps * ranks, batch_size, np.int64)
+    if last == "keep" and steps:
+        left = count - (steps - 1) * step
+        sizes[-ranks:] = left // ranks + (np.arange(ranks) < left % ranks)
+        lacking = max(ranks - left, 0)
+        if lacking:
+            sizes[-lacking:] = 1
+            if batch_size > 1 and steps > 1:
+                sizes[-ranks - lacking : -ranks] -= 1  # the step before gives some of its own
+    wanted = int(sizes.sum())
+    return sizes, members[np.arange(wanted) % count] if wanted > count else members
+
+
+def _shown(content: Content, seed: int, epoch: int) -> tuple[Numbers, Numbers]:
+    """The samples of an epoch, and for each how often it was shown before."""
+    samples, turns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for number, (repeats, wanted) in enumerate(content.shares):
+        pool = np.flatnonzero(content.concepts == number)
+        if not len(pool):
+            continue
+        # As the decimal number that was written: 0.29 of 100 are 29.
+        total = wanted if wanted is not None else math.floor(Fraction(repr(repeats)) * len(pool))
+        whole, some = divmod(total, len(pool))
+        samples.append(np.tile(pool, whole))
+        turns.append(np.repeat(np.arange(whole), len(pool)))
+        bits = draw(content.images[pool], Purpose.SAMPLES, number=epoch, seed=seed)
+        samples.append(np.sort(pool[np.argsort(bits, kind="stable")[:some]]))
+        turns.append(np.full(some, whole, np.int64))
+    joined, turn = np.concatenate(samples), np.concatenate(turns)
+    order = np.lexsort((turn, joined))
+    return joined[order], turn[order]
+
+
+def _resolutions(
+    content: Content, samples: Numbers, draws: Numbers, images: Bytes, seed: int
+) -> tuple[Numbers, Numbers]:
+    """The resolutions that are shown, as rows of `cuts`, and for each the number of the item it belongs to."""
+    begins, counts = content.resolutions.begins[samples], content.resolutions.counts[samples]
+    if not content.each:
+        return begins + _pick(images, Purpose.RESOLUTION, draws, seed, counts), np.arange(len(samples))
+    items = np.repeat(np.arange(len(samples)), counts)
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(begins, counts) + np.arange(len(items)) - firsts, items
+
+
+def _pick(images: Bytes, purpose: Purpose, draws: Numbers, seed: int, counts: Numbers) -> Numbers:
+    return pick(_bits(images, purpose, draws, seed), counts)
+
+
+def _bits(digests: Bytes, purpose: Purpose, draws: Numbers, seed: int) -> npt.NDArray[np.uint64]:
+    """The bits of each item; items that are shown at the same turn share a number."""
+    bits = np.zeros(len(digests), np.uint64)
+    for number in np.unique(draws):
+        chosen = draws == number
+        bits[chosen] = draw(digests[chosen], purpose, number=int(number), seed=seed)
+    return bits

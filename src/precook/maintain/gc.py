@@ -1,0 +1,52 @@
+"""Collection: entries that no snapshot and no lease needs go, once they are old enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precook.report import SILENT, Reporter
+from precook.store.census import Census
+from precook.store.protection import Everything, Protection, Protector, Roots, Young
+from precook.store.removal import RemovalPlan, plan_removal
+from precook.store.snapshots import list_snapshots
+from precook.store.space import DEFAULT, Thresholds
+from precook.store.store import Store
+from precook.units import format_duration
+
+GRACE = 24 * 3600.0
+"""Seconds for which everything written or used stays."""
+
+
+def plan_gc(
+    store: Store,
+    *,
+    grace: float = GRACE,
+    absent: Sequence[str] = (),
+    thresholds: Thresholds = DEFAULT,
+    report: Reporter = SILENT,
+) -> RemovalPlan:
+    """What a collection would remove. It changes nothing.
+
+    Kept is what the latest snapshot of each dataset names, what pinned and young snapshots name, what a living lease
+    protects, and what was written or used less than `grace` seconds ago. Snapshots that are neither latest nor pinned
+    nor young go with the entries that only they name. While sources are `absent`, everything stays: a drive that is
+    not mounted is no reason to forget what came from it.
+    """
+    workings = store.workings(create=False)
+    census = Census(workings.layout, workings.index)
+    since = census.now - int(grace * 1e9)
+    roots = Roots(younger_than=since)
+    protectors: list[Protector] = [Everything(f"not there: {root}") for root in absent]
+    snapshots = list_snapshots(workings.layout)
+    keep = {file.id for file in roots.of(snapshots)}
+    return plan_removal(
+        workings,
+        "gc",
+        protection=Protection(workings.layout, roots),
+        protectors=[*protectors, Young(f"younger than {format_duration(grace)}", since)],
+        reason="no snapshot names it",
+        snapshots=[] if absent else [file for file in snapshots if file.id not in keep],
+        thresholds=thresholds,
+        census=census,
+        report=report,
+    )

@@ -1,0 +1,235 @@
+"""Shards: a dataset as plain safetensors files and a manifest, for people without precook.
+
+Entries of one encoder whose leaves have the same types and shapes lie stacked in one tensor for each leaf; the manifest
+says in which file and stack and in which row each one lies. docs/share.md shows how to read them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precook.errors import SnapshotEntriesError
+from precook.maintain.bundle import choose_snapshot, taken
+from precook.maintain.rows import Row, Rows, find_rows, protected
+from precook.report import SILENT, Reporter, Task
+from precook.store import files
+from precook.store.header import Column, dump_header
+from precook.store.pack import lanes_shape
+from precook.store.packing import Entry, leaf_names
+from precook.store.snapshots import Snapshot
+from precook.store.store import Store
+from precook.values import Key
+
+FORMAT = 1
+SHARD_BYTES = 512 << 20
+"""About what a file holds, at the most."""
+_MANIFEST = "manifest.json"
+_BATCH = 256
+"""Entries read at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """Shards that were written."""
+
+    path: Path
+    dataset: str
+    snapshot: str
+    samples: int
+    entries: int
+    files: tuple[str, ...]
+    nbytes: int
+
+
+def export_shards(
+    store: Store,
+    dataset: str,
+    path: Path,
+    *,
+    snapshot: str | None = None,
+    force: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+    report: Reporter = SILENT,
+) -> Sharded:
+    """Write a dataset to a folder of safetensors files with a manifest; neither paths nor captions go with it.
+
+    A folder that is there stays unless `force` is given and a manifest of ours lies in it.
+    """
+    if path.exists() and not (force and _is_ours(path)):
+        raise taken(path)
+    chosen = choose_snapshot(store, dataset, snapshot)
+    partial = path.with_name(path.name + files.PARTIAL)
+    with protected(store, f"export of {dataset}", chosen.entry_keys()), files.explained(path.parent):
+        if partial.exists():
+            shutil.rmtree(partial)  # what an interrupted export has left
+        partial.mkdir(parents=True)
+        shelves = {name: _Shelf(name, partial, shard_bytes) for name in chosen.encoders}
+        rows = _find(store, chosen)
+        total = sum(row.nbytes for found in rows.values() for row in found)
+        with report.task("export", total=total, unit="bytes") as task:
+            _fill(store, chosen, shelves, rows, task)
+        content = _manifest(chosen, shelves)
+        files.publish(partial / _MANIFEST, [json.dumps(content, indent=1).encode()])
+        if path.exists():
+            shutil.rmtree(path)
+        os.rename(partial, path)  # noqa: PTH104 - the order of writes stands here by name
+        files.sync_directory(path.parent)
+    names = tuple(name for shelf in shelves.values() for name in shelf.files)
+    size = sum((path / name).stat().st_size for name in (*names, _MANIFEST))
+    entries = sum(len(shelf.places) for shelf in shelves.values())
+    return Sharded(path, dataset, chosen.file.id, chosen.samples, entries, names, size)
+
+
+@dataclass(slots=True)
+class _Stack:
+    """Entries with leaves of the same types and shapes."""
+
+    number: int
+    entries: list[Entry] = field(default_factory=list)
+
+
+class _Shelf:
+    """The shards of one encoder."""
+
+    def __init__(self, encoder: str, folder: Path, shard_bytes: int) -> None:
+        self._encoder = encoder
+        self._folder = folder
+        self._shard_bytes = shard_bytes
+        self._stacks: dict[tuple[Any, ...], _Stack] = {}
+        self._nbytes = 0
+        self.files: list[str] = []
+        self.places: dict[bytes, list[Any]] = {}
+        """File, stack and row of each entry, and its plain values."""
+
+    def add(self, entry: Entry) -> None:
+        """Put an entry where it belongs; a full shard is written."""
+        shapes = tuple(leaf.shape for leaf in entry.parts.leaves)
+        stack = self._stacks.setdefault((entry.parts.skeleton, shapes), _Stack(len(self._stacks)))
+        self.places[entry.key] = [len(self.files), stack.number, len(stack.entries), json.loads(entry.parts.values)]
+        stack.entries.append(entry)
+        self._nbytes += entry.nbytes
+        if self._nbytes >= self._shard_bytes:
+            self.write()
+
+    def write(self) -> None:
+        """Write what has been gathered."""
+        if not self._stacks:
+            return
+        columns = sorted(self._columns(), key=lambda column: -column[1].dtype.size)
+        header, start = [], 0
+        for name, leaf, entries, _ in columns:
+            header.append(Column(name, leaf.dtype.name, (entries, *lanes_shape(leaf.dtype, leaf.shape)), start))
+            start = header[-1].end
+        content = [dump_header(header, {"format": "pt"}), *(data for *_, parts in columns for data in parts)]
+        name = f"{self._encoder}-{len(self.files):05d}.safetensors"
+        files.publish(self._folder / name, content)
+        self.files.append(name)
+        self._stacks, self._nbytes = {}, 0
+
+    def _columns(self) -> Iterator[tuple[str, Any, int, list[Any]]]:
+        """Name, a leaf to go by, number of entries and their bytes, for each leaf of each stack."""
+        for stack in self._stacks.values():
+            first = stack.entries[0].parts
+            for at, label in enumerate(leaf_names(first.paths)):
+                parts = [entry.parts.leaves[at].data for entry in stack.entries]
+                name = f"{stack.number}/{label.removeprefix('leaf.')}"
+                yield name, first.leaves[at], len(stack.entries), [data for data in parts if data.nbytes]
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        form = json.loads((path / _MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(form, dict) and "precook_shards" in form
+
+
+def _keys_of(snapshot: Snapshot, encoder: str) -> list[bytes]:
+    """The keys that an encoder's entries have, in the order of the samples, each once."""
+    content = snapshot.content
+    columns = [content[part][encoder] for part in ("picture_keys", "line_keys") if encoder in content[part]]
+    if encoder in content["empty_keys"]:
+        columns.append(content["empty_keys"][encoder].reshape(1, 32))
+    keys = np.concatenate([np.zeros((0, 32), np.uint8), *columns])
+    raw = keys[keys.any(axis=1)].tobytes()
+    return list(dict.fromkeys(raw[at : at + 32] for at in range(0, len(raw), 32)))
+
+
+def _find(store: Store, snapshot: Snapshot) -> dict[str, list[Row]]:
+    lost: dict[bytes, str] = {}
+    found = {}
+    for encoder in snapshot.encoders:
+        found[encoder], missing = find_rows(store.workings(), _keys_of(snapshot, encoder))
+        lost |= missing
+    if lost:
+        raise _unreadable(store, snapshot, lost)
+    return found
+
+
+def _fill(store: Store, snapshot: Snapshot, shelves: dict[str, _Shelf], rows: dict[str, list[Row]], task: Task) -> None:
+    reader = Rows(store)
+    for encoder, shelf in shelves.items():
+        for at in range(0, len(rows[encoder]), _BATCH):
+            batch = rows[encoder][at : at + _BATCH]
+            for entry in reader.read(batch):
+                if not reader.lost:
+                    shelf.add(entry)
+            task.advance(sum(row.nbytes for row in batch))
+        shelf.write()
+    if reader.lost:
+        raise _unreadable(store, snapshot, reader.lost)
+
+
+def _unreadable(store: Store, snapshot: Snapshot, lost: dict[bytes, str]) -> SnapshotEntriesError:
+    entries = tuple((Key(key), reason) for key, reason in sorted(lost.items()))
+    return SnapshotEntriesError(store.path, snapshot.file.dataset, entries)
+
+
+def _manifest(snapshot: Snapshot, shelves: dict[str, _Shelf]) -> dict[str, Any]:
+    content = snapshot.content
+    numbers = {name: {key: at for at, key in enumerate(shelf.places)} for name, shelf in shelves.items()}
+
+    def entries(part: str, row: int) -> dict[str, int]:
+        keys = {name: column[row].tobytes() for name, column in content[part].items()}
+        return {name: numbers[name][key] for name, key in keys.items() if any(key)}
+
+    samples: list[dict[str, Any]] = [
+        {"id": identity.tobytes().hex(), "concept": int(concept), "pictures": [], "captions": []}
+        for identity, concept in zip(content["samples"]["id"], content["samples"]["concept"], strict=True)
+    ]
+    pictures = content["pictures"]
+    for row, sample in enumerate(pictures["sample"].tolist()):
+        resolution, variation = pictures["target"][row].tolist()
+        samples[sample]["pictures"].append(
+            {
+                "resolution": content["image"]["resolutions"][resolution],
+                "variation": variation,
+                "size": pictures["size"][row].tolist(),
+                "entries": entries("picture_keys", row),
+            }
+        )
+    for row, sample in enumerate(content["lines"]["sample"].tolist()):
+        samples[sample]["captions"].append(entries("line_keys", row))
+    return {
+        "precook_shards": FORMAT,
+        "dataset": snapshot.file.dataset,
+        "concepts": content["concepts"],
+        "encoders": {
+            name: {
+                "input": content["encoders"][name]["input"],
+                "files": shelf.files,
+                "entries": list(shelf.places.values()),
+            }
+            for name, shelf in shelves.items()
+        },
+        "empty": {name: numbers[name][key.tobytes()] for name, key in content["empty_keys"].items()},
+        "samples": samples,
+    }

@@ -1,0 +1,205 @@
+"""Repacking: the living rows of some packs as one new pack, column by column.
+
+Nothing is decoded and nothing is made anew: keys, checksums and bytes go over as they are, and each row is checked
+against its checksum before it does. The size of the new file is known before a byte of it is written.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.store.dtypes import DType
+from precook.store.header import HeaderError, header_length
+from precook.store.pack import Head, LeafColumn, Table, TextColumn, lanes_shape, pack_id, parse_head, parse_pack_header
+from precook.store.packfile import PackFile
+from precook.store.packing import assemble, text_form
+
+Rows = npt.NDArray[np.int64]
+
+_CHUNK = 8 << 20
+"""Bytes copied at a time."""
+_RECIPES = 0xFFFF
+"""Most recipes of a pack: rows name them by two bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Some rows of a pack, numbered through all its tables, in order."""
+
+    pack: PackFile
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Some rows of one table of a pack."""
+
+    pack: PackFile
+    table: Table
+    rows: Rows
+    """Their numbers in the table."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repack:
+    """A new pack that is not on disk yet, and where each of its rows comes from."""
+
+    head: bytes
+    parsed: Head
+    spans: list[tuple[PackFile, int, int]]
+    """Its body: pack, first byte and length of what is copied, in order."""
+    origins: list[tuple[str, Rows]]
+    """Pack and row of each new row, in order: runs of rows of one pack."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.parsed.id
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return self.parsed.file_bytes
+
+    def buffers(self) -> Generator[bytes, None, None]:
+        """Its bytes, a few at a time."""
+        yield self.head
+        gathered: list[bytes] = []
+        room = _CHUNK
+        for pack, spans in groupby(self.spans, key=lambda span: span[0]):
+            with pack.open() as descriptor:
+                for _, start, length in spans:
+                    for at in range(start, start + length, _CHUNK):
+                        gathered.append(pack.read_bytes(descriptor, at, min(_CHUNK, start + length - at)))
+                        room -= len(gathered[-1])
+                        if room <= 0:
+                            yield b"".join(gathered)
+                            gathered, room = [], _CHUNK
+        if gathered:
+            yield b"".join(gathered)
+
+
+@dataclass(slots=True)
+class _Columns:
+    """The columns of a pack in the making."""
+
+    directory: list[tuple[str, npt.NDArray[Any]]] = field(default_factory=list)
+    body: list[tuple[str, DType, tuple[int, ...], list[tuple[PackFile, int, int]]]] = field(default_factory=list)
+    recipes: dict[bytes, int] = field(default_factory=dict)
+
+
+def repack(pieces: Sequence[Piece]) -> Repack:
+    """One pack of all these rows; equal skeletons share a table, rows stay in order."""
+    tables: dict[bytes, list[_Part]] = {}
+    for piece in pieces:
+        for part in _parts(piece):
+            tables.setdefault(part.table.skeleton, []).append(part)
+    columns = _Columns()
+    forms = [_table_form(f"t{number}", parts, columns) for number, parts in enumerate(tables.values())]
+    if len(columns.recipes) > _RECIPES:
+        raise HeaderError(f"{len(columns.recipes)} recipes; at most {_RECIPES} are accepted")
+    created = max(piece.pack.head.created for piece in pieces)
+    head, spans = assemble(
+        forms, list(columns.recipes), columns.directory, columns.body, created=created, salt=secrets.token_hex(8)
+    )
+    # Read back what is about to be written: nothing that our own limits refuse is ever published.
+    parsed = parse_head(parse_pack_header(head[: header_length(head)]), head)
+    assert parsed.id == pack_id(head)
+    origins = [(part.pack.head.id, _first_row(part) + part.rows) for parts in tables.values() for part in parts]
+    return Repack(head, parsed, [span for column in spans for span in column if span[2]], origins)
+
+
+def _parts(piece: Piece) -> Iterator[_Part]:
+    first = 0
+    for table in piece.pack.head.tables:
+        rows = piece.rows[(piece.rows >= first) & (piece.rows < first + table.rows)] - first
+        if len(rows):
+            yield _Part(piece.pack, table, rows)
+        first += table.rows
+
+
+def _first_row(part: _Part) -> int:
+    first = 0
+    for table in part.pack.head.tables:
+        if table is part.table:
+            break
+        first += table.rows
+    return first
+
+
+def _table_form(name: str, parts: list[_Part], columns: _Columns) -> Any:
+    directory = columns.directory
+    directory.append((f"{name}/keys", np.concatenate([part.table.keys[part.rows] for part in parts])))
+    directory.append((f"{name}/checksums", np.concatenate([part.table.checksums[part.rows] for part in parts])))
+    directory.append((f"{name}/recipes", np.concatenate([_recipes(part, columns) for part in parts]).astype("<u2")))
+    values = _text(f"{name}/values", [(part.table.values, part.rows) for part in parts], directory)
+    labels = _text(f"{name}/labels", [(part.table.labels, part.rows) for part in parts], directory)
+    forms = []
+    for number, leaf in enumerate(parts[0].table.leaves):
+        # Names are for people only; those of the first pack do for all.
+        label = leaf.name.partition("/")[2]
+        forms.append(_leaf(f"{name}/{label}", f"{name}/shapes.{label}", number, parts, columns))
+    skeleton = json.loads(parts[0].table.skeleton)
+    rows = sum(len(part.rows) for part in parts)
+    return {"name": name, "rows": rows, **skeleton, "columns": forms, "values": values, "labels": labels}
+
+
+def _recipes(part: _Part, columns: _Columns) -> npt.NDArray[np.int64]:
+    """The recipe numbers of a part's rows in the new pack."""
+    numbers = part.table.recipes[part.rows]
+    renumbered = np.zeros(len(part.pack.head.recipes) + 1, np.int64)
+    for number in np.unique(numbers).tolist():
+        if number:
+            form = part.pack.head.recipes[number - 1]
+            renumbered[number] = columns.recipes.setdefault(form, len(columns.recipes) + 1)
+    return renumbered[numbers]
+
+
+def _text(name: str, texts: list[tuple[TextColumn, Rows]], directory: list[tuple[str, npt.NDArray[Any]]]) -> Any:
+    if all(column.offsets is None and column.text == texts[0][0].text for column, _ in texts):
+        return {"all": json.loads(texts[0][0].text)}
+    return text_form(name, [column.row(row) for column, rows in texts for row in rows.tolist()], directory)
+
+
+def _leaf(name: str, shapes_name: str, number: int, parts: list[_Part], columns: _Columns) -> Any:
+    """Add one leaf's column; its form for the metadata."""
+    leaves = [(part, part.table.leaves[number]) for part in parts]
+    dtype = leaves[0][1].dtype
+    spans = [(part.pack, *span) for part, leaf in leaves for span in _spans(leaf, part.rows)]
+    rows = sum(len(part.rows) for part in parts)
+    found = [_shapes(leaf, part.rows) for part, leaf in leaves]
+    first = found[0][0]
+    if all((shapes == first).all() for shapes in found):
+        shape = tuple(first.tolist())
+        columns.body.append((name, dtype, (rows, *lanes_shape(dtype, shape)), spans))
+        return {"name": name, "shape": list(shape)}
+    each = [np.broadcast_to(one, (len(part.rows), one.shape[1])) for one, part in zip(found, parts, strict=True)]
+    columns.directory.append((shapes_name, np.concatenate(each).astype("<u4")))
+    elements = sum(span[2] for span in spans) // dtype.size * dtype.lanes
+    columns.body.append((name, dtype, (elements,), spans))
+    return {"name": name, "shape": None}
+
+
+def _shapes(leaf: LeafColumn, rows: Rows) -> npt.NDArray[np.int64]:
+    """The shape of each row, or one line for all of them where they share it."""
+    if leaf.shape is not None:
+        return np.array([leaf.shape], np.int64).reshape(1, len(leaf.shape))
+    assert leaf.shapes is not None
+    return leaf.shapes[rows].astype(np.int64)
+
+
+def _spans(leaf: LeafColumn, rows: Rows) -> Iterator[tuple[int, int]]:
+    """First byte and length of rows in the file; rows that lie side by side in one."""
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    for run in np.split(rows, breaks):
+        begin, _ = leaf.span(int(run[0]))
+        start, length = leaf.span(int(run[-1]))
+        yield begin, start + length - begin

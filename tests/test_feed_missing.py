@@ -1,0 +1,156 @@
+"""Entries that are not there: an error that names them, made on the spot, or left out."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precook
+from tests.projects import Watched, content
+from tests.test_feed import equal, everything, images
+
+pytest.importorskip("torch", reason="batches are torch tensors")
+
+
+def watched(base: Path, words: Any = None, pixels: Any = None, **changes: Any) -> precook.Project:
+    """A project whose encoders are watched."""
+    encoders = {"pixels": pixels or Watched("image"), "words": words or Watched("text")}
+    return everything(base, **{"encoders": encoders, **changes})
+
+
+def damage(owner: precook.Project, encoder: str, count: int = 1) -> list[precook.Key]:
+    """Flip a byte inside some entries of an encoder."""
+    keys = [entry.key for entry in owner.plan().ready.of(encoder)][:count]
+    for key in keys:
+        place = owner.store.locate(key)
+        begin, size = place.table.table.leaves[0].span(place.row)
+        data = bytearray(place.pack.read_bytes())
+        data[begin + size // 2] ^= 1
+        place.pack.write_bytes(data)
+    owner.close()
+    return keys
+
+
+class TestError:
+    """The default: nothing is trained that is not whole."""
+
+    def test_what_is_missing_is_counted_by_encoder(self, tmp_path: Path) -> None:
+        """Without a build, feeding says how much is missing, of what, and what to do."""
+        with pytest.raises(precook.FeedError, match=r"19 entries missing: 6 of pixels, 13 of words") as caught:
+            watched(images(tmp_path)).feed(batch_size=2)
+        assert "precook build" in caught.value.hint
+
+    def test_a_damaged_entry_ends_the_epoch_by_name(self, tmp_path: Path) -> None:
+        """SCENARIOS D3: a flipped byte is an error that names the entry, never wrong numbers in a batch."""
+        owner = watched(images(tmp_path))
+        owner.build()
+        (key,) = damage(owner, "pixels")
+        with pytest.raises(precook.FeedError, match=key.hex[:16]):
+            list(owner.feed(batch_size=2).epoch(0))
+
+
+class TestEncode:
+    """A first epoch without a build."""
+
+    def test_a_first_epoch_without_a_build(self, tmp_path: Path) -> None:
+        """Over an empty store the first epoch encodes each entry once, the second only reads; both are equal."""
+        words, pixels = Watched("text"), Watched("image")
+        owner = watched(images(tmp_path, lines=1), words, pixels)
+        with owner.feed(batch_size=2, on_missing="encode") as feed:
+            first = list(feed.epoch(0))
+            made = (len(words.items), len(pixels.items))
+            assert made == (7, 6), "with the empty prompt"
+            assert equal(first, feed.epoch(0))
+            assert (len(words.items), len(pixels.items)) == made
+        assert (words.loads, words.unloads) == (1, 1)
+        built = watched(tmp_path, store="built")
+        built.build()
+        assert equal(first, built.feed(batch_size=2).epoch(0))
+
+    def test_nothing_missing_loads_nothing(self, tmp_path: Path) -> None:
+        """With everything built, no encoder is loaded."""
+        owner = watched(images(tmp_path))
+        owner.build()
+        words = Watched("text")
+        list(watched(tmp_path, words).feed(batch_size=2, on_missing="encode").epoch(0))
+        assert words.loads == 0
+
+    def test_a_damaged_entry_is_made_again(self, tmp_path: Path) -> None:
+        """A flipped byte costs one encode, and the batches are what they were."""
+        owner = watched(images(tmp_path))
+        owner.build()
+        expected = list(owner.feed(batch_size=2).epoch(0))
+        damage(owner, "pixels")
+        pixels = Watched("image")
+        with watched(tmp_path, pixels=pixels).feed(batch_size=2, on_missing="encode") as feed:
+            assert equal(expected, feed.epoch(0))
+        assert len(pixels.items) == 1
+
+    def test_a_sample_that_cannot_be_encoded_is_named_and_left_out(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """SCENARIOS A7: its batch is one smaller, the failure is remembered, nothing is put in its place."""
+
+        def fail(item: precook.Item) -> Any:
+            if "picture 2 " in (item.text or ""):
+                raise ValueError("cannot read this")
+            return content(item)
+
+        owner = watched(images(tmp_path, lines=1), Watched("text", fail))
+        with caplog.at_level(logging.WARNING, "precook"), owner.feed(batch_size=2, on_missing="encode") as feed:
+            shown = [caption for epoch in range(2) for batch in feed.epoch(epoch) for caption in batch["caption"]]
+        assert len(shown) == 10
+        assert not any("picture 2 " in caption for caption in shown)
+        assert sum("left out" in record.message for record in caplog.records) == 1
+        (failure,) = owner.plan().failed
+        assert "cannot read this" in failure.reason
+
+    def test_workers_do_not_encode(self, tmp_path: Path) -> None:
+        """A DataLoader's spawned worker reads only: what is missing there is an error."""
+        owner = watched(images(tmp_path))
+        owner.build()
+        feed = owner.feed(batch_size=2, on_missing="encode")
+        assert pickle.loads(pickle.dumps(feed)).options.on_missing == "error"
+
+
+class TestSkip:
+    """Training on what is there."""
+
+    def test_samples_that_lack_something_are_left_out(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """What was built trains, the rest is counted once in a warning."""
+        owner = watched(images(tmp_path, 4))
+        owner.build()
+        images(tmp_path, 6)
+        with caplog.at_level(logging.WARNING, "precook"):
+            feed = watched(tmp_path).feed(batch_size=2, on_missing="skip")
+        assert any("2 of pixels, 4 of words" in record.getMessage() for record in caplog.records)
+        assert sum(len(batch["sample"]) for batch in feed.epoch(0)) == 4
+
+    def test_a_damaged_entry_makes_its_batch_smaller(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """The others of its batch are trained on, and it is named once, not in every epoch."""
+        owner = watched(images(tmp_path))
+        owner.build()
+        damage(owner, "pixels", 2)
+        with caplog.at_level(logging.WARNING, "precook"):
+            feed = watched(tmp_path).feed(batch_size=3, on_missing="skip")
+            counts = [sum(len(batch["sample"]) for batch in feed.epoch(epoch)) for epoch in range(3)]
+        assert counts == [4, 4, 4]
+        assert sum("left out" in record.message for record in caplog.records) == 2
+
+
+class TestProtection:
+    """What a feed needs stays."""
+
+    def test_a_feed_holds_a_lease(self, tmp_path: Path) -> None:
+        """While a feed is open, the store knows who needs its entries; afterwards not."""
+        owner = watched(images(tmp_path))
+        owner.build()
+        with owner.feed(batch_size=2):
+            (holder,) = owner.store.leases()
+            assert holder.purpose == "feed of test"
+            assert holder.keys == 19
+        assert owner.store.leases() == []
