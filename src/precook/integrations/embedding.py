@@ -1,0 +1,229 @@
+"""Latents and prompt embeddings under named types, by what the files hold: for image-edit trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from precook.errors import EncodeError, PrecookError, SourceChangedError
+from precook.identity.canonical import canonical
+from precook.identity.digests import digest
+from precook.identity.identify import identify
+from precook.identity.recipe import Recipe
+from precook.integrations.front import MISSING, Front, Place
+from precook.integrations.precision import checked
+from precook.report import SILENT, Reporter
+from precook.sources.remembered import remembered_digests
+from precook.store.store import Store, open_store
+from precook.store.tree import Tree
+from precook.values import Key
+
+KIND = "embedding-cache"
+CACHE_TYPES = (
+    "pixel_latent",
+    "control_latent",
+    "prompt_embed",
+    "prompt_embeds_mask",
+    "empty_prompt_embed",
+    "empty_prompt_embeds_mask",
+)
+Keep = Literal["float16"]
+Sample = Mapping[str, Any]
+"""`image`, `control` and `prompt` of one training example, those that there are; pictures by their paths."""
+Encode = Callable[[list[Sample]], Sequence[Tree]]
+"""Makes one result for each sample; for several cache types, a tuple of results."""
+
+
+class EmbeddingCacheManager(Front):
+    """What the encoders of an image-edit trainer made, by cache type and hash.
+
+    `encoders` says what makes each type: a module, a folder or plain data, whatever `precook.identify` takes. It is
+    part of the key, so that a swapped encoder finds nothing of the other one's; of types it does not name, nobody can
+    tell. `dtype="float16"` keeps floating-point tensors in half precision.
+    """
+
+    def __init__(
+        self, place: Place, *, encoders: Mapping[str, object] | None = None, dtype: Keep | None = None, **options: Any
+    ) -> None:
+        for name in encoders or {}:
+            _check_type(name)
+        if dtype not in (None, "float16"):
+            raise PrecookError(f"dtype {dtype!r} is not offered", hint="float16, or None to keep tensors as they are")
+        super().__init__(place, KIND, **options)
+        made_by = {name: identify(encoder) for name, encoder in (encoders or {}).items()}
+        self._half = dtype == "float16"
+        self._recipes = {
+            name: Recipe(KIND, {"type": name, "encoder": made_by.get(name), "dtype": dtype}) for name in CACHE_TYPES
+        }
+        self._memory = self.store.memory()
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], **options: Any) -> EmbeddingCacheManager | None:
+        """The manager that a trainer's config asks for under `cache`; None unless `use_cache` is true there."""
+        section = config.get("cache") or {}
+        if section.get("use_cache") is not True:
+            return None
+        if not section.get("cache_dir"):
+            raise PrecookError("cache: use_cache is true and cache_dir is missing", hint="name a folder in cache_dir")
+        return cls(section["cache_dir"], **options)
+
+    def get_file_hash_for_image(self, path: str | Path) -> str:
+        """The digest of a picture's bytes; a file that looks as it did before is not read again."""
+        return self.hashes_of([Path(path)])[0]
+
+    def hashes_of(self, paths: Sequence[Path]) -> list[str]:
+        """The same for many pictures."""
+        with self._lock:
+            return [one.hex for one in remembered_digests(paths, self._memory, trust=False, report=SILENT)]
+
+    def get_file_hash_for_prompt(self, path: str | Path | None, prompt: str) -> str:
+        """The digest of a prompt and of the picture it is encoded with; None where it is encoded alone."""
+        return self.hash_of_prompt(None if path is None else self.get_file_hash_for_image(path), prompt)
+
+    def hash_of_prompt(self, picture: str | None, prompt: str) -> str:
+        """The same, where the picture's hash is known already."""
+        return digest(canonical([picture, prompt])).hex
+
+    def save_cache(self, cache_type: str, file_hash: str, data: Tree) -> None:
+        """Keep a tensor, or a tree of them; the first under a type and hash stays."""
+        recipe = self._recipe(cache_type)
+        kept = checked(data, f"{cache_type} of {file_hash}", half=self._half)
+        self.write(recipe.key(file_hash), kept, recipe)
+
+    def load_cache(self, cache_type: str, file_hash: str) -> Tree:
+        """What was saved, or None."""
+        found = self.read(self._key(cache_type, file_hash))
+        return None if found is MISSING else found
+
+    def cache_exists(self, cache_type: str, file_hash: str) -> bool:
+        """Whether something was saved."""
+        return self.has(self._key(cache_type, file_hash))
+
+    def missing(self, cache_type: str, hashes: Iterable[str]) -> list[str]:
+        """Those of many hashes under which nothing was saved."""
+        self.flush()
+        keys = {self._key(cache_type, one): one for one in hashes}
+        return [keys[key] for key in self.store.missing(keys)]
+
+    def load_or_encode(self, cache_type: str, file_hash: str, encode: Callable[[], Tree]) -> Tree:
+        """What was saved; else what `encode` makes now, which is saved and given back as a later load would."""
+        found = self.read(self._key(cache_type, file_hash))
+        if found is MISSING:
+            self.save_cache(cache_type, file_hash, encode())
+            found = self.read(self._key(cache_type, file_hash))
+        return found
+
+    def get_cache_stats(self) -> dict[str, int]:
+        """How many entries each cache type has, whichever encoder made them."""
+        stats = dict.fromkeys(CACHE_TYPES, 0)
+        for data, entries, _ in self.totals().values():
+            stats[data["type"]] += entries
+        return stats
+
+    def clear_cache(self, cache_type: str | None = None) -> int:
+        """Remove every entry of a cache type, or of all, whichever encoder made them; how many there were."""
+        if cache_type is not None:
+            _check_type(cache_type)
+        found = self.totals().items()
+        return self.remove(recipes=[one for one, (data, _, _) in found if cache_type in (None, data["type"])])
+
+    def close(self) -> None:
+        """Flush, remember the files that were read, and close the store if this object opened it."""
+        self.store.remember(self._memory)
+        super().close()
+
+    def _recipe(self, cache_type: str) -> Recipe:
+        _check_type(cache_type)
+        return self._recipes[cache_type]
+
+    def _key(self, cache_type: str, file_hash: str) -> Key:
+        return self._recipe(cache_type).key(file_hash)
+
+
+def check_cache_exists(place: Place) -> bool:
+    """Whether there is anything of this kind in a folder or store."""
+    if not isinstance(place, Store) and not (Path(place) / "store.toml").is_file():
+        return False
+    store = place if isinstance(place, Store) else open_store(place, read_only=True)
+    try:
+        return any(EmbeddingCacheManager(store).get_cache_stats().values())
+    finally:
+        if store is not place:
+            store.close()
+
+
+def _check_type(name: str) -> None:
+    if name not in CACHE_TYPES:
+        raise PrecookError(f"no cache type {name!r}", hint=f"there are {', '.join(CACHE_TYPES)}")
+
+
+def cache_dataset(
+    manager: EmbeddingCacheManager,
+    samples: Iterable[Sample],
+    encode: Mapping[str | tuple[str, ...], Encode],
+    *,
+    batch_size: int = 16,
+    report: Reporter = SILENT,
+) -> dict[str, int]:
+    """Encode what is missing of a dataset, and nothing else; how many results of each cache type that took.
+
+    `encode` has a function for each cache type, or for several types that are made together. Everything is durable when
+    this returns; after an interruption the next call goes on where it stopped.
+    """
+    samples = list(samples)
+    made = {}
+    for key, function in encode.items():
+        types = key if isinstance(key, tuple) else (key,)
+        hashes = _hashes(manager, types, samples)
+        wanted = {one: sample for one, sample in zip(hashes, samples, strict=True) if one is not None}
+        lacking = {one for name in types for one in manager.missing(name, wanted)}
+        missing = [one for one in wanted if one in lacking]
+        with report.task(", ".join(types), total=len(missing), unit="entries") as task:
+            for at in range(0, len(missing), batch_size):
+                batch = missing[at : at + batch_size]
+                _encode(manager, types, function, batch, [wanted[one] for one in batch])
+                task.advance(len(batch))
+        made.update(dict.fromkeys(types, len(missing)))
+    manager.flush()
+    return made
+
+
+def _encode(
+    manager: EmbeddingCacheManager, types: tuple[str, ...], function: Encode, hashes: list[str], samples: list[Sample]
+) -> None:
+    results = function(samples)
+    if not isinstance(results, Sequence) or len(results) != len(samples):
+        got = len(results) if isinstance(results, Sequence) else f"a {type(results).__name__}"
+        raise EncodeError(f"the encoder of {', '.join(types)} returned {got} for {len(samples)} samples")
+    # A picture that was edited between its hash and its encoding must not be found under the old hash.
+    for old, new, sample in zip(hashes, _hashes(manager, types, samples), samples, strict=True):
+        if old != new:
+            raise SourceChangedError(_picture(types[0], sample) or Path())
+    for one, result in zip(hashes, results, strict=True):
+        parts = (result,) if len(types) == 1 else result
+        if type(parts) is not tuple or len(parts) != len(types):
+            raise EncodeError(f"the encoder of {', '.join(types)} must return a tuple of {len(types)} for each sample")
+        for name, part in zip(types, parts, strict=True):
+            manager.save_cache(name, one, part)
+
+
+def _hashes(manager: EmbeddingCacheManager, types: tuple[str, ...], samples: Sequence[Sample]) -> list[str | None]:
+    """For each sample the hash that its results of these types have; None where it has no such part."""
+    _check_type(types[0])
+    pictures = [_picture(types[0], sample) for sample in samples]
+    known = [path for path in pictures if path is not None]
+    digests = dict(zip(known, manager.hashes_of(known), strict=True))
+    if types[0] in ("pixel_latent", "control_latent"):
+        return [None if path is None else digests[path] for path in pictures]
+    empty = types[0].startswith("empty")
+    return [
+        manager.hash_of_prompt(None if path is None else digests[path], "" if empty else str(sample["prompt"]))
+        for path, sample in zip(pictures, samples, strict=True)
+    ]
+
+
+def _picture(cache_type: str, sample: Sample) -> Path | None:
+    """The picture that decides a type: prompts of an image-edit model are encoded with the control picture."""
+    name = "image" if cache_type == "pixel_latent" else "control"
+    return Path(sample[name]) if sample.get(name) is not None else None

@@ -1,0 +1,144 @@
+"""What the fronts share: entries of one kind, in a store that others may use too."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from precook.errors import PrecookError
+from precook.identity.recipe import Recipe, recipe_digest
+from precook.maintain.evict import plan_clear, plan_prune
+from precook.store.store import Store, open_store
+from precook.store.tree import Tree
+from precook.store.writer import Writer
+from precook.values import Key
+
+Place = str | os.PathLike[str] | Store
+"""A folder, or a store that is open already and stays its owner's."""
+
+MISSING: Any = object()
+_Self = TypeVar("_Self", bound="Front")
+
+
+class Front:
+    """Entries of one kind of recipe, written in groups; a context manager, and safe to use from several threads.
+
+    What was put is found at once by this object. It is durable after `flush()`, after `close()`, and by itself as soon
+    as the store's writer has gathered enough or waited long enough.
+    """
+
+    def __init__(self, place: Place, kind: str, **options: Any) -> None:
+        if isinstance(place, Store) and options:
+            message = f"{', '.join(options)}: say it to the one who opens the store"
+            raise TypeError(message)
+        self._owned = not isinstance(place, Store)
+        self.store = place if isinstance(place, Store) else open_store(place, **options)
+        self._kind = kind
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._writer: Writer | None = None
+        self._pending: set[Key] = set()
+
+    def flush(self) -> None:
+        """Return when everything put so far is durable."""
+        self._check_process()
+        with self._lock:
+            if self._writer is None:
+                return
+            try:
+                self._writer.flush()
+            except PrecookError:
+                self._drop_writer()
+                raise
+            self._pending.clear()
+
+    def close(self) -> None:
+        """Flush, and close the store if this object opened it."""
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                writer, self._writer = self._writer, None
+            if writer is not None and writer.usable:
+                writer.close()
+            if self._owned:
+                self.store.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read(self, key: Key) -> Tree:
+        """The tree under a key, or `MISSING`; a damaged entry is missing too, and the store tells of it."""
+        self._await(key)
+        return self.store.get(key, MISSING)
+
+    def has(self, key: Key) -> bool:
+        """Whether there is an entry under a key."""
+        self._await(key)
+        return key in self.store
+
+    def write(self, key: Key, tree: Tree, recipe: Recipe) -> None:
+        """Put a tree; the first under a key stays."""
+        self._check_process()
+        with self._lock:
+            if self._writer is None:
+                self._writer = self.store.writer()
+            try:
+                self._writer.put(key, tree, recipe=recipe)
+            except PrecookError:
+                if not self._writer.usable:
+                    self._drop_writer()
+                raise
+            self._pending.add(key)
+
+    def totals(self) -> dict[str, tuple[Any, int, int]]:
+        """For each recipe of this kind, by its digest: its data, and how many entries and bytes it made."""
+        self.flush()
+        found = {}
+        for form, entries, nbytes in self.store.totals():
+            kind, data = json.loads(form) if form else (None, None)
+            if kind == self._kind:
+                found[recipe_digest(form).hex] = (data, entries, nbytes)
+        return found
+
+    def remove(self, *, recipes: Iterable[str] | None = None, older_than: float | None = None) -> int:
+        """Remove the entries of this kind, or of some of its recipes; how many there were.
+
+        With `older_than`, only those that nobody has put or read for so many seconds. What a snapshot or a lease names
+        stays, and so does everything of another kind.
+        """
+        removed = 0
+        for recipe in self.totals() if recipes is None else recipes:
+            plan = (
+                plan_clear(self.store, recipe=recipe)
+                if older_than is None
+                else plan_prune(self.store, older_than, recipe=recipe)
+            )
+            removed += plan.execute().entries
+        return removed
+
+    def _await(self, key: Key) -> None:
+        """Readers see what is committed: commit what this object put and is asked for already."""
+        self._check_process()
+        if key in self._pending:
+            self.flush()
+
+    def _drop_writer(self) -> None:
+        """A failed writer stays failed; the next put begins anew."""
+        self._writer = None
+        self._pending.clear()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            # After a fork the group that was being gathered is the parent's, and so is whoever held the lock.
+            self._pid, self._lock = os.getpid(), threading.RLock()
+            self._drop_writer()

@@ -1,0 +1,203 @@
+"""mgds and OneTrainer: a `DiskCache` with our store underneath, to be used in place of theirs.
+
+mgds is imported when `DiskCache` is first asked for: its classes have to be the bases of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from precook.errors import IdentityError
+from precook.integrations.mgds_built import BuiltCache
+from precook.integrations.mgds_cache import Cache, Options, Pipeline
+from precook.integrations.mgds_groups import GroupNames
+from precook.integrations.mgds_recorded import RecordedCache
+from precook.integrations.mgds_upstream import look_at
+from precook.maintain.gc import GRACE, plan_gc
+from precook.report import SILENT, Reporter, Task
+from precook.store.removal import Removal, RemovalPlan
+from precook.store.store import Store
+
+DiskCache: Any
+"""The class; see `_disk_cache` for what it takes."""
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DiskCache":
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    found = globals()["DiskCache"] = _disk_cache()
+    return found
+
+
+def _disk_cache() -> Any:
+    """The class, made from the mgds that is installed here."""
+    try:
+        module = importlib.import_module("mgds.PipelineModule").PipelineModule
+        kind = importlib.import_module("mgds.pipelineModuleTypes.SingleVariationRandomAccessPipelineModule")
+    except ModuleNotFoundError as error:
+        message = "precook.integrations.mgds needs mgds: install it from its repository, as OneTrainer does"
+        raise ImportError(message, name=error.name) from error
+
+    class DiskCache(module, kind.SingleVariationRandomAccessPipelineModule):  # type: ignore[misc, name-defined, valid-type]
+        """Keeps what the modules before it make of a training set; takes the place of mgds' `DiskCache`.
+
+        The first nine arguments are those of mgds. Of the others:
+
+        - `store`: the folder of a store, or an open one, which caches may share; by default `precook` in `cache_dir`
+        - `source_path_in_name`, `extra_watched_paths_in_names`: names of paths of which only the file's content counts
+        - `content_key_in_name`: the name of the text that decides everything that is cached
+        - `stop_callback`: asked between items; once it is true, `start` keeps what is made and raises `StoppedError`
+        - `sourceless`: train on what was built, without the sources
+        - `model_identity`: stands for the weights of all encoders, which are then not looked at
+        - `identities`: stands for single attributes of modules, such as `{"MapData.map_fn": 1}`
+        - `report`: shows progress; by default tqdm does
+        """
+
+        is_precook_cache = True
+
+        def __init__(
+            self,
+            cache_dir: str,
+            split_names: list[str] | None = None,
+            aggregate_names: list[str] | None = None,
+            variations_in_name: str | None = None,
+            balancing_in_name: str | None = None,
+            balancing_strategy_in_name: str | None = None,
+            variations_group_in_name: str | list[str] | None = None,
+            group_enabled_in_name: str | None = None,
+            before_cache_fun: Callable[[], None] | None = None,
+            *,
+            store: str | os.PathLike[str] | Store | None = None,
+            source_path_in_name: str | None = None,
+            extra_watched_paths_in_names: Sequence[str] = (),
+            content_key_in_name: str | None = None,
+            stop_callback: Callable[[], bool] | None = None,
+            sourceless: bool = False,
+            model_identity: object = None,
+            identities: Mapping[str, object] | None = None,
+            report: Reporter | None = None,
+        ) -> None:
+            super().__init__()
+            group = variations_group_in_name or []
+            self._options = Options(
+                cache_dir=os.fspath(cache_dir),
+                split=tuple(split_names or ()),
+                aggregate=tuple(aggregate_names or ()),
+                groups=GroupNames(
+                    variations=variations_in_name,
+                    balancing=balancing_in_name,
+                    strategy=balancing_strategy_in_name,
+                    group=(group,) if isinstance(group, str) else tuple(group),
+                    enabled=group_enabled_in_name,
+                ),
+                before_cache=before_cache_fun,
+                store=store,
+                sources=(*([source_path_in_name] if source_path_in_name else []), *extra_watched_paths_in_names),
+                content=content_key_in_name,
+                stop=stop_callback,
+                sourceless=sourceless,
+                model=model_identity,
+                identities=identities or {},
+                report=report or _bars(),
+            )
+            if not self._options.names:
+                raise IdentityError("", "a cache without names", hint="give split_names or aggregate_names")
+            self._cache: Cache | None = None
+
+        def init(self, pipeline: Any, base_seed: int, module_index: int, state: Any) -> None:
+            super().init(pipeline, base_seed, module_index, state)
+            # Looked at here, before any module has started: what they find out in a run is no setting of theirs.
+            before = [] if self._options.sourceless else pipeline.modules[:module_index]
+            given = Pipeline(
+                stages=look_at(before),
+                ask=self._get_previous_item,
+                length=self._get_previous_length,
+                seed=base_seed,
+                executor=state.executor,
+                device=pipeline.device,
+                worker=self._worker,
+            )
+            self._cache = (RecordedCache if self._options.sourceless else BuiltCache)(self._options, given)
+
+        def get_inputs(self) -> list[str]:
+            return [*self._options.names, *self._options.groups.all]
+
+        def get_outputs(self) -> list[str]:
+            names, root = list(self._options.names), self._options.root
+            return [*names, root] if self._options.sourceless and root is not None else names
+
+        def length(self) -> int:
+            return len(self.cache)
+
+        def start(self, variation: int) -> None:
+            self.cache.start(variation)
+
+        def get_item(self, index: int, requested_name: str | None = None) -> dict[str, Any]:
+            return self.cache.item(self.current_variation, index, requested_name)
+
+        @property
+        def cache(self) -> Cache:
+            """What it does its work with, once it stands in a pipeline."""
+            if self._cache is None:
+                raise RuntimeError("this cache is in no pipeline yet")
+            return self._cache
+
+        def gc_preview(self, *, grace: float = GRACE) -> RemovalPlan:
+            """What a collection of the store would remove: what the latest build of no cache and no dataset needs."""
+            return plan_gc(self.cache.store, grace=grace)
+
+        def gc_clean(self, *, grace: float = GRACE) -> Removal:
+            """Remove that; what was written or used less than `grace` seconds ago stays."""
+            return self.gc_preview(grace=grace).execute(self._options.report)
+
+        def close(self) -> None:
+            """Let go of the store; the end of the process does so too."""
+            if self._cache is not None:
+                self._cache.close()
+
+        def _worker(self) -> Callable[[Callable[[], None]], None]:
+            torch = importlib.import_module("torch")
+            # Threads of the pool do not inherit the device that was chosen here.
+            device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+            def run(encode: Callable[[], None]) -> None:
+                if device is not None:
+                    torch.cuda.set_device(device)
+                with torch.no_grad():
+                    encode()
+
+            return run
+
+    return DiskCache
+
+
+class _Bars:
+    """Shows tasks as mgds does."""
+
+    def __init__(self, tqdm: Any) -> None:
+        self._tqdm = tqdm
+
+    @contextlib.contextmanager
+    def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
+        with self._tqdm(total=total, desc=name, unit=f" {unit}", smoothing=0.1) as bar:
+            yield _Bar(bar)
+
+
+class _Bar:
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:  # noqa: ARG002
+        self._bar.update(amount)
+
+
+def _bars() -> Reporter:
+    try:
+        return _Bars(importlib.import_module("tqdm").tqdm)
+    except ModuleNotFoundError:
+        return SILENT  # mgds itself needs it; a stand-in may not

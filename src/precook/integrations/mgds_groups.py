@@ -1,0 +1,173 @@
+"""Groups and the index map of mgds: which input, in which variation, stands behind an output of an epoch."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.errors import ConfigError, Problem
+
+Ask = Callable[[int, str, int], Any]
+"""What the modules before a cache give: by variation, name and input index."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNames:
+    """The names that say how samples are grouped and balanced; without `variations` there is one group of all."""
+
+    variations: str | None
+    balancing: str | None
+    strategy: str | None
+    group: tuple[str, ...]
+    enabled: str | None
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Those that are asked for."""
+        names = (self.enabled, self.variations, self.balancing, self.strategy, *self.group)
+        return tuple(name for name in names if name is not None) if self.variations is not None else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Samples that share their variations and their balancing."""
+
+    key: str
+    """SHA-256 of what they have in common, as mgds computes it."""
+    members: npt.NDArray[np.int64]
+    """Input indices, in their order."""
+    variations: int
+    outputs: int
+    """How many of them an epoch shows."""
+
+    def touched(self, epoch: int) -> list[int]:
+        """The variations an epoch reads, each once, in the order in which it does."""
+        size = len(self.members)
+        if not size or not self.outputs:
+            return []
+        first, last = epoch * self.outputs, (epoch + 1) * self.outputs - 1
+        return list(dict.fromkeys(at % self.variations for at in range(first // size, last // size + 1)))
+
+    def locate(self, epoch: int, output: int) -> tuple[int, int]:
+        """Variation and member behind an output of the group: epochs read one endless tape of all its members."""
+        turn, member = divmod(output + epoch * self.outputs, len(self.members))
+        return turn % self.variations, member
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What a sample brings to its group; those of the first sample count for all."""
+
+    key: str
+    variations: int
+    balancing: float
+    strategy: str
+
+    def group(self, members: npt.NDArray[np.int64]) -> Group:
+        """The group that these settings make of its members."""
+        # Compared, not converted: OneTrainer's strategies are members of an enum that equal these texts.
+        if self.strategy == "REPEATS":
+            outputs = math.floor(len(members) * self.balancing)
+        elif self.strategy == "SAMPLES":
+            outputs = int(self.balancing)
+        else:
+            problem = f"unknown balancing strategy {self.strategy!r}"
+            raise ConfigError(Problem("balancing_strategy", None, problem, "give REPEATS or SAMPLES"))
+        return Group(self.key, members, self.variations, outputs)
+
+
+class IndexMap:
+    """Groups side by side, as the outputs of a cache."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = tuple(groups)
+        self._ends = list(accumulate(group.outputs for group in self.groups))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def locate(self, epoch: int, output: int) -> tuple[int, int, int]:
+        """Number of the group, variation and member behind an output."""
+        if not 0 <= output < len(self):
+            message = f"output {output} of a cache with {len(self)}"
+            raise IndexError(message)
+        number = bisect.bisect_right(self._ends, output)
+        group = self.groups[number]
+        return (number, *group.locate(epoch, output - (self._ends[number] - group.outputs)))
+
+
+class Roots:
+    """What names such as `concept.image.flip` stand for, looked up once for all samples that share the `concept`."""
+
+    def __init__(self, ask: Ask, names: Sequence[str]) -> None:
+        self._ask = ask
+        self.roots = tuple(dict.fromkeys(name.partition(".")[0] for name in names))
+        self._codes: dict[tuple[int, ...], int] = {}
+        self._values: list[tuple[Any, ...]] = []  # kept, so that no id is given to another object
+
+    def code(self, index: int) -> int:
+        """A number for what stands behind a sample's roots: equal numbers, the same objects."""
+        values = tuple(self._ask(0, root, index) for root in self.roots)
+        ids = tuple(map(id, values))
+        code = self._codes.get(ids)
+        if code is None:
+            code = self._codes[ids] = len(self._values)
+            self._values.append(values)
+        return code
+
+    def value(self, code: int, name: str) -> Any:
+        """The value of a name; None where a part of it is not there, as in mgds."""
+        root, *path = name.split(".")
+        value = self._values[code][self.roots.index(root)]
+        for part in path:
+            if value is None or part not in value:
+                return None
+            value = value[part]
+        return value
+
+
+def gather_groups(ask: Ask, names: GroupNames, length: int) -> list[Group]:
+    """Sort inputs into groups, in the order in which the groups first appear."""
+    if names.variations is None:
+        return [Group("", np.arange(length), 1, length)]
+    roots = Roots(ask, names.all)
+    made: dict[int, GroupSettings | None] = {}
+    first: dict[str, GroupSettings] = {}
+    members: dict[str, list[int]] = {}
+    for index in range(length):
+        code = roots.code(index)
+        if code not in made:
+            made[code] = group_settings(roots, code, names)
+        settings = made[code]
+        if settings is not None:
+            first.setdefault(settings.key, settings)
+            members.setdefault(settings.key, []).append(index)
+    return [settings.group(np.array(members[key], np.int64)) for key, settings in first.items()]
+
+
+def group_settings(roots: Roots, code: int, names: GroupNames) -> GroupSettings | None:
+    """Key, variations, balancing and strategy that a sample brings to its group; None where it is not enabled."""
+    if names.enabled is not None and not roots.value(code, names.enabled):
+        return None
+    assert names.variations is not None
+    variations = int(roots.value(code, names.variations))
+    if variations < 1:
+        raise ConfigError(Problem(names.variations, None, f"{variations} variations", "give 1 or more"))
+    balancing = roots.value(code, names.balancing) if names.balancing is not None else 1.0
+    strategy = roots.value(code, names.strategy) if names.strategy is not None else "REPEATS"
+    return GroupSettings(group_key([roots.value(code, name) for name in names.group]), variations, balancing, strategy)
+
+
+def group_key(values: list[Any]) -> str:
+    """The key of a group, bit for bit that of mgds: other modules compute it too."""
+    text = json.dumps(values, sort_keys=True, ensure_ascii=True, separators=(",", ":"), indent=None)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,147 @@
+"""The files behind the samples of an mgds pipeline, as columns: where they lie, and the digests of their content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from precook.errors import SourceChangedError, SourceError
+from precook.integrations.mgds_groups import Ask
+from precook.integrations.mgds_upstream import Use
+from precook.report import Reporter
+from precook.sources.filesystems import clock, trusted
+from precook.sources.learn import Ground, learn
+from precook.sources.memory import Memory
+from precook.sources.segments import Bytes, Kind
+from precook.sources.stamps import Stamps, stamp_of
+from precook.sources.walk import list_names
+
+_ABSENT = bytes(32)
+"""Stands for the digest of a file that is not there: a caption or a mask may be missing, and that is a fact."""
+
+
+class _Content:
+    """Nothing is to be known about the content of these files but its digest."""
+
+    task = "reading sources"
+    facts = Kind("mgds content/1", key=32, value=1)
+    refusals = "refused mgds content/1"
+
+    def study(self, digest: bytes, content: bytes) -> bytes:  # noqa: ARG002
+        return b"\0"
+
+    def keep(self, memory: Memory) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The files of all samples: a column for each name of a path."""
+
+    paths: dict[str, list[str]]
+    """By name, a path for each sample; empty where there is none."""
+    digests: dict[str, Bytes]
+    stamps: dict[str, Stamps]
+    """Zeros where a file is not there."""
+
+    def identity(self, index: int, uses: Mapping[str, Use]) -> bytes:
+        """What a sample is made of, as a digest: the content of its files, and of their names what is used."""
+        parts = []
+        for name, use in uses.items():
+            path = self.paths[name][index]
+            parts.append(self.digests[name][index].tobytes() if Use.CONTENT in use else _ABSENT)
+            parts.append(_used(path, use).encode("utf-8", "surrogatepass"))
+        return blake3(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
+
+    def check_unchanged(self, index: int) -> None:
+        """Refuse a sample whose files are no longer those whose digests are known."""
+        for name, stamps in self.stamps.items():
+            path = self.paths[name][index]
+            try:
+                now = stamp_of(os.stat(path)) if path else None  # noqa: PTH116
+            except (FileNotFoundError, NotADirectoryError):
+                now = None
+            known = tuple(stamps[index].tolist())
+            if (now or (0,) * len(known)) != known:
+                raise SourceChangedError(Path(path))
+
+
+def list_paths(ask: Ask, names: Sequence[str], length: int) -> dict[str, list[str]]:
+    """The paths of all samples, by name."""
+    # Asked at variation 0: where a file lies is no matter of chance.
+    return {name: [_path(ask(0, name, index), name) for index in range(length)] for name in names}
+
+
+def learn_sources(
+    paths: dict[str, list[str]],
+    uses: Mapping[str, Use],
+    memory: Memory,
+    *,
+    save: Callable[[], None],
+    report: Reporter,
+) -> Sources:
+    """Know the content of every file; those whose stamp is remembered are not opened."""
+    digests: dict[str, Bytes] = {}
+    stamps: dict[str, Stamps] = {}
+    for name, use in uses.items():
+        if Use.CONTENT in use:
+            digests[name], stamps[name] = _learn(paths[name], memory, save, report)
+    return Sources(paths, digests, stamps)
+
+
+def _learn(
+    paths: list[str], memory: Memory, save: Callable[[], None], report: Reporter
+) -> tuple[npt.NDArray[np.uint8], Stamps]:
+    digests = np.zeros((len(paths), 32), np.uint8)
+    stamps = np.zeros((len(paths), 5), np.int64)
+    named = [at for at, path in enumerate(paths) if path]
+    if not named:
+        return digests, stamps
+    listing = list_names(Path(), [paths[at] for at in named], bytearray(len(named)))
+    absent, regular = listing.absent(), listing.regular()
+    for row in np.flatnonzero(~absent & ~regular).tolist():
+        raise SourceError(Path(listing.names[row]), listing.problem(row))
+    there = np.flatnonzero(regular)
+    if not len(there):
+        return digests, stamps
+    folder = Path(os.path.realpath(listing.names[int(there[0])])).parent
+    ground = Ground(clock(folder), trusted(folder), device=folder.stat().st_dev)
+    learnt = learn(
+        listing.stamps[there],
+        lambda at: listing.names[int(there[at])],
+        _Content(),
+        memory,
+        ground=ground,
+        save=save,
+        report=report,
+    )
+    for at, reason in learnt.problems.items():
+        raise SourceError(Path(listing.names[int(there[at])]), reason)
+    rows = np.array(named, np.int64)[there]
+    digests[rows] = learnt.digests
+    stamps[rows] = listing.stamps[there]
+    return digests, stamps
+
+
+def _path(value: object, name: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, (str, os.PathLike)):
+        message = f"{name} gave a {type(value).__name__}, and a path was expected"
+        raise SourceError(Path(name), message, hint="give the name of a path")
+    return os.fspath(value)
+
+
+def _used(path: str, use: Use) -> str:
+    """What of a path itself decides a result."""
+    if Use.WHOLE in use:
+        return path
+    if Use.NAME in use:
+        return os.path.basename(path)  # noqa: PTH119
+    return os.path.splitext(path)[1].lower() if Use.SUFFIX in use else ""  # noqa: PTH122

@@ -1,0 +1,273 @@
+"""What is in a cache file of another tool: checked against its picture by headers, then read as it is.
+
+Each tool's own names are kept for the tensors; only the parts of a name that repeat a shape or a type are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from precook.integrations.npz import NpzFile
+from precook.integrations.old_names import AI_TOOLKIT, MUSUBI_TUNER, SD_SCRIPTS, OldName
+from precook.store.dtypes import DTYPES, load_torch
+from precook.store.tree import Tree
+
+Size = tuple[int, int]
+
+
+class UnusableError(ValueError):
+    """Why a cache file cannot be adopted; the caller knows which file it is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What a cache must fit."""
+
+    name: str
+    size: Size
+    """Width and height, after orientation."""
+    raw_size: Size
+    """As the file stores them: some tools do not turn pictures."""
+
+    def has(self, size: Size) -> bool:
+        """Whether this is its size."""
+        return size in (self.size, self.raw_size)
+
+
+@dataclass(frozen=True, slots=True)
+class OldPart:
+    """One latent, or one text's embeddings, in a cache file."""
+
+    architecture: str
+    fields: Mapping[str, str]
+    """Names in the file, by the names in the tree."""
+    size: Size
+    """Height and width of the cut; (0, 0) for texts."""
+    cut: Mapping[str, Any]
+    """What the tool noted about it, as plain data."""
+    caption: str | None = None
+    """The text, where the file holds it."""
+
+
+def inspect(path: Path, name: OldName, picture: Picture) -> list[OldPart]:
+    """The parts of a cache file that fit its picture; `UnusableError` where it does not."""
+    with _named_errors():
+        return _INSPECTORS[name.tool, name.part](path, name, picture)
+
+
+def load(path: Path, part: OldPart) -> Tree:
+    """The tensors of a part, bit for bit."""
+    with _named_errors():
+        if path.suffix == ".npz":
+            with NpzFile(path) as arrays:
+                return {field: _native(arrays.read(stored)) for field, stored in part.fields.items()}
+        load_torch()
+        with safe_open(str(path), framework="pt") as tensors:
+            return {field: tensors.get_tensor(stored) for field, stored in part.fields.items()}
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    try:
+        yield
+    except UnusableError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise UnusableError(f"cannot be read: {error}") from error
+
+
+def _native(array: Any) -> Any:
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+# sd-scripts: float32 arrays, with the picture's size and the crop beside each latent.
+
+_SD_LATENT = re.compile(r"latents((?:_([0-9]+)x([0-9]+))?)")
+_SD_TEXTS = {
+    "sdxl": {"hidden_state1", "hidden_state2", "pool2"},
+    "sd3": {"lg_out", "lg_pooled", "t5_out", "clip_l_attn_mask", "clip_g_attn_mask", "t5_attn_mask"},
+    "flux": {"l_pooled", "t5_out", "txt_ids", "t5_attn_mask"},
+    "lumina": {"hidden_state", "attention_mask", "input_ids"},
+    "hi": {"vlm_embed", "vlm_mask", "byt5_embed", "byt5_mask", "ocr_mask"},
+    "anima": {"prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask"},
+}
+_SD_STRIDES = {"hi": 32}
+"""Pixels for each element of a latent, where they are not 8."""
+
+
+def _sd_latents(path: Path, name: OldName, picture: Picture) -> list[OldPart]:
+    architecture = name.architecture or ""
+    stride = _SD_STRIDES.get(architecture, 8)
+    if name.size is not None and not picture.has(name.size):
+        raise UnusableError(_other_picture(name.size, picture))
+    with NpzFile(path) as arrays:
+        found = [match for stored in arrays.names if (match := _SD_LATENT.fullmatch(stored))]
+        if not found:
+            raise UnusableError("it has no latents")
+        return [_sd_latent(arrays, match, architecture, stride, picture) for match in found]
+
+
+def _sd_latent(arrays: NpzFile, match: re.Match[str], architecture: str, stride: int, picture: Picture) -> OldPart:
+    ending = match[1]
+    shape = arrays.header(match[0]).shape
+    if len(shape) not in (3, 4) or (ending and (int(match[2]), int(match[3])) != shape[-2:]):
+        raise UnusableError(f"{match[0]} has shape {shape}")
+    fields = {
+        field: f"{field}{ending}"
+        for field in ("latents", "original_size", "crop_ltrb", "latents_flipped", "alpha_mask")
+        if f"{field}{ending}" in arrays.names
+    }
+    if not {"original_size", "crop_ltrb"} <= set(fields):
+        raise UnusableError(f"{match[0]} comes without the size of its picture and its crop")
+    size = (shape[-2] * stride, shape[-1] * stride)
+    shapes = {"original_size": (2,), "crop_ltrb": (4,), "latents_flipped": shape, "alpha_mask": size}
+    for field, wanted in shapes.items():
+        if field in fields and arrays.header(fields[field]).shape != wanted:
+            raise UnusableError(f"{fields[field]} has shape {arrays.header(fields[field]).shape}, not {wanted}")
+    noted = {field: _numbers(arrays.read(fields[field])) for field in ("original_size", "crop_ltrb")}
+    original = noted["original_size"]
+    if not picture.has((int(original[0]), int(original[1]))):
+        raise UnusableError(_other_picture((int(original[0]), int(original[1])), picture))
+    return OldPart(architecture, fields, size, {**noted, "size": list(size)})
+
+
+def _sd_text(path: Path, name: OldName, picture: Picture) -> list[OldPart]:  # noqa: ARG001 - a text has no size
+    architecture = name.architecture or ""
+    with NpzFile(path) as arrays:
+        lacking = sorted(_SD_TEXTS[architecture] - set(arrays.names))
+        if lacking:
+            raise UnusableError(f"it has no {lacking[0]}")
+        for stored in arrays.names:
+            arrays.header(stored)
+        return [OldPart(architecture, {stored: stored for stored in sorted(arrays.names)}, (0, 0), {})]
+
+
+def _numbers(array: Any) -> list[float]:
+    if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+        raise UnusableError("the size of its picture or its crop are no numbers")
+    return [float(number) for number in array.tolist()]
+
+
+# musubi-tuner: one safetensors file per picture and architecture; names end in the shape and the type.
+
+_TYPES = sorted({dtype.torch for dtype in DTYPES.values()}, key=len, reverse=True)
+_DIMENSIONS = re.compile(r"(?:[0-9]+x)?[0-9]+x[0-9]+")
+
+
+def _musubi_latent(path: Path, name: OldName, picture: Picture) -> list[OldPart]:
+    shapes, metadata = _headers(path)
+    size = (_whole(metadata, "width"), _whole(metadata, "height"))
+    if size != name.size or not picture.has(size):
+        raise UnusableError(_other_picture(size, picture))
+    fields = {}
+    for stored, shape in sorted(shapes.items()):
+        field = _without_type(stored)
+        if field.startswith("latents_"):
+            field, _, dimensions = field.rpartition("_")
+            wanted = tuple(map(int, dimensions.split("x"))) if _DIMENSIONS.fullmatch(dimensions) else None
+            if wanted is None or shape[-len(wanted) :] != wanted:
+                raise UnusableError(f"{stored} has shape {shape}")
+        fields[field] = stored
+    if "latents" not in fields or len(fields) != len(shapes):
+        raise UnusableError("it has no latents, or some twice")
+    # The bucket in pixels is not noted, and how many of them an element stands for differs between architectures.
+    height, width = shapes[fields["latents"]][-2:]
+    return [OldPart(_text(metadata, "architecture"), fields, (height, width), {"original_size": list(size)})]
+
+
+def _musubi_text(path: Path, name: OldName, picture: Picture) -> list[OldPart]:  # noqa: ARG001 - a text has no size
+    shapes, metadata = _headers(path)
+    fields = {_without_type(stored): stored for stored in sorted(shapes)}
+    if not fields or len(fields) != len(shapes):
+        raise UnusableError("it has no embeddings, or some twice")
+    caption = _text(metadata, "caption1")
+    return [OldPart(_text(metadata, "architecture"), fields, (0, 0), {}, caption)]
+
+
+def _without_type(name: str) -> str:
+    if name.endswith("_mask"):
+        return name
+    return next((name.removesuffix(f"_{type_}") for type_ in _TYPES if name.endswith(f"_{type_}")), name)
+
+
+# ai-toolkit: one safetensors file per cut, with the cut in its metadata; texts have none.
+
+_CUT = ("scale_to_width", "scale_to_height", "crop_x", "crop_y", "crop_width", "crop_height")
+_SKEW = 0.02
+"""So much the scaled size may differ from the picture's aspect ratio: it is rounded to whole pixels."""
+
+
+def _toolkit_latent(path: Path, name: OldName, picture: Picture) -> list[OldPart]:  # noqa: ARG001 - a hash says nothing
+    shapes, metadata = _headers(path)
+    if metadata.get("filename") != picture.name:
+        raise UnusableError(f"it was made of {metadata.get('filename')!r}")
+    scaled_width, scaled_height, left, top, width, height = (_whole(metadata, field) for field in _CUT)
+    shape = shapes.get("latent")
+    if shape is None or len(shape) < 3:  # noqa: PLR2004 - channels, height, width
+        raise UnusableError(f"its latent has shape {shape}")
+    across, down = width / max(shape[-1], 1), height / max(shape[-2], 1)
+    if not 0 < width <= scaled_width - left or not 0 < height <= scaled_height - top or across != down:
+        raise UnusableError(f"its latent of shape {shape} does not fit its cut of {width} x {height}")
+    aspect = picture.size[0] / picture.size[1]
+    if abs(scaled_width / scaled_height / aspect - 1) > _SKEW:
+        raise UnusableError(
+            f"it was made of a picture of another shape, scaled to {scaled_width} x {scaled_height};"
+            f" this one has {picture.size[0]} x {picture.size[1]}"
+        )
+    flips = {flip: metadata.get(flip) == "true" for flip in ("flip_x", "flip_y")}
+    cut = {"scaled": [scaled_width, scaled_height], "crop": [left, top], "size": [height, width], **flips}
+    fields = {stored: stored for stored in sorted(shapes)}
+    return [OldPart(_text(metadata, "latent_space_version"), fields, (height, width), cut)]
+
+
+def _toolkit_text(path: Path, name: OldName, picture: Picture) -> list[OldPart]:  # noqa: ARG001 - likewise
+    shapes, metadata = _headers(path)
+    if not any(stored.startswith("text_embed") for stored in shapes) and "class_name" not in metadata:
+        raise UnusableError("it has no text embeddings")
+    return [OldPart("", {stored: stored for stored in sorted(shapes)}, (0, 0), {})]
+
+
+def _headers(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    # As numpy: shapes need no torch.
+    with safe_open(str(path), framework="numpy") as tensors:
+        shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        return shapes, dict(tensors.metadata() or {})
+
+
+def _whole(metadata: Mapping[str, str], field: str) -> int:
+    try:
+        value = json.loads(metadata.get(field, "null"))
+    except ValueError:
+        value = None
+    if type(value) is not int or value < 0:
+        raise UnusableError(f"its {field} is {metadata.get(field)!r}")
+    return value
+
+
+def _text(metadata: Mapping[str, str], field: str) -> str:
+    if field not in metadata:
+        raise UnusableError(f"its {field} is not noted")
+    return metadata[field]
+
+
+def _other_picture(size: Size, picture: Picture) -> str:
+    return f"it was made of a picture of {size[0]} x {size[1]}, and this one has {picture.size[0]} x {picture.size[1]}"
+
+
+_INSPECTORS: dict[tuple[str, str], Callable[[Path, OldName, Picture], list[OldPart]]] = {
+    (SD_SCRIPTS, "latent"): _sd_latents,
+    (SD_SCRIPTS, "prompt"): _sd_text,
+    (MUSUBI_TUNER, "latent"): _musubi_latent,
+    (MUSUBI_TUNER, "prompt"): _musubi_text,
+    (AI_TOOLKIT, "latent"): _toolkit_latent,
+    (AI_TOOLKIT, "prompt"): _toolkit_text,
+}

@@ -1,0 +1,1 @@
+"""How a module can be asked for items."""

@@ -1,0 +1,1 @@
+"""A few modules that pipelines are made of."""
