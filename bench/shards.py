@@ -176,7 +176,7 @@ class WebDataset(Peer):
         import webdataset
 
         shards = sorted(str(path) for path in self.folder.glob("*.tar"))
-        self._dataset = webdataset.WebDataset(shards, shardshuffle=False).decode()
+        self._dataset = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False).decode()
 
     def get(self, number: int) -> Tree:
         raise NotImplementedError

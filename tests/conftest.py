@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Iterator
@@ -48,3 +49,19 @@ def store(path: Path) -> Iterator[precook.Store]:
 def recipe() -> precook.Recipe:
     """Some recipe."""
     return precook.Recipe("test", {"version": 1})
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a few MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    place = tmp_path / "disk"
+    place.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", bytes(place), b"tmpfs", 0, b"size=6m") != 0:
+        pytest.skip(f"no permission to mount here: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield place
+    finally:
+        libc.umount2(bytes(place), 2)

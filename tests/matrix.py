@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 # Everything that neither needs torch nor takes long; tests that need torch skip themselves and say so.
 TESTS = ["test_tree.py", "test_store.py", "test_cached.py", "test_hostile.py", "test_processes.py", "test_format.py"]
-TESTS += ["test_api.py", "test_canonical.py", "test_identify.py", "test_cli.py", "test_units.py"]
-TESTS += ["test_sampler.py", "test_plan.py", "test_memory.py", "test_walk.py", "test_geometry.py", "test_captions.py", "test_batches.py"]
+TESTS += ["test_sampler.py", "test_api.py", "test_canonical.py", "test_identify.py", "test_cli.py", "test_units.py"]
+TESTS += ["test_plan.py", "test_memory.py", "test_walk.py", "test_geometry.py", "test_captions.py", "test_batches.py"]
 
 
 def find_python(version: str) -> str | None:

@@ -141,7 +141,7 @@ class Sink:
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         self.failed.append((reason, lasting))
 
-    def batch_done(self) -> None:
+    def batch_done(self, seconds: float) -> None:
         pass
 
 

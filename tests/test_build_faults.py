@@ -706,6 +706,7 @@ def test_claims_are_given_up_as_the_work_gets_done(tmp_path: Path, monkeypatch: 
     """A long build does not hold a claim for everything that it has ever made."""
     dataset(tmp_path / "data", 200)
     monkeypatch.setattr(line, "_WINDOW", 10)
+    monkeypatch.setattr(line, "_CHEAP", 0)
     held: list[int] = []
 
     def count(_: object) -> None:

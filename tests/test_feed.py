@@ -211,6 +211,18 @@ class TestBatches:
         assert sum(len(batch["sample"]) for batch in batches) == 5
         assert not any("caption" in batch for batch in batches)
 
+    def test_entries_of_different_nesting_meet_only_alone(self, tmp_path: Path) -> None:
+        """Trees of two kinds are fed one at a time; a batch that would mix them is refused by name."""
+        recipe = precook.Recipe("mixed", {})
+        trees = [{"x": np.arange(3), "more": [np.zeros(2), np.ones(4)]}, {"x": np.arange(3)}] * 2
+        with precook.open(tmp_path / "cache") as store:
+            made = _snapshot(store, recipe, trees)
+            found = [batch["latent"] for batch in made.feed(batch_size=1).epoch(0)]
+            assert sorted("more" in latent for latent in found) == [False, False, True, True]
+            assert all(latent["x"].tolist() == [[0, 1, 2]] for latent in found)
+            with pytest.raises(precook.FeedError, match="latent: entries of one batch differ in nesting"):
+                list(made.feed(batch_size=4).epoch(0))
+
     def test_batches_are_the_trainers_own(self, tmp_path: Path) -> None:
         """Writing into a batch changes neither the store nor the next epoch's batches."""
         owner = everything(images(tmp_path))
@@ -394,7 +406,8 @@ class TestMoments:
         shape = (4, 32, 32)
         recipe = precook.Recipe("diffusers-vae", {"posterior": "moments"})
         with precook.open(tmp_path / "cache") as store:
-            made = _snapshot(store, recipe, {"mean": torch.full(shape, 3.0), "logvar": torch.full(shape, np.log(4.0))})
+            moments = {"mean": torch.full(shape, 3.0), "logvar": torch.full(shape, np.log(4.0))}
+            made = _snapshot(store, recipe, [moments] * 4)
             feed = made.feed(batch_size=4)
             first, second = ([batch["latent"] for batch in feed.epoch(epoch)] for epoch in (0, 1))
             again = [batch["latent"] for batch in made.feed(batch_size=1).epoch(0)]
@@ -406,14 +419,14 @@ class TestMoments:
             assert {one.sum().item() for one in latents} == {one.sum().item() for one in torch.cat(again)}
 
 
-def _snapshot(store: precook.Store, recipe: precook.Recipe, tree: Any) -> Any:
-    """A snapshot of four pictures that all have this entry."""
-    frozen = made_up([("cats", number) for number in range(4)])
+def _snapshot(store: precook.Store, recipe: precook.Recipe, trees: list[Any]) -> Any:
+    """A snapshot of pictures that have these entries."""
+    frozen = made_up([("cats", number) for number in range(len(trees))])
     frozen["encoders"] = {"latent": {"input": "image", "recipe": recipe.form.decode()}}
     frozen["line_keys"], frozen["empty_keys"] = {}, {}
     frozen["lines"] = {"sample": np.zeros(0, np.int32)}
     del frozen["captions"]
-    for key in frozen["picture_keys"]["latent"]:
+    for key, tree in zip(frozen["picture_keys"]["latent"], trees, strict=True):
         store.put(precook.Key(key.tobytes()), tree, recipe=recipe)
     store.freeze("made-up", frozen)
     return store.snapshot("made-up")

@@ -22,7 +22,7 @@ STEPS = 30
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny models on one thread: on a busy machine, threads that wait for one another take a hundred times as long."""
+    """Tiny models on one thread: on a busy machine, threads that wait for one another took ten times as long."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -43,7 +43,7 @@ class Sink:
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         self.failed.append((job.item.text or "", reason, lasting))
 
-    def batch_done(self) -> None:
+    def batch_done(self, seconds: float) -> None:
         self.batches += 1
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 import precook
-from precook.store.leaves import converter, has_nan, read_leaf
+from precook.store.leaves import converter, has_nan, is_finite, read_leaf
 from precook.store.pack import parse_head, parse_pack_header
 from precook.store.packing import build_pack, make_entry
 from precook.store.tree import builder, read_values, take_apart
@@ -147,3 +147,21 @@ def test_nan_is_found_in_every_type_that_has_one() -> None:
         values = every.view(dtype) if dtype.itemsize == 1 else torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
         for value in values:
             assert has_nan(read_leaf(value, "x")) == bool(value.float().isnan()), (dtype, value)
+
+
+def test_what_is_not_finite_is_found_in_every_type_that_has_it() -> None:
+    """The check on results knows every infinity and NaN of halves, eight-bit floats and the others, wherever it is."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    names = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz"]
+    for dtype in (getattr(torch, name) for name in names):
+        every = torch.arange(256, dtype=torch.uint8)
+        values = every.view(dtype) if dtype.itemsize == 1 else torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+        finite = values.float().isfinite()
+        for value, wanted in zip(values[::7], finite[::7].tolist(), strict=True):
+            assert is_finite(read_leaf(value, "x")) == wanted, (dtype, value)
+        good = values.view(torch.uint8 if dtype.itemsize == 1 else torch.int16)[finite].view(dtype)
+        assert is_finite(read_leaf(good, "x"))
+        assert not is_finite(read_leaf(values, "x"))
+        assert is_finite(read_leaf(values[:0], "x"))
+    for array in (np.float32([1, math.inf]), np.float64([math.nan, 1]), np.complex64([1, complex(0, math.inf)])):
+        assert not is_finite(read_leaf(np.asarray(array), "x"))

@@ -47,6 +47,8 @@ _AHEAD = 4
 """Files, for each thread, that are read ahead of the encoder."""
 _AT_RISK = 20
 """One batch in so many may be encoded and not yet durable."""
+_CHEAP = 0.00005
+"""Seconds: no encoder that computes anything is done with a batch so soon."""
 _POLL = 0.2
 """Seconds between two looks at what another builder does."""
 
@@ -156,15 +158,16 @@ class Line:
         self._room.give_back(job.nbytes)
         self._note(job.entry, reason, lasting=lasting)
 
-    def batch_done(self) -> None:
+    def batch_done(self, seconds: float) -> None:
         """Make what was stored durable if a kill would cost too much by now.
 
-        The first batches one by one, then a small part of all there were: few packs, and little to do again.
+        The first batches one by one, then a small part of all there were: few packs, and little to do again. What
+        costs next to nothing is sooner made again than waited for.
         """
         assert self._writer is not None
         with self._lock:
             self._batches += 1
-            due = self._batches - self._durable > self._batches // _AT_RISK
+            due = seconds >= _CHEAP and self._batches - self._durable > self._batches // _AT_RISK
             if due:
                 self._durable = self._batches
         if due:

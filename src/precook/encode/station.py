@@ -68,25 +68,27 @@ class Station:
         if isinstance(trees, Exception):
             self.failed(batch, trees)
             return
+        seconds = time.perf_counter() - start
         results = self._acceptance.accept(batch, trees)
         # Without the storing: a slow disk says nothing about the encoder.
         self.size.took(len(batch), work(batch), time.perf_counter() - start)
         self._tell(batch, results)
-        self._sink.batch_done()
+        self._sink.batch_done(seconds)
 
     def landed(self, batch: list[Job], trees: Trees, seconds: float) -> None:
         """Accept and tell the results of a batch that took the device so long."""
         self.size.took(len(batch), work(batch), seconds)
         self._tell(batch, self._acceptance.accept(batch, trees))
-        self._sink.batch_done()
+        self._sink.batch_done(seconds)
 
     def failed(self, batch: list[Job], error: Exception) -> None:
         """A batch that failed as a whole: only what fails again, alone, fails for good."""
         # Once for the whole batch, not for its pieces: one item too large for any size must not slow the others.
         if out_of_memory(error):
             self.size.too_large(len(batch))
+        start = time.perf_counter()
         self._encode_pieces(batch, error)
-        self._sink.batch_done()
+        self._sink.batch_done(time.perf_counter() - start)
 
     def attempt(self, batch: list[Job], encode: Callable[[], object]) -> Trees | Exception:
         """The trees of a batch, or what the encoder raised; a device that is lost ends the work."""

@@ -47,5 +47,5 @@ class Sink(Protocol):
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         """Note that an entry could not be made; `lasting` if trying again would give the same."""
 
-    def batch_done(self) -> None:
-        """Everything that came of a batch was told."""
+    def batch_done(self, seconds: float) -> None:
+        """Everything that came of a batch was told; to encode it took so long."""

@@ -28,7 +28,7 @@ class Collator:
         self.places = places
         self._pad = pad
         self._buckets = buckets
-        self._axes: list[int | None] = []
+        self._axes: dict[bytes, list[int | None]] = {}
         self.look()
         self._white = not places.keys.any(axis=1).all() if not column.of_text else False
         if self._white and column.kind != _MASK:
@@ -48,8 +48,9 @@ class Collator:
         found = self.places.place_all(rows)
         first = found[0][0].table
         if any(table.skeleton != first.skeleton for table in {id(one.table): one.table for one, _ in found}.values()):
-            raise FeedError(f"{name}: entries of one batch differ in nesting or type", hint="make them alike")
-        axes = self._axes or ([None] * len(first.leaves) if self._pad != "list" else [])
+            hint = "make them alike, or feed with batch_size=1"
+            raise FeedError(f"{name}: entries of one batch differ in nesting or type", hint=hint)
+        axes = self._axes.get(first.skeleton) or [None] * len(first.leaves)
         leaves: list[Any] = []
         arrays: list[list[Array]] = []
         for number, leaf in enumerate(first.leaves):

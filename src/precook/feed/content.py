@@ -94,8 +94,9 @@ class Content:
         self.lines = Spans.of(lines["sample"], self.count)
         captions = tree.get("captions")
         # Without a text encoder there are none to draw.
-        known = captions is not None and len(captions["ends"]) > 0
-        self.captions = Texts(captions["text"].tobytes(), captions["ends"]) if known else None
+        if captions is not None and not len(captions["ends"]):
+            captions = None
+        self.captions = Texts(captions["text"].tobytes(), captions["ends"]) if captions is not None else None
         self.columns = tuple(_column(tree, name, one) for name, one in tree["encoders"].items())
 
     @property

@@ -110,8 +110,8 @@ class _Results:
         self._failed[job.entry.key] = _Reason(reason, lasting)
         self._count()
 
-    def batch_done(self) -> None:
-        """Made durable when everything was told."""
+    def batch_done(self, seconds: float) -> None:
+        """Made durable when everything was told, however long it took."""
 
     def wait(self, count: int, crew: Crew) -> dict[Key, _Reason]:
         """Wait until so many were told; those that failed, and why."""

@@ -16,20 +16,28 @@ Pad = Literal["longest", "list"] | int
 """To the longest of a batch, not at all (a list of tensors), or to so many."""
 
 
-def find_axes(column: Column, places: Places, buckets: Numbers) -> list[int | None]:
+def find_axes(column: Column, places: Places, buckets: Numbers) -> dict[bytes, list[int | None]]:
     """For each leaf of an encoder's entries, the dimension that is padded; None where all of a batch are alike.
 
-    `buckets` says which entries may meet in a batch: rows with the same number. Of the texts that our own encoders
-    make, the tokens are padded always, so that a batch has its mask also where all texts happen to be of one length.
+    By skeleton: entries of different ones cannot meet in a batch. `buckets` says which others may: rows with the same
+    number. Of the texts that our own encoders make, the tokens are padded always, so that a batch has its mask also
+    where all texts happen to be of one length.
     """
     there = np.flatnonzero(places.there(np.arange(len(places.keys))))
-    if not len(there):
-        return []
-    model = places.place(int(there[0]))[0].table
-    axes: list[int | None] = []
-    for number, leaf in enumerate(model.leaves):
-        known = _tokens(column, leaf)
-        axes.append(known if known is not None else _varying(places, there, number, leaf, buckets, column.name))
+    tables, _ = places.locate(there)
+    alike: dict[bytes, list[int]] = {}
+    for number in np.unique(tables).tolist():
+        alike.setdefault(places.tables[number].table.skeleton, []).append(number)
+    axes: dict[bytes, list[int | None]] = {}
+    for skeleton, numbers in alike.items():
+        some = there[np.isin(tables, numbers)]
+        leaves = places.tables[numbers[0]].table.leaves
+        axes[skeleton] = [
+            known
+            if (known := _tokens(column, leaf)) is not None
+            else _varying(places, some, at, leaf, buckets, column.name)
+            for at, leaf in enumerate(leaves)
+        ]
     return axes
 
 
