@@ -80,7 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Free:
-    """An encoder that hands out prepared tensors, one after the other."""
+    """An encoder that hands out prepared tensors, one after the other, and never writes to them."""
+
+    gives_away = True
 
     def __init__(self, input_: Literal["image", "text"], tensors: list[torch.Tensor]) -> None:
         self.input = input_

@@ -684,3 +684,22 @@ def test_a_newer_store_format_is_refused_by_its_frame(archive: bytes, target: pr
     content = files[1].content.replace(b'\\"format\\":1', b'\\"format\\":2')
     with pytest.raises(precook.BundleError, match="format 2"):
         bring(target, forge(manifest, changed(files, 1, content=content)))
+
+
+def test_a_link_leads_an_import_nowhere(archive: bytes, target: precook.Store, tmp_path: Path) -> None:
+    """Where `imports` is a link, old folders behind it stay, and the archive is refused."""
+    mine = tmp_path / "mine" / "thesis"
+    mine.mkdir(parents=True)
+    os.utime(mine, (0, 0))
+    (target.path / "imports").symlink_to(mine.parent)
+    with pytest.raises(precook.StoreError, match="imports is a link"):
+        bring(target, archive)
+    assert mine.exists()
+
+
+def test_an_import_keeps_to_max_bytes(archive: bytes, tmp_path: Path) -> None:
+    """A store that may take only so much refuses an archive that is larger, with the error of any other write."""
+    with precook.open(tmp_path / "small", max_bytes=len(archive) // 2) as store:
+        with pytest.raises(precook.StoreFullError, match="max_bytes"):
+            bring(store, archive)
+        assert sum(pack.stat().st_size for pack in store.path.glob("packs/*/*")) <= len(archive) // 2

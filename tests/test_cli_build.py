@@ -338,6 +338,7 @@ class TestTelling:
             "left": 0,
             "missing": 0,
             "truncated": {"pixels": 0, "words": 0},
+            "lost": [],
             "snapshot": {"number": 1, "id": snapshot.id},
             "exit_code": 3,
         }

@@ -692,7 +692,7 @@ class TestMistakes:
         ended = run("plan")
         assert (ended.code, ended.out) == (2, "")
         assert ended.err.startswith("error: precook.yaml:17: encoders.tokens.model: no such model: models/nothing\n")
-        assert "hint: download it first" in ended.err
+        assert "hint: relative paths start at the config file's folder" in ended.err
         assert run("plan", "--encoder", "pixels").code == 0
 
     def test_a_drive_that_is_not_mounted_is_exit_code_1(self, built: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -184,3 +185,32 @@ def test_a_compaction_without_room_does_not_begin(small_disk: Path, recipe: prec
         assert caught.value.exit_code == 14
         assert packs(store.path) == before
         assert store.get(recipe.key(1))["number"] == 1
+
+
+def test_a_place_that_was_found_while_its_pack_was_forgotten_is_looked_up_again(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that remembers a place in a pack which another thread forgets meanwhile still finds what was moved."""
+    with precook.open(path) as store, precook.open(path) as other:
+        put_packs(store, recipe, [range(2), range(2, 4)])
+        reader = store.workings().reader
+        confirm = reader.confirm
+
+        def confirm_and_forget(index: Any, place: Any) -> Any:
+            found = confirm(index, place)
+            reader.let_go([place.pack])
+            return found
+
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(reader, "confirm", confirm_and_forget)
+            store.get(recipe.key(0))
+        plan_compact(other).execute()
+        looks = itertools.count()
+        refresh = store.workings().index.refresh
+
+        def refresh_and_count() -> None:
+            assert next(looks) < 5, "it looks for ever"
+            refresh()
+
+        monkeypatch.setattr(store.workings().index, "refresh", refresh_and_count)
+        assert store.get(recipe.key(0))["number"] == 0

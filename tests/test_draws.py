@@ -68,7 +68,10 @@ def test_the_page_lists_every_purpose() -> None:
     """A purpose cannot be added, or get another number, without the page."""
     table = PAGE.split("| purpose | for |", 1)[1].split("\n\n", 1)[0]
     assert [int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [*Purpose]
-    assert {purpose.name: purpose.value for purpose in Purpose} == {"LEFT": 1, "TOP": 2, "FLIP": 3, "LINES": 4}
+    names = ["LEFT", "TOP", "FLIP", "LINES"]
+    names += ["RESOLUTION", "VARIATION", "CAPTION", "SAMPLES", "DROPOUT", "ORDER", "STEPS", "NOISE"]
+    assert [purpose.name for purpose in Purpose] == names
+    assert [*Purpose] == list(range(1, len(names) + 1))
 
 
 @given(

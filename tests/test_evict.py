@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,8 @@ from hypothesis import strategies as st
 
 import precook
 from precook.maintain.evict import plan_clear, plan_evict, plan_prune
-from precook.store.removal import RemovalPlan
+from precook.store import reader, uses
+from precook.store.removal import Removal, RemovalPlan
 from tests.frozen import columns, disk_bytes, freeze, make_older, packs, put_packs
 
 DAY = 24 * 3600.0
@@ -190,3 +194,61 @@ def test_an_eviction_takes_as_little_as_it_must(sizes: list[list[int]], share: f
                 assert plan.empty
     finally:
         shutil.rmtree(folder)
+
+
+def test_max_bytes_holds_when_somebody_comes_to_need_what_was_to_go(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that is taken while room is made spares its entries; others go in their place."""
+    with precook.open(path) as store:
+        put_packs(store, recipe, [[number] for number in range(10)])
+    bound = disk_bytes(path)
+    leases: list[Any] = []
+    execute = RemovalPlan.execute
+
+    def lease_and_execute(plan: RemovalPlan, *args: Any) -> Removal:
+        if not leases:
+            leases.append(other.lease("somebody"))
+            leases[0].protect(columns([recipe.key(number) for number in range(4)]))
+        return execute(plan, *args)
+
+    monkeypatch.setattr(RemovalPlan, "execute", lease_and_execute)
+    with precook.open(path) as other, precook.open(path, max_bytes=bound) as store:
+        put_packs(store, recipe, [[10]])
+        assert disk_bytes(path) <= bound
+        assert left(store, recipe, range(4)) == [0, 1, 2, 3]
+        assert recipe.key(10) in store
+
+
+def test_a_use_that_cannot_be_recorded_is_not_tried_at_every_read(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While somebody holds the lock, reading waits for it once and then goes on until the next record is due."""
+    tries = []
+
+    def refuse(*_: object, **__: object) -> None:
+        tries.append(1)
+        raise precook.LockedError(path, "held")
+
+    with precook.open(path) as store:
+        put_packs(store, recipe, [range(2)])
+        store.get(recipe.key(0))
+        monkeypatch.setattr(uses.Uses, "write", refuse)
+        later = time.monotonic() + 2 * uses.PERIOD
+        monkeypatch.setattr(uses, "time", SimpleNamespace(monotonic=lambda: later))
+        for _ in range(5):
+            store.get_many([recipe.key(0)])
+        assert tries == [1]
+
+
+def test_what_was_used_is_remembered_in_bounded_memory(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that opens and forgets packs for ever keeps each key that it used once, not each use."""
+    monkeypatch.setattr(reader, "_HEADS", 0)
+    monkeypatch.setattr(reader, "_TOUCHES", 20)
+    with precook.open(path) as store:
+        put_packs(store, recipe, [[0], [1]])
+        for number in range(100):
+            store.get(recipe.key(number % 2))
+        assert len(store.workings().reader.touched()) < 30

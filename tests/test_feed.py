@@ -13,7 +13,10 @@ import pytest
 from PIL import Image
 
 import precook
+from precook.feed.content import Column
+from precook.feed.padding import find_axes
 from tests.feeds import tree as made_up
+from tests.frozen import columns
 from tests.projects import Watched, content, dataset, picture, project
 
 torch = pytest.importorskip("torch", reason="batches are torch tensors")
@@ -223,6 +226,32 @@ class TestBatches:
             with pytest.raises(precook.FeedError, match="latent: entries of one batch differ in nesting"):
                 list(made.feed(batch_size=4).epoch(0))
 
+    def test_numpy_arrays_go_to_no_device(self, tmp_path: Path) -> None:
+        """A device is for torch tensors; asking for both is an error, not arrays that lie elsewhere."""
+        owner = everything(images(tmp_path))
+        owner.build()
+        feed = owner.feed(batch_size=2, tensors="numpy")
+        for device in ("cpu", "cuda"):
+            with pytest.raises(precook.FeedError, match=f"numpy arrays cannot lie on {device}"):
+                feed.epoch(0, device=device)
+
+    def test_a_loader_that_mixes_sizes_is_refused_and_nothing_is_called_damaged(self, tmp_path: Path) -> None:
+        """Batches that somebody else has drawn name what is wrong with them; sound entries stay what they are."""
+        owner = everything(
+            images(images(tmp_path).joinpath("unmasked")).parent,
+            encoders={"mask": {"uses": "mask", "factor": 8}, "pixels": {"uses": "image"}},
+            concepts=[
+                {"name": "masked", "path": "data", "masks": "{stem}-mask.png"},
+                {"name": "plain", "path": "unmasked/data", "captions": {"text": "plain"}},
+            ],
+        )
+        owner.build()
+        feed = owner.feed(batch_size=4)
+        with pytest.raises(precook.FeedError, match="different sizes") as caught:
+            list(DataLoader(feed.dataset(), batch_size=12))
+        assert "batch_sampler" in str(caught.value.hint)
+        assert owner.store.damaged() == {}
+
     def test_batches_are_the_trainers_own(self, tmp_path: Path) -> None:
         """Writing into a batch changes neither the store nor the next epoch's batches."""
         owner = everything(images(tmp_path))
@@ -321,6 +350,8 @@ class TestResume:
         resumed.load_state_dict(state)
         rest = resumed.epoch(1)
         assert len(rest) == len(expected) - taken
+        assert len(resumed.epoch(1)) == len(rest), "asking how many are left changes nothing"
+        rest = resumed.epoch(1)
         assert equal(expected[taken:], rest)
         assert equal(expected, resumed.epoch(1)), "only once"
 
@@ -398,6 +429,27 @@ class TestSnapshots:
             assert list(store.snapshot("test").feed(batch_size=2, on_missing="skip").epoch(0)) == []
 
 
+def test_entries_may_go_while_their_shapes_are_compared(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread that finds entries gone does not disturb the one that looks which dimension is padded."""
+    keys = [recipe.key(number) for number in range(3)]
+    for number, key in enumerate(keys):
+        store.put(key, {"x": np.zeros(1 + number)}, recipe=recipe)
+    places = store.places(columns(keys))
+    assert places is not None
+    locate = places.locate
+
+    def locate_and_lose(numbers: Any) -> Any:
+        found = locate(numbers)
+        monkeypatch.setattr(places, "_at", np.full(len(keys), -1))
+        return found
+
+    monkeypatch.setattr(places, "locate", locate_and_lose)
+    column = Column("words", "text", "test", {}, columns(keys), empty=-1, pad=None)
+    assert list(find_axes(column, places, np.zeros(3, np.int64)).values()) == [[0]]
+
+
 class TestMoments:
     """Latents that are drawn from what the VAE said."""
 
@@ -417,6 +469,9 @@ class TestMoments:
             assert abs(float(latents.std()) - 2) < 0.1
             assert not torch.equal(latents, torch.cat(second))
             assert {one.sum().item() for one in latents} == {one.sum().item() for one in torch.cat(again)}
+            (listed,) = (batch["latent"] for batch in made.feed(batch_size=4, pad={"latent": "list"}).epoch(0))
+            assert isinstance(listed, list)
+            assert torch.equal(torch.stack(listed), latents)
 
 
 def _snapshot(store: precook.Store, recipe: precook.Recipe, trees: list[Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import precook
-from tests.projects import dataset, project
+from tests.projects import Watched, dataset, project
 from tests.test_encode_tokens import WORDS, save_tokenizer
 from tests.test_feed import equal
 
@@ -55,6 +55,15 @@ class TestTokens:
             owner.build()
         with precook.open(tmp_path / "cache") as store, store.snapshot("test").feed(batch_size=4) as feed:
             return feed.as_hf_dataset("tokens")
+
+    def test_numbers_that_datasets_does_not_know_are_refused(self, tmp_path: Path) -> None:
+        """Half-precision states are named, instead of being handed over as the integers that they are kept as."""
+        pytest.importorskip("datasets", reason="datasets is not installed")
+        words = Watched("text", lambda _: {"hidden": torch.ones(3, dtype=torch.bfloat16)})
+        with project(captioned(tmp_path), encoders={"words": words}) as owner:
+            owner.build()
+            with owner.feed(batch_size=4) as feed, pytest.raises(precook.FeedError, match="no numbers of type BF16"):
+                feed.as_hf_dataset("words")
 
     @pytest.fixture
     def tokenizer(self, tmp_path: Path, tokens: Any) -> Any:

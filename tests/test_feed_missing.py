@@ -14,6 +14,7 @@ from tests.projects import Watched, content
 from tests.test_feed import equal, everything, images
 
 pytest.importorskip("torch", reason="batches are torch tensors")
+from torch.utils.data import DataLoader
 
 
 def watched(base: Path, words: Any = None, pixels: Any = None, **changes: Any) -> precook.Project:
@@ -115,6 +116,34 @@ class TestEncode:
         owner.build()
         feed = owner.feed(batch_size=2, on_missing="encode")
         assert pickle.loads(pickle.dumps(feed)).options.on_missing == "error"
+
+    def test_forked_workers_do_not_encode_either(self, tmp_path: Path) -> None:
+        """A worker that was forked while encoders were loaded says what it lacks, and does not wait for ever."""
+        owner = watched(images(tmp_path, 12, lines=1))
+        with owner.feed(batch_size=1, on_missing="encode", prefetch=1, threads=0) as feed:
+            next(iter(feed.epoch(0)))
+            sampler = feed.batch_sampler(0)
+            loader = DataLoader(feed.dataset(), batch_sampler=sampler, num_workers=1, multiprocessing_context="fork")
+            with pytest.raises(precook.FeedError, match="a worker encodes none"):
+                list(loader)
+
+    def test_closing_unloads_every_encoder_although_one_has_failed(self, tmp_path: Path) -> None:
+        """A device that is lost ends the feed; its end still lets go of the other encoders."""
+        given: list[object] = []
+
+        def lose(batch: object) -> None:
+            given.append(batch)
+            if len(given) > 1:
+                raise RuntimeError("CUDA error: lost")
+
+        words = Watched("text")
+        owner = watched(images(tmp_path, lines=1), words, Watched("image", on_batch=lose))
+        feed = owner.feed(batch_size=1, on_missing="encode", prefetch=1, threads=0)
+        with pytest.raises(precook.EncodeError, match="lost"):
+            list(feed.epoch(0))
+        with pytest.raises(precook.EncodeError, match="lost"):
+            feed.close()
+        assert (words.loads, words.unloads) == (1, 1)
 
 
 class TestSkip:

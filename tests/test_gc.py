@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 import precook
 from precook.maintain.gc import plan_gc
+from precook.sources.filesystems import clock
+from precook.store import uses
 from precook.store.removal import Removal, RemovalPlan
 from precook.store.space import Thresholds
 from tests.commands import run
@@ -323,3 +325,25 @@ def test_exactly_what_nobody_needs_goes(
             assert store.reindex() == len(stays)
     finally:
         shutil.rmtree(folder)
+
+
+def test_putting_an_entry_again_and_again_keeps_it(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where this process put it long ago and knows its place by heart."""
+    with precook.open(path) as store:
+        put_packs(store, recipe, [range(2)])
+        make_older(path, 3 * DAY)
+    writer, collector = precook.open(path), precook.open(path)
+    with writer, collector:
+        with monkeypatch.context() as earlier:
+            earlier.setattr(uses, "clock", lambda root: clock(root) - int(2 * DAY * 1e9))
+            writer.put(recipe.key(0), {"x": np.full(1000, 0), "number": 0}, recipe=recipe)
+        plan = plan_gc(collector)
+        assert plan.entries == 2
+        # At what the clock calls the same moment as the plan.
+        monkeypatch.setattr(uses, "clock", lambda _: plan._census.now)
+        writer.put(recipe.key(0), {"x": np.full(1000, 0), "number": 0}, recipe=recipe)
+        done = plan.execute()
+        assert (done.entries, done.spared) == (1, 1)
+        assert recipe.key(0) in writer

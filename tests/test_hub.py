@@ -255,6 +255,17 @@ def test_parts_of_a_model_are_downloaded_alone(base: Path, hub: Hub) -> None:
     assert run(base, hub, {**VAE, "subfolder": "vae"})["downloaded"] > 0
 
 
+def test_what_a_cache_lacks_of_a_folder_is_downloaded(base: Path, hub: Hub) -> None:
+    """Somebody has looked at the config alone: the weights still come, and the keys are those of the whole model."""
+    whole = vae_folder(base.parent / "vae")
+    hub.push(whole, "main")
+    look = "import huggingface_hub; huggingface_hub.hf_hub_download('owner/name', 'config.json')"
+    subprocess.run([sys.executable, "-c", look], env=environment(base, hub), check=True, timeout=120)
+    found, local = run_all(base, hub, [VAE, {**VAE, "revision": None, "model": str(whole)}])
+    assert found["downloaded"] > 0
+    assert found["keys"] == local["keys"]
+
+
 def test_a_model_of_the_hub_is_built_with(base: Path, hub: Hub) -> None:
     """What a build stores was made with the files of the snapshot."""
     pytest.importorskip("transformers", reason="transformers is not installed")

@@ -16,6 +16,7 @@ import pytest
 import precook
 from precook.maintain.evict import plan_clear, plan_evict, plan_prune
 from precook.maintain.gc import plan_gc
+from precook.store import forks
 from tests.commands import run
 from tests.frozen import columns, put_packs
 
@@ -51,10 +52,10 @@ store = precook.open(sys.argv[1])
 lease = store.lease("held")
 lease.protect(numpy.frombuffer(bytes.fromhex(sys.argv[2]), numpy.uint8).reshape(1, 32))
 if sys.argv[3:] == ["fork"] and os.fork() == 0:
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # in one piece: two processes write to this pipe
     sys.stdin.read()
     os._exit(0)
-print("held", flush=True)
+os.write(1, b"held\\n")
 sys.stdin.read()
 """
 
@@ -155,3 +156,59 @@ def test_a_closed_store_holds_no_lease(path: Path, recipe: precook.Recipe) -> No
     assert "that precook did not write" not in run("doctor", "--store", path).out
     with pytest.raises(precook.ClosedStoreError):
         lease.protect(columns([recipe.key(1)]))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed on Linux")
+def test_a_lease_that_nobody_keeps_ends(store: precook.Store, recipe: precook.Recipe) -> None:
+    """Who drops a lease without closing it leaves neither it nor an open file behind, while the store stays open."""
+    put_packs(store, recipe, [range(4)])
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        store.lease("forgotten").protect(columns([recipe.key(0)]))
+    assert store.leases() == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_whoever_comes_while_a_fork_waits_is_told_of_it() -> None:
+    """A lease that another thread takes while a fork waits for the store's lock is let go by the child."""
+
+    class Told:
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def before_fork(self) -> None:
+            self.told.append("before")
+
+        def after_fork_in_parent(self) -> None:
+            self.told.append("parent")
+
+        def after_fork_in_child(self) -> None:
+            self.told.append("child")
+
+    class Slow(Told):
+        def before_fork(self) -> None:
+            forks.remember(late)
+
+    slow, late = Slow(), Told()
+    forks.remember(slow)
+    child = os.fork()
+    if not child:
+        os._exit(0 if late.told == ["before", "child"] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert late.told == ["before", "parent"]
+
+
+def test_a_lease_that_nobody_closes_ends_quietly_with_the_process(tmp_path: Path) -> None:
+    """A script that ends without closing anything leaves neither a complaint nor a lease behind."""
+    code = (
+        "import numpy, precook, sys\n"
+        "store = precook.open(sys.argv[1])\n"
+        "lease = store.lease('a feed')\n"
+        "lease.protect(numpy.zeros((1, 32), numpy.uint8))\n"
+        "print(len(list((store.path / 'leases').iterdir())))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "cache")], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert list((tmp_path / "cache/leases").iterdir()) == []

@@ -16,6 +16,7 @@ import precook
 from precook.maintain.checking import Scope, check_store, last_full_pass, remember_pass, unfinished_passes
 from precook.maintain.owners import find_owners
 from precook.maintain.repair import plan_repair
+from precook.store import workings
 from tests.commands import run
 from tests.projects import Watched, dataset, project
 from tests.test_bundle import state
@@ -277,3 +278,17 @@ def test_verifying_writes_nothing_but_when_it_was(path: Path) -> None:
     with precook.open(path, read_only=True) as store:
         assert state(store) == before
         assert last_full_pass(store) is not None
+
+
+def test_a_repair_waits_for_whoever_moves_entries(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a compaction is at work, a repair says who is in the way and touches nothing."""
+    monkeypatch.setattr(workings, "_PATIENCE", 0.0)
+    with precook.open(path) as store, precook.open(path) as other:
+        store.put(RECIPE.key(1), {"x": np.arange(1000)})
+        flip(store, RECIPE.key(1))
+        (pack,) = path.glob("packs/*/*.safetensors")
+        plan = plan_repair(store, store.verify())
+        with workings.maintaining(other.workings(), "compact"), pytest.raises(precook.LockedError, match="compact"):
+            plan.execute()
+        assert pack.exists()
+        assert plan.execute().entries == 1

@@ -141,7 +141,8 @@ class Project:
         as `["cuda:0", "cuda:1"]`, for encoders whose device is auto (one given as an object runs on the first of them);
         `memory`, bytes that sources may take from when they are read until they are encoded; `threads` that decode;
         `retry_failed`, to try again what failed before; `fail_fast`, to stop at the first failure; `crowded`, to start
-        although the disk cannot hold the forecast.
+        although the disk cannot hold the forecast; `processes`, how many build the same at the same time, this one
+        among them, so that each claims its part and no more.
         """
         started = int(time.time())
         with self._lease(self.store) as lease:
@@ -215,12 +216,19 @@ class Project:
         retry_failed: bool = False,
         fail_fast: bool = False,
         crowded: bool = False,
+        processes: int = 1,
     ) -> BuildReport:
         if not crowded and not plan.forecast.fits:
             needed, free = format_size(plan.forecast.nbytes or 0), format_size(plan.forecast.free or 0)
             hint = "free some space, or build all the same with crowded=True (--crowded)"
             raise NoSpaceError(plan.store.path, f"about {needed} are to be written and {free} are free", hint=hint)
-        options = Options(memory, threads or default_threads(), retry_failed=retry_failed, fail_fast=fail_fast)
+        options = Options(
+            memory,
+            threads or default_threads(),
+            retry_failed=retry_failed,
+            fail_fast=fail_fast,
+            processes=processes,
+        )
         names = list(plan.encoders)
         hands = {name: self._hand(name, one, devices) for name, one in self._chosen(names).items()}
         stop = stop or threading.Event()

@@ -14,20 +14,24 @@ from typing import Any
 from precook.cli import output
 from precook.cli.output import Column
 from precook.cli.plan import counts_document
+from precook.cli.processes import Others, Stop, bound, shared_cores, summed, written
 from precook.cli.progress import build_reporter
 from precook.cli.projects import open_project
 from precook.cli.stopping import INTERRUPTED, interrupted_by_sigterm, stopping
-from precook.encode.build import BuildReport
-from precook.errors import printable
+from precook.encode.build import BuildReport, default_threads
+from precook.errors import EncodeError, printable
 from precook.plan.entries import Failure
 from precook.plan.plan import Plan
 from precook.plan.table import full_path
-from precook.project import Project
+from precook.project import MEMORY, Project
+from precook.report import Reporter
 from precook.store.snapshots import SnapshotFile
 from precook.units import format_count, format_duration, format_size
 
 SOME_FAILED = 3
 """Exit code when everything was tried and some of it could not be made."""
+BESIDE = "--beside"
+"""The option that makes a process one of several; not for people."""
 _FEW = 10
 
 
@@ -44,26 +48,41 @@ class Asked:
     retry_failed: bool
     fail_fast: bool
     crowded: bool
+    processes: int = 1
 
     @property
     def command(self) -> str:
         """The command that asks for the same."""
+        return shlex.join(["precook", *self.arguments])
+
+    @property
+    def arguments(self) -> list[str]:
+        """What the command line takes to ask for the same."""
         named: list[tuple[str, object]] = [("config", self.config), ("store", self.store)]
         named += [("encoder", name) for name in self.encoders] + [("device", name) for name in self.devices]
         named += [("memory", None if self.memory is None else f"{self.memory}B"), ("threads", self.threads)]
-        words = ["precook", "build"]
+        named += [("processes", None if self.processes == 1 else self.processes)]
+        words = ["build"]
         for option, value in named:
             words += [] if value is None else [f"--{option}", str(value)]
         for option in ("retry_failed", "fail_fast", "crowded"):
             words += [f"--{option.replace('_', '-')}"] if getattr(self, option) else []
-        return shlex.join(words)
+        return words
 
     @property
     def options(self) -> dict[str, Any]:
         """For the build."""
         options: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
-        names = ("devices", "threads", "retry_failed", "fail_fast", "crowded")
+        names = ("devices", "threads", "retry_failed", "fail_fast", "crowded", "processes")
         return {**options, **{name: getattr(self, name) for name in names}}
+
+    def shared(self, processes: int) -> Asked:
+        """What each of so many processes is asked, so that together they take no more than one would."""
+        if processes == 1:
+            return dataclasses.replace(self, processes=1)
+        memory = max(1, (self.memory or MEMORY) // processes)
+        threads = max(1, (self.threads or default_threads()) // processes)
+        return dataclasses.replace(self, memory=memory, threads=threads, processes=processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +97,8 @@ class Outcome:
     """Entries that a build would make now, although this one came to its end: their files came or changed meanwhile."""
     snapshot: SnapshotFile | None
     """The dataset as it is now; None where it is not complete."""
+    lost: tuple[str, ...] = ()
+    """Processes that failed or died, and why; their part was left to the others."""
 
     @property
     def exit_code(self) -> int:
@@ -89,16 +110,20 @@ class Outcome:
 
 def run(asked: Asked, *, as_json: bool) -> int:
     """Plan, build and tell; the exit code."""
-    stop = threading.Event()
-    with open_project(asked.config, asked.store) as project, interrupted_by_sigterm():
+    stop = Stop()
+    with (
+        shared_cores(asked.processes),
+        open_project(asked.config, asked.store) as project,
+        interrupted_by_sigterm(),
+    ):
         plan = project.plan(encoders=list(asked.encoders) or None, report=output.reporter())
         if as_json:
             output.event("plan", _plan_document(plan))
         else:
             output.tell(_intention(plan, asked))
         with stopping(stop):
-            report = plan.build(report=build_reporter(events=as_json), stop=stop, **asked.options)
-            outcome = _outcome(project, plan, report)
+            report, lost = _build(plan, asked, stop, build_reporter(events=as_json))
+            outcome = dataclasses.replace(_outcome(project, plan, report), lost=lost)
         if as_json:
             output.event("report", _document(outcome))
         else:
@@ -107,11 +132,47 @@ def run(asked: Asked, *, as_json: bool) -> int:
     return outcome.exit_code
 
 
+def run_beside(asked: Asked) -> int:
+    """Build as one of several processes, and answer the first of them, which tells; the exit code."""
+    stop = threading.Event()
+    with (
+        bound(stop) as answer,
+        open_project(asked.config, asked.store) as project,
+        interrupted_by_sigterm(),
+    ):
+        plan = project.plan(encoders=list(asked.encoders) or None)
+        with stopping(stop):
+            report = plan.build(stop=stop, **asked.options)
+        answer.write(written(report))
+    return INTERRUPTED if report.stopped else 0
+
+
+def _build(plan: Plan, asked: Asked, stop: Stop, reporter: Reporter) -> tuple[BuildReport, tuple[str, ...]]:
+    """Build in as many processes as there is work for; what they did, and those that were lost."""
+    processes = max(1, min(asked.processes, max(_wanted(plan, asked).values(), default=0)))
+    share = asked.shared(processes)
+    # The disk was found to be large enough, or not to matter, by the plan of all.
+    arguments = [*dataclasses.replace(share, crowded=True).arguments, BESIDE]
+    with Others(arguments, processes - 1, stop, fail_fast=asked.fail_fast) as others:
+        own = plan.build(report=reporter, stop=stop, **share.options)
+        if processes == 1:
+            return own, ()
+        others.wait()
+        lost = others.lost
+        if lost and asked.fail_fast:
+            raise EncodeError(lost[0], hint="without --fail-fast the others go on")
+        return summed(plan, own, others.reports, retry_failed=asked.retry_failed), lost
+
+
+def _wanted(plan: Plan, asked: Asked) -> dict[str, int]:
+    """How many entries are to be made, by encoder."""
+    again = {name: len(one.failures) if asked.retry_failed else 0 for name, one in plan.encoders.items()}
+    return {name: len(one.missing) + again[name] for name, one in plan.encoders.items()}
+
+
 def _intention(plan: Plan, asked: Asked) -> str:
     """What is about to be done, in one line."""
-    wanted = {name: len(one.missing) for name, one in plan.encoders.items()}
-    if asked.retry_failed:
-        wanted = {name: count + len(plan.encoders[name].failures) for name, count in wanted.items()}
+    wanted = _wanted(plan, asked)
     name = plan.settings.dataset
     if not any(wanted.values()):
         return f"{name}: nothing to encode"
@@ -181,6 +242,8 @@ def _left_out(outcome: Outcome) -> list[str]:
 
 
 def _notes(outcome: Outcome) -> Iterator[str]:
+    for lost in outcome.lost:
+        yield printable(f"{lost}; its part was left to the others")
     for name, count in outcome.report.truncated.items():
         if count:
             yield f"{name}: {format_count(count, 'text')} longer than the encoder takes, cut to its length"
@@ -238,6 +301,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "bytes": report.bytes,
         "peak_memory": report.peak_memory,
+        "lost": list(outcome.lost),
         "snapshot": None if snapshot is None else {"number": snapshot.number, "id": snapshot.id},
         "exit_code": outcome.exit_code,
     }

@@ -253,12 +253,17 @@ def build_command(
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads that read and decode.")] = None,
+    processes: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Processes that share the work, and the cores; for encoders on the CPU."),
+    ] = 1,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")] = False,
     crowded: Annotated[
         bool, typer.Option("--crowded", help="Start although the disk cannot hold the forecast.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document per line: what happens.")] = False,
+    beside: Annotated[bool, typer.Option("--beside", hidden=True)] = False,
 ) -> int:
     """Encode what is missing.
 
@@ -277,8 +282,9 @@ def build_command(
         retry_failed=retry_failed,
         fail_fast=fail_fast,
         crowded=crowded,
+        processes=processes,
     )
-    return build.run(asked, as_json=as_json)
+    return build.run_beside(asked) if beside else build.run(asked, as_json=as_json)
 
 
 @_command("explain")

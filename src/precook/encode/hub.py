@@ -7,6 +7,7 @@ lie: a branch that moves is another encoder only if its files are others.
 from __future__ import annotations
 
 import importlib
+import json
 import shlex
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -48,7 +49,8 @@ def is_unused(name: str) -> bool:
 def find_snapshot(name: str, revision: str, folders: Sequence[str], report: Reporter) -> Path:
     """The folder of a model of the hub, with all that lies in these folders of it (or in it, where there are none).
 
-    What the cache has is taken as it is, without asking the hub; the rest is downloaded.
+    What the cache has is taken as it is, without asking the hub; the rest is downloaded. A cache that somebody else has
+    filled may have only some files of a folder: where no weights lie beside a config, the hub is asked what is missing.
     """
     hub: Any = library("huggingface_hub")
     wanted: dict[str, Any] = {
@@ -57,7 +59,9 @@ def find_snapshot(name: str, revision: str, folders: Sequence[str], report: Repo
         "ignore_patterns": list(_UNUSED),
     }
     try:
-        found = _cached(hub, name, folders, wanted) or _downloaded(hub, name, wanted, report)
+        found = _cached(hub, name, folders, wanted)
+        if found is None or not all(_is_whole(found / folder) for folder in folders or [""]):
+            found = _downloaded(hub, name, wanted, report)
     except (OSError, ValueError, hub.errors.HTTPError) as error:
         raise _unavailable(hub, name, revision, folders, error) from error
     _FOUND[name, revision] = found
@@ -76,6 +80,18 @@ def _cached(hub: Any, name: str, folders: Sequence[str], wanted: dict[str, Any])
         return None
     # A cache filled by somebody else may have other parts of the model.
     return found if all((found / folder).is_dir() for folder in folders) else None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder seems to have all its files: weights beside a config, and all that an index of weights names."""
+    names = {file.name for file in folder.iterdir()}
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            if not set(json.loads(index.read_bytes())["weight_map"].values()) <= names:
+                return False
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return False
+    return "config.json" not in names or any(name.endswith(".safetensors") for name in names)
 
 
 def _downloaded(hub: Any, name: str, wanted: dict[str, Any], report: Reporter) -> Path:

@@ -15,6 +15,7 @@ class ImageEncoder:
     """The pixels as they were cut: uint8, H x W x 3."""
 
     input: Input = "image"
+    gives_away = True
 
     def __init__(self, section: encoders.ImageEncoder) -> None:
         """Nothing can be set but what every encoder has."""

@@ -20,7 +20,7 @@ from precook.encode.prepare import Changed, Job, Prepared, Refused, Unit, make_u
 from precook.encode.room import Room
 from precook.encode.tally import Tally
 from precook.errors import EncodeError
-from precook.plan.entries import Failure, PlannedEntry, entry_of
+from precook.plan.entries import Failure, PlannedEntry, entries_of, entry_of
 from precook.plan.failures import forget_failure, read_failures, record_failure
 from precook.plan.forecast import record_rate
 from precook.plan.plan import EncoderPlan, Plan
@@ -43,6 +43,8 @@ _TEXTS = 1024
 """Texts that are claimed at a time, and at first sorted by length together: so that the first batch comes soon."""
 _MOST_TEXTS = 8192
 """Texts that are sorted together later on: the more, the less is padded."""
+_TURNS = 8
+"""Times that each of several processes comes for more, so that one that begins later or is slower has its part."""
 _AHEAD = 4
 """Files, for each thread, that are read ahead of the encoder."""
 _AT_RISK = 20
@@ -73,6 +75,8 @@ class Options:
     """Threads that read and decode."""
     retry_failed: bool
     fail_fast: bool
+    processes: int = 1
+    """Processes that build the same at the same time, this one among them."""
 
 
 class Line:
@@ -108,6 +112,8 @@ class Line:
         """Around everything below, and the tally, the memory and the task."""
         self._done: list[Key] = []
         """What was stored and is still claimed."""
+        self._unmade: list[Key] = []
+        """What could not be made and is still claimed."""
         self._batches = self._durable = 0
         self._writer: Writer | None = None
         self._task: Task | None = None
@@ -177,7 +183,10 @@ class Line:
         """Read, decode and cut in several threads and bounded memory, and hand batches to the crew."""
         devices = len(self._hand.devices)
         is_text = self._one.wants.encoding.input == "text"
-        texts = min(_TEXTS, -(-len(rows) // devices))
+        processes = self._options.processes
+        parts = devices if processes == 1 else devices * processes * _TURNS
+        most = -(-len(rows) // parts)
+        texts = min(_TEXTS, most)
         # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
         share = max(1, self._options.memory // (2 * devices + 2))
         bins = Bins((lambda: texts) if is_text else (lambda: self._size.now), share)
@@ -191,11 +200,12 @@ class Line:
             for one in prepared:
                 for batch in self._sorted(one, bins):
                     crew.give(batch)
-                    texts = max(texts, min(2 * texts, _MOST_TEXTS, len(rows) // devices))
+                    texts = max(texts, min(2 * texts, _MOST_TEXTS, len(rows) // parts))
 
         pool = ThreadPoolExecutor(self._options.threads, thread_name_prefix="precook-decode")
         try:
-            for unit in self._units(rows, _TEXTS if is_text else _WINDOW):
+            window = _TEXTS if is_text else _WINDOW
+            for unit in self._units(rows, window if processes == 1 else min(window, most)):
                 while not self._room.has(unit.nbytes) and not self._stop.is_set():
                     if waiting:
                         pass_on()
@@ -227,6 +237,7 @@ class Line:
         if isinstance(one, Changed):
             with self._lock:
                 self._tally.changed += 1
+                self._unmade.append(one.entry.key)
                 self._advance()
         return []
 
@@ -237,9 +248,12 @@ class Line:
                 return
             wanted = self._absent(self._keys(rows[at : at + step].tolist()))
             mine = self._claim(wanted)
+            if self._postponed:
+                # What others have made by now is told at once, not when all the rest is done.
+                self._postponed = list(self._absent(self._keys(self._postponed)))
             self._postponed += [row for row in wanted if row not in mine]
             # Once more: whoever had claimed some may have made them between our look and our claim.
-            entries = [entry_of(self._one, row) for row in self._absent(mine)]
+            entries = entries_of(self._one, list(self._absent(mine)))
             yield from make_units(self._one, entries, self._plan.settings.image.rgb)
 
     def _claim(self, wanted: Keys) -> Keys:
@@ -278,6 +292,7 @@ class Line:
         if rows:
             _log.info("%s: another build has claimed %d entries; waiting for it", self._name, len(rows))
         while rows and not self._stop.is_set():
+            self._give_up()
             first = self._absent(self._keys(rows[:_WINDOW]))
             rows = [*first, *rows[_WINDOW:]]
             if first and self._claim(dict(islice(first.items(), 1))):
@@ -286,6 +301,16 @@ class Line:
             if first:
                 time.sleep(_POLL)
         return np.array(rows, np.int64)
+
+    def _give_up(self) -> None:
+        """Let others see what we could not make: two that wait for each other's would wait for ever."""
+        with self._lock:
+            keys, self._unmade = self._unmade, []
+            if keys:
+                # Failures before claims, as at the end.
+                self._plan.store.remember(self._memory)
+        if keys:
+            self._claims.take([], done=[key.bytes for key in keys])
 
     def _read_failures(self, rows: list[int]) -> None:
         """What another builder could not make either, since the plan was made, need not be tried again."""
@@ -299,6 +324,7 @@ class Line:
         with self._lock:
             self._tally.failed.append(Failure(reason, entry.path, entry.concept, self._name, entry.key))
             self._tally.reasons[entry.key.bytes] = reason
+            self._unmade.append(entry.key)
             if lasting:
                 record_failure(self._memory, entry.key.bytes, reason)
             self._advance(failed=1)

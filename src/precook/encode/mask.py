@@ -21,6 +21,7 @@ class MaskEncoder:
     """
 
     input: Input = "mask"
+    gives_away = True
 
     def __init__(self, section: encoders.MaskEncoder) -> None:
         self._factor = section.factor

@@ -40,6 +40,7 @@ class ProcessorEncoder:
     """Keeps what a processor makes of each picture."""
 
     input: Input = "image"
+    gives_away = True
 
     def __init__(self, section: TransformersProcessor, folder: Path) -> None:
         self._section = section

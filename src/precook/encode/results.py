@@ -39,16 +39,16 @@ class Acceptance:
             raise EncodeError(f"{self._encoder} returned {len(trees)} results for {wanted} items")
         return trees
 
-    def accept(self, batch: Sequence[Job], trees: Sequence[Tree]) -> list[Parts | EncodeError]:
-        """Each result taken apart, or what is wrong with it."""
-        taken = [self._take(tree) for tree in trees]
+    def accept(self, batch: Sequence[Job], trees: Sequence[Tree], *, copy: bool = True) -> list[Parts | EncodeError]:
+        """Each result taken apart, or what is wrong with it; without `copy`, in the memory that it came in."""
+        taken = [self._take(tree, copy=copy) for tree in trees]
         with self._lock:
             self._set_pattern(batch, taken)
             return [self._compared(job, one) for job, one in zip(batch, taken, strict=True)]
 
-    def _take(self, tree: Tree) -> Parts | EncodeError:
+    def _take(self, tree: Tree, *, copy: bool) -> Parts | EncodeError:
         try:
-            parts = take_apart(tree)
+            parts = take_apart(tree, copy=copy)
         except TreeError as error:
             return EncodeError(f"{self._encoder} returned what cannot be stored: {error.message}")
         for path, leaf in zip(parts.paths, parts.leaves, strict=True):

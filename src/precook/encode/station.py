@@ -39,6 +39,7 @@ class Station:
         self._sink = sink
         self.over = over
         """Whether nothing more is to be encoded."""
+        self._copy = not getattr(worker, "gives_away", False)
 
     def run(self, jobs: list[Job]) -> None:
         """Encode jobs, batch after batch, each told before the next is begun."""
@@ -69,7 +70,7 @@ class Station:
             self.failed(batch, trees)
             return
         seconds = time.perf_counter() - start
-        results = self._acceptance.accept(batch, trees)
+        results = self._acceptance.accept(batch, trees, copy=self._copy)
         # Without the storing: a slow disk says nothing about the encoder.
         self.size.took(len(batch), work(batch), time.perf_counter() - start)
         self._tell(batch, results)
@@ -78,7 +79,7 @@ class Station:
     def landed(self, batch: list[Job], trees: Trees, seconds: float) -> None:
         """Accept and tell the results of a batch that took the device so long."""
         self.size.took(len(batch), work(batch), seconds)
-        self._tell(batch, self._acceptance.accept(batch, trees))
+        self._tell(batch, self._acceptance.accept(batch, trees, copy=self._copy))
         self._sink.batch_done(seconds)
 
     def failed(self, batch: list[Job], error: Exception) -> None:
@@ -112,7 +113,7 @@ class Station:
             piece = batch[at : at + step]
             trees = self.attempt(piece, lambda piece=piece: self.worker.encode([job.item for job in piece]))  # type: ignore[misc]
             if not isinstance(trees, Exception):
-                self._tell(piece, self._acceptance.accept(piece, trees))
+                self._tell(piece, self._acceptance.accept(piece, trees, copy=self._copy))
             elif len(piece) > 1:
                 self._encode_pieces(piece, trees)
             else:

@@ -52,6 +52,7 @@ class TextEncoder:
     """Keeps hidden states of each text."""
 
     input: Input = "text"
+    gives_away = True
 
     def __init__(self, section: TransformersText, folder: Path, tokenizer: Path) -> None:
         self.truncated = 0

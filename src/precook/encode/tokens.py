@@ -111,6 +111,7 @@ class TokensEncoder:
     """Keeps the token ids of each text."""
 
     input: Input = "text"
+    gives_away = True
 
     def __init__(self, section: TransformersTokens, folder: Path) -> None:
         self.truncated = 0

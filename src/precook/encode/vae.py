@@ -42,6 +42,7 @@ class VaeEncoder:
     """
 
     input: Input = "image"
+    gives_away = True
 
     def __init__(self, section: DiffusersVae, folder: Path) -> None:
         self._section = section

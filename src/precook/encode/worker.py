@@ -15,7 +15,8 @@ class Worker(Protocol):
     One for texts may have `length(text)`, what a text costs, or `lengths(texts)` for many at once, so that texts of
     similar cost are encoded together; and `truncated`, how many texts it has cut to fit. One that can hand a GPU the
     next batch before the last is back has `stage(batch)`, see `Flight`; `stage`, `launch`, `land` and `lengths` are
-    then called from different threads, for different batches.
+    then called from different threads, for different batches. One that says `gives_away = True` does not touch a tree
+    any more once it has returned it, nor the memory under it: so it is kept without a copy.
     """
 
     def load(self, device: str) -> None:
@@ -35,7 +36,7 @@ class Flight(Protocol):
         """Tell the device all that it has to do, without waiting for it: `stage` did what may have to wait."""
 
     def land(self) -> list[Tree]:
-        """One tree for each item, when they are there; trees may share memory, so whoever keeps one copies it."""
+        """One tree for each item, when they are there; trees may lie side by side in one piece of memory."""
 
 
 class Sink(Protocol):

@@ -114,11 +114,11 @@ class Feed:
         """
         if number < 0:
             raise FeedError(f"epochs count from 0, not {number}")
-        start = 0
-        if self._resume is not None and self._resume[0] == number:
-            start = self._resume[1]
-        self._resume = None
         options = self.options
+        if device is not None and options.tensors != "torch":
+            raise FeedError(f"numpy arrays cannot lie on {device}", hint='feed with tensors="torch"')
+        # Until a batch is handed out, however often it is asked: somebody may only want to know how many are left.
+        start = self._resume[1] if self._resume is not None and self._resume[0] == number else 0
         return Epoch(
             self.assembly,
             self.schedule(number),
@@ -224,6 +224,7 @@ class Feed:
 
     def _stands_at(self, epoch: int, batch: int) -> None:
         self._position = (epoch, batch)
+        self._resume = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # For a DataLoader's workers: a process of its own reads, and encodes nothing.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +14,13 @@ from precook.encode.batches import BatchSize
 from precook.encode.crew import Crew
 from precook.encode.line import Hand
 from precook.encode.prepare import Job, Refused, make_units
-from precook.plan.entries import entry_of
+from precook.errors import FeedError
+from precook.plan.entries import entries_of
 from precook.plan.failures import record_failure
 from precook.plan.plan import EncoderPlan, Plan
 from precook.plan.wants import rows_with
 from precook.store.tree import Parts
+from precook.units import format_count
 from precook.values import Key
 
 _LOOK = 0.1
@@ -38,11 +42,17 @@ class Live:
         self._plan = plan
         self._hands = hands
         self._crews: dict[str, tuple[Crew, _Results]] = {}
+        self._pid = os.getpid()
 
     def make(self, encoder: str, keys: list[Key]) -> dict[Key, str]:
         """Encode and store entries: durable when it returns; why some could not be made."""
+        if os.getpid() != self._pid:
+            # The threads of a crew stay behind at a fork: nobody would ever answer.
+            hint = "build first, or let the DataLoader work without workers"
+            lacking = format_count(len(keys), "entry")
+            raise FeedError(f"{encoder}: {lacking} missing, and a worker encodes none", hint=hint)
         one = self._plan.encoders[encoder]
-        entries = [entry_of(one, row) for row in _rows_of(one, keys)]
+        entries = entries_of(one, _rows_of(one, keys))
         failed: dict[Key, _Reason] = {}
         shapes: dict[tuple[int, ...], list[Job]] = {}
         for unit in make_units(one, entries, self._plan.settings.image.rgb):
@@ -79,9 +89,13 @@ class Live:
     def close(self) -> None:
         """Unload the encoders."""
         crews, self._crews = self._crews, {}
-        for crew, results in crews.values():
-            crew.__exit__(None, None, None)
-            results.writer.close()
+        if os.getpid() != self._pid:
+            return
+        # All of them, also where one has failed and says so again here.
+        with contextlib.ExitStack() as ends:
+            for crew, results in crews.values():
+                ends.callback(results.writer.close)
+                ends.push(crew)
 
     def __enter__(self) -> Live:
         return self

@@ -79,7 +79,12 @@ def collate(items: Sequence[Item], *, collate_fn_map: object = None) -> dict[str
     """The batch of some items, as `feed.epoch` makes it."""
     feed, epoch = items[0].feed, items[0].epoch
     members = np.array([item.number for item in items], np.int64)
-    batch = feed.assembly.make(feed.schedule(epoch).items, members)
+    drawn = feed.schedule(epoch).items
+    sizes = feed.content.sizes[drawn.cuts[members]]
+    if feed.content.pictures and (sizes != sizes[0]).any():
+        hint = "give the DataLoader batch_sampler=feed.batch_sampler(epoch), which keeps sizes apart"
+        raise FeedError("the pictures of this batch have different sizes", hint=hint)
+    batch = feed.assembly.make(drawn, members)
     if batch is None:
         raise FeedError("no sample of this batch can be had", hint="feed.epoch leaves such batches out")
     return batch

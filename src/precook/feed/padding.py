@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.errors import FeedError
 from precook.feed.content import Column, Numbers
@@ -23,19 +22,20 @@ def find_axes(column: Column, places: Places, buckets: Numbers) -> dict[bytes, l
     number. Of the texts that our own encoders make, the tokens are padded always, so that a batch has its mask also
     where all texts happen to be of one length.
     """
-    there = np.flatnonzero(places.there(np.arange(len(places.keys))))
-    tables, _ = places.locate(there)
+    # One look: another thread may find entries gone, or elsewhere, at any time.
+    tables, rows = places.locate(np.arange(len(places.keys)))
+    there = np.flatnonzero(tables >= 0)
     alike: dict[bytes, list[int]] = {}
-    for number in np.unique(tables).tolist():
+    for number in np.unique(tables[there]).tolist():
         alike.setdefault(places.tables[number].table.skeleton, []).append(number)
     axes: dict[bytes, list[int | None]] = {}
     for skeleton, numbers in alike.items():
-        some = there[np.isin(tables, numbers)]
+        some = there[np.isin(tables[there], numbers)]
         leaves = places.tables[numbers[0]].table.leaves
         axes[skeleton] = [
             known
             if (known := _tokens(column, leaf)) is not None
-            else _varying(places, some, at, leaf, buckets, column.name)
+            else _varying(_shapes(places, tables[some], rows[some], at, leaf.rank), buckets[some], column.name)
             for at, leaf in enumerate(leaves)
         ]
     return axes
@@ -49,10 +49,9 @@ def _tokens(column: Column, leaf: LeafColumn) -> int | None:
     return None
 
 
-def _varying(places: Places, there: Numbers, number: int, leaf: LeafColumn, buckets: Numbers, name: str) -> int | None:
-    shapes = _shapes(places, there, number, leaf.rank)
-    order = np.argsort(buckets[there], kind="stable")
-    edges = np.flatnonzero(np.diff(buckets[there][order], prepend=-1))
+def _varying(shapes: Numbers, buckets: Numbers, name: str) -> int | None:
+    order = np.argsort(buckets, kind="stable")
+    edges = np.flatnonzero(np.diff(buckets[order], prepend=-1))
     lowest = np.minimum.reduceat(shapes[order], edges, axis=0)
     highest = np.maximum.reduceat(shapes[order], edges, axis=0)
     axes = np.flatnonzero((lowest != highest).any(axis=0)).tolist()
@@ -64,10 +63,9 @@ def _varying(places: Places, there: Numbers, number: int, leaf: LeafColumn, buck
     return axes[0] if axes else None
 
 
-def _shapes(places: Places, there: Numbers, number: int, rank: int) -> npt.NDArray[np.int64]:
+def _shapes(places: Places, tables: Numbers, rows: Numbers, number: int, rank: int) -> Numbers:
     """The shape of one leaf of each entry."""
-    shapes = np.zeros((len(there), rank), np.int64)
-    tables, rows = places.locate(there)
+    shapes = np.zeros((len(rows), rank), np.int64)
     for at in np.unique(tables).tolist():
         chosen = tables == at
         leaf = places.tables[at].table.leaves[number]

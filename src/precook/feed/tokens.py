@@ -30,6 +30,10 @@ def hf_dataset(feed: Feed, encoder: str | None) -> Any:
     arrays: dict[str, list[Any]] = {}
     for number in range(count):
         table, row = places.place(number)
+        for leaf in table.table.leaves:
+            if leaf.dtype.foreign:
+                hint = "feed.epoch gives them as torch tensors"
+                raise FeedError(f"{column.name}: datasets has no numbers of type {leaf.dtype.name}", hint=hint)
         leaves = [np.empty(leaf.row_shape(row), leaf.dtype.bits) for leaf in table.table.leaves]
         places.copy(number, leaves)
         tree = table.table.build(leaves, [])

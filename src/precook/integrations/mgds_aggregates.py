@@ -19,6 +19,7 @@ from precook.identity.digests import digest
 from precook.identity.recipe import Recipe
 from precook.sources.memory import Memory
 from precook.sources.segments import Bytes
+from precook.store.keysets import split
 from precook.store.store import Store
 from precook.values import Key
 
@@ -78,8 +79,8 @@ def load_aggregates(
     note = digest(group).bytes
     last = memory.note(_NOTES, note)
     before = _open(store, Key.from_hex(last)) if last is not None else None
-    old = {one: at for at, one in enumerate(_rows(before[0]))} if before is not None else {}
-    every = _rows(keys)
+    old = {one: at for at, one in enumerate(split(before[0]))} if before is not None else {}
+    every = split(keys)
     at = np.array([old.get(one, -1) for one in every], np.int64)
     new = np.flatnonzero(at < 0).tolist()
     rows = [fresh[every[one]] if every[one] in fresh else read(Key(every[one])) for one in new]
@@ -117,11 +118,6 @@ def _extended(
                 numbers[text] = code
         made[place] = code
     return _Column(made, found), plain
-
-
-def _rows(keys: Bytes) -> list[bytes]:
-    raw = keys.tobytes()
-    return [raw[at : at + 32] for at in range(0, len(raw), 32)]
 
 
 def _open(store: Store, key: Key) -> tuple[Bytes, Aggregates] | None:

@@ -24,6 +24,7 @@ from precook.maintain.rows import Row, Rows, find_rows, protected
 from precook.maintain.tar import BLOCK, END, make_header, padding
 from precook.report import SILENT, Reporter, Task
 from precook.store import files
+from precook.store.keysets import split
 from precook.store.packing import Entry, PackImage, build_pack, make_entry
 from precook.store.snapshots import Snapshot, SnapshotFile, read_snapshot
 from precook.store.store import Store
@@ -103,8 +104,7 @@ def export_bundle(
     content = _stripped(chosen, keep)
     keys = chosen.entry_keys()
     with protected(store, f"export of {dataset}", keys):
-        raw = keys.tobytes()
-        rows, lost = find_rows(store.workings(), [raw[at : at + 32] for at in range(0, len(raw), 32)])
+        rows, lost = find_rows(store.workings(), split(keys))
         if lost:
             raise _lost(store, dataset, lost)
         groups = _grouped(rows, pack_bytes)

@@ -11,6 +11,7 @@ from precook.errors import NoSnapshotError
 from precook.identity.canonical import canonical
 from precook.identity.digests import digest
 from precook.report import SILENT, Reporter
+from precook.store.keysets import split
 from precook.store.snapshots import read_snapshot
 from precook.store.store import Store
 from precook.store.verify import Selection, Verification
@@ -140,6 +141,5 @@ def named_keys(store: Store, dataset: str) -> set[bytes]:
         raise NoSnapshotError(store.path, dataset)
     keys: set[bytes] = set()
     for file in files:
-        raw = read_snapshot(file).all_keys().tobytes()
-        keys |= {raw[at : at + 32] for at in range(0, len(raw), 32)}
+        keys.update(split(read_snapshot(file).all_keys()))
     return keys

@@ -23,7 +23,7 @@ from precook.store.repacking import Piece
 from precook.store.store import Store
 from precook.store.sweep import unlink_doomed
 from precook.store.verify import Damage, Verification
-from precook.store.workings import Workings
+from precook.store.workings import Workings, maintaining
 from precook.values import Key
 
 
@@ -89,7 +89,7 @@ class RepairPlan:
         workings = store.workings()
         before = sum(wreck.nbytes for wreck in self.wrecks)
         after = rewritten = entries = 0
-        with report.task("repair", total=len(self.wrecks), unit="packs") as task:
+        with maintaining(workings, "repair"), report.task("repair", total=len(self.wrecks), unit="packs") as task:
             for wreck in self.wrecks:
                 dropped, kept = _replace(workings, wreck)
                 entries += dropped

@@ -22,6 +22,7 @@ from precook.maintain.rows import Row, Rows, find_rows, protected
 from precook.report import SILENT, Reporter, Task
 from precook.store import files
 from precook.store.header import Column, dump_header
+from precook.store.keysets import split
 from precook.store.pack import lanes_shape
 from precook.store.packing import Entry, leaf_names
 from precook.store.snapshots import Snapshot
@@ -159,8 +160,7 @@ def _keys_of(snapshot: Snapshot, encoder: str) -> list[bytes]:
     if encoder in content["empty_keys"]:
         columns.append(content["empty_keys"][encoder].reshape(1, 32))
     keys = np.concatenate([np.zeros((0, 32), np.uint8), *columns])
-    raw = keys[keys.any(axis=1)].tobytes()
-    return list(dict.fromkeys(raw[at : at + 32] for at in range(0, len(raw), 32)))
+    return list(dict.fromkeys(split(keys[keys.any(axis=1)])))
 
 
 def _find(store: Store, snapshot: Snapshot) -> dict[str, list[Row]]:

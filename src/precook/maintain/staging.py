@@ -17,7 +17,7 @@ from types import TracebackType
 
 from blake3 import blake3
 
-from precook.errors import LockedError
+from precook.errors import LockedError, StoreError, printable
 from precook.sources.filesystems import clock
 from precook.store import files
 from precook.store.packfile import Guard, PackFile
@@ -40,6 +40,9 @@ class Staging:
 
     def __enter__(self) -> Staging:
         with files.explained(self._root):
+            if self._home.is_symlink():
+                # What lies behind it is not ours to remove.
+                raise StoreError(self._root, f"{FOLDER} is a link", hint=f"remove it: rm {printable(self._home)}")
             self._sweep()
             while self._descriptor < 0:
                 # Made anew where somebody has removed it since: what another import has finished or refused.

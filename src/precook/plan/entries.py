@@ -18,6 +18,9 @@ from precook.values import Digest, Key
 if TYPE_CHECKING:
     from precook.plan.plan import EncoderPlan
 
+_CHUNK = 1000
+"""Rows that are made into values at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedEntry:
@@ -78,8 +81,8 @@ class Entries(Sequence[PlannedEntry]):
 
     def __iter__(self) -> Iterator[PlannedEntry]:
         for plan, rows in self._groups:
-            for row in rows.tolist():
-                yield entry_of(plan, row)
+            for at in range(0, len(rows), _CHUNK):
+                yield from entries_of(plan, rows[at : at + _CHUNK].tolist())
 
     def keys(self) -> list[Key]:
         """The keys alone."""
@@ -96,28 +99,36 @@ class Entries(Sequence[PlannedEntry]):
 
 def entry_of(plan: EncoderPlan, row: int) -> PlannedEntry:
     """A row of an encoder's plan as a value."""
+    return entries_of(plan, [row])[0]
+
+
+def entries_of(plan: EncoderPlan, rows: Sequence[int]) -> list[PlannedEntry]:
+    """Rows of an encoder's plan as values; what the entries of one sample share is looked up once."""
     wants = plan.wants
-    sample: int | None = int(wants.samples[row])
-    concept = path = None
-    if sample == NOBODY:
-        sample = None
-    else:
-        home, number = plan.samples.home(int(wants.samples[row]))
-        concept, path = home.concept.name, home.full_path(number)
-    part = int(wants.parts[row])
     text = wants.encoding.input == "text"
-    parts = read_parts(wants.rows[row])
-    return PlannedEntry(
-        encoder=wants.encoding.name,
-        key=Key(wants.keys[row].tobytes()),
-        input=Digest(parts.input),
-        sample=sample,
-        concept=concept,
-        path=path,
-        target=None if text else plan.targets[part],
-        line=part if text else None,
-        parts=parts,
-    )
+    homes: dict[int, tuple[int | None, str | None, str | None]] = {NOBODY: (None, None, None)}
+    entries = []
+    at = np.asarray(rows, np.int64)
+    for row, number, part in zip(rows, wants.samples[at].tolist(), wants.parts[at].tolist(), strict=True):
+        if number not in homes:
+            home, place = plan.samples.home(number)
+            homes[number] = (number, home.concept.name, home.full_path(place))
+        sample, concept, path = homes[number]
+        parts = read_parts(wants.rows[row])
+        entries.append(
+            PlannedEntry(
+                encoder=wants.encoding.name,
+                key=Key(wants.keys[row].tobytes()),
+                input=Digest(parts.input),
+                sample=sample,
+                concept=concept,
+                path=path,
+                target=None if text else plan.targets[part],
+                line=part if text else None,
+                parts=parts,
+            )
+        )
+    return entries
 
 
 def rows_where(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Numbers:

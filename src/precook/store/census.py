@@ -77,6 +77,10 @@ class Census:
         """Number of packs."""
         return len(self.ids)
 
+    def uses(self, pack: int) -> Numbers:
+        """When each row of a pack was last used, as it was recorded."""
+        return self._used[self._first[pack] : self._first[pack] + self.entries[pack]]
+
     def chunks(self) -> Iterator[Chunk]:
         """Every entry, a page at a time."""
         query = (
@@ -117,7 +121,7 @@ class Census:
             recipes=recipes[known],
             nbytes=nbytes[known],
             born=self.born[at],
-            used=self._used[self._first[at] + rows],
+            used=np.minimum(self._used[self._first[at] + rows], self.now),
             fresh=fresh,
         )
 
@@ -133,7 +137,7 @@ class Census:
             for at, name in enumerate(self.ids):
                 entries = int(self.entries[at])
                 times = database.read_used(db, bytes.fromhex(name), entries)
-                self._used[self._first[at] : self._first[at] + entries] = np.minimum(times, self.now)
+                self._used[self._first[at] : self._first[at] + entries] = times
 
         index.query(load)
 

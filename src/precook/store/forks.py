@@ -19,20 +19,22 @@ class Forkable(Protocol):
     def after_fork_in_child(self) -> None: ...
 
 
-_REMEMBERED: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_REMEMBERED: set[weakref.ref[Forkable]] = set()
 _FORKING: list[Forkable] = []
 """Those prepared for the fork under way, kept alive until it is over."""
 
 
 def remember(forkable: Forkable) -> None:
     """Call this object's methods around every fork for as long as it lives."""
-    _REMEMBERED.add(forkable)
+    _REMEMBERED.add(weakref.ref(forkable, _REMEMBERED.discard))
 
 
 def _before() -> None:
-    for forkable in list(_REMEMBERED):
-        forkable.before_fork()
-        _FORKING.append(forkable)
+    # Until nobody is new: while we wait for one, another thread may make another.
+    while new := [one for ref in list(_REMEMBERED) if (one := ref()) is not None and one not in _FORKING]:
+        for forkable in new:
+            forkable.before_fork()
+            _FORKING.append(forkable)
 
 
 def _in_parent() -> None:

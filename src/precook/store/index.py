@@ -317,11 +317,11 @@ class Index:
         """
         folders = {self._layout.pack(name).parent for name in packs}
         with files.explained(self._layout.root):
-            for folder in sorted(folders):
+            for folder in (*sorted(folders), self._layout.packs) if folders else ():
+                # Somebody may have removed it by hand, with all that was in it.
                 with contextlib.suppress(FileNotFoundError):
                     files.sync_directory(folder)
             if folders:
-                files.sync_directory(self._layout.packs)
                 files.sync_directory(self._layout.root)
 
     def sweep(self) -> None:

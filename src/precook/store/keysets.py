@@ -1,4 +1,4 @@
-"""Sets of keys, large ones: the first eight bytes of each, in order.
+"""Keys in bulk, and large sets of them: the first eight bytes of each, in order.
 
 Keys are digests, so two of a million that begin alike are a matter of one in ten million. Where it happens, one entry
 counts as in the set that is not: sets say what must stay, and one too many stays.
@@ -13,6 +13,12 @@ import numpy.typing as npt
 
 KeySet = npt.NDArray[np.uint64]
 """Beginnings of keys, in order, each once."""
+
+
+def split(keys: npt.NDArray[np.uint8]) -> list[bytes]:
+    """Each key by itself, of many that stand one per row of 32 bytes."""
+    raw = keys.tobytes()
+    return [raw[at : at + 32] for at in range(0, len(raw), 32)]
 
 
 def beginnings(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:

@@ -17,6 +17,7 @@ import secrets
 import socket
 import stat
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ class Lease:
         self._index = index
         self._seen: set[bytes] = set()
         self._descriptor = -1
+        self._end: weakref.finalize[[int, Path], Lease] | None = None
         self.id = secrets.token_hex(16)
         self.keys = 0
         """How many keys were given to it."""
@@ -73,7 +75,10 @@ class Lease:
             with index.exclusive(), files.explained(layout.root):
                 sweep_leases(layout)
                 self._descriptor = self._create(purpose)
-            forks.remember(self)
+                # Also where nobody closes it: when it is forgotten, and at the end of the process.
+                self._end = weakref.finalize(self, _let_go, self._descriptor, self.path)
+                # Still under the lock that a fork waits for: no child gets the descriptor without being told.
+                forks.remember(self)
 
     @property
     def protects(self) -> bool:
@@ -122,13 +127,9 @@ class Lease:
 
     def close(self) -> None:
         """Let go."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            # The name first: nobody then finds a file without a holder. One that is left is removed by whoever does.
-            with contextlib.suppress(OSError):
-                if os.fstat(descriptor).st_nlink:
-                    self.path.unlink()
-            os.close(descriptor)
+        self._descriptor = -1
+        if self._end is not None:
+            self._end()
 
     def before_fork(self) -> None:
         """Nothing to prepare."""
@@ -139,7 +140,7 @@ class Lease:
     def after_fork_in_child(self) -> None:
         """Let go of the lock here: a worker that outlives its builder must not keep its lease alive."""
         descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
+        if self._end is not None and self._end.detach() is not None:
             os.close(descriptor)
 
     def __enter__(self) -> Lease:
@@ -149,10 +150,6 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
-            self.close()
 
     def _create(self, purpose: str) -> int:
         """The file, locked before anybody else can take it for one of the dead: they look under the store's lock."""
@@ -251,3 +248,11 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError as error:
         reason = f"this file system has no locks: {error.strerror}"
         raise LockedError(path, reason, hint=_NO_LOCKS) from error
+
+
+def _let_go(descriptor: int, path: Path) -> None:
+    # The name first: nobody then finds a file without a holder. One that is left is removed by whoever does.
+    with contextlib.suppress(OSError):
+        if os.fstat(descriptor).st_nlink:
+            path.unlink()
+    os.close(descriptor)

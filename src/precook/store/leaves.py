@@ -39,9 +39,14 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
 
-def read_leaf(value: Any, where: str) -> Leaf:
-    """A copy of a tensor, or a `TreeError` that says why it cannot be stored."""
-    leaf = _from_numpy(value, where) if isinstance(value, np.ndarray) else _from_torch(value, where)
+def read_leaf(value: Any, where: str, *, copy: bool = True) -> Leaf:
+    """A copy of a tensor, or a `TreeError` that says why it cannot be stored.
+
+    Without `copy` it may share the tensor's memory, which then must not be written to any more.
+    """
+    leaf = (
+        _from_numpy(value, where, copy=copy) if isinstance(value, np.ndarray) else _from_torch(value, where, copy=copy)
+    )
     if len(leaf.shape) > MAX_RANK:
         raise TreeError(where, f"a tensor of {len(leaf.shape)} dimensions; at most {MAX_RANK} can be stored")
     size = leaf.dtype.size
@@ -68,7 +73,7 @@ def converter(dtype: DType, library: Library) -> Callable[[npt.NDArray[Any]], An
     return lambda array: array.view(numpy_type)
 
 
-def _from_numpy(array: npt.NDArray[Any], where: str) -> Leaf:
+def _from_numpy(array: npt.NDArray[Any], where: str, *, copy: bool) -> Leaf:
     if type(array) is not np.ndarray:
         name = type(array).__qualname__
         raise TreeError(where, f"a numpy {name} would come back as an ndarray", hint="give numpy.asarray(it)")
@@ -77,11 +82,10 @@ def _from_numpy(array: npt.NDArray[Any], where: str) -> Leaf:
         raise TreeError(
             where, f"numpy arrays of type {array.dtype} cannot be stored", hint="convert it with .astype(...)"
         )
-    data = np.array(array, order="C", copy=True).reshape(-1).view(np.uint8)
-    return Leaf(dtype, "numpy", array.shape, data)
+    return Leaf(dtype, "numpy", array.shape, _flat(array, copy=copy))
 
 
-def _from_torch(tensor: Any, where: str) -> Leaf:
+def _from_torch(tensor: Any, where: str, *, copy: bool) -> Leaf:
     torch = load_torch()
     if type(tensor) is not torch.Tensor:
         name = type(tensor).__qualname__
@@ -98,8 +102,12 @@ def _from_torch(tensor: Any, where: str) -> Leaf:
     if dtype.foreign:
         host = host.view(torch.uint8 if dtype.size == 1 else torch.int16)
     # Copied by numpy, in this thread: torch shares the work out to threads that then wait for each other.
-    data = np.array(host.numpy(force=True), order="C", copy=True).reshape(-1).view(np.uint8)
-    return Leaf(dtype, "torch", tuple(tensor.shape), data)
+    return Leaf(dtype, "torch", tuple(tensor.shape), _flat(host.numpy(force=True), copy=copy))
+
+
+def _flat(array: npt.NDArray[Any], *, copy: bool) -> Bytes:
+    whole = np.array(array, order="C", copy=True) if copy else np.ascontiguousarray(array)
+    return whole.reshape(-1).view(np.uint8)
 
 
 def has_nan(leaf: Leaf) -> bool:

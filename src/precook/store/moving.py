@@ -19,6 +19,7 @@ from precook.errors import DamagedEntryError, NoSpaceError
 from precook.sources.filesystems import clock
 from precook.store import database, files
 from precook.store.index import Place
+from precook.store.keysets import split
 from precook.store.packfile import PackFile, RowDamagedError, damage_reason
 from precook.store.repacking import Piece, Repack, Rows, repack
 from precook.store.syncpoints import syncpoint
@@ -147,5 +148,4 @@ def _add_moved(db: sqlite3.Connection, image: Repack, old: dict[str, PackFile]) 
 
 def _keys(pack: PackFile) -> list[bytes]:
     """The key of every row."""
-    raw = b"".join(table.keys.tobytes() for table in pack.head.tables)
-    return [raw[at : at + 32] for at in range(0, len(raw), 32)]
+    return split(np.concatenate([table.keys for table in pack.head.tables]))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, StoreError
 from precook.store.index import Index, Place
-from precook.store.keysets import beginnings
+from precook.store.keysets import beginnings, keyset
 from precook.store.layout import Layout
 from precook.store.lazy import LazyTensor
 from precook.store.leaves import Library
@@ -50,6 +50,8 @@ _GIVEN = 1 << 30
 """Bytes handed out before private mappings are let go: a bound on what tensors that were written to keep in memory."""
 _READ_AHEAD = 64 << 20
 """Bytes announced to the system before a bulk read."""
+_TOUCHES = 1000
+"""Lists of what was used that are kept apart before they become one."""
 _ATTEMPTS = 3
 """How often a place is looked up when the index turns out to be behind."""
 
@@ -173,6 +175,7 @@ class Reader:
                 return None
             table, row = place
             try:
+                table.used[row] = USED
                 if not table.checked[row] or self._verify is False:
                     table.read(row, check=True)
                 return bytes(table.table.checksums[row])
@@ -366,6 +369,8 @@ class Reader:
         """A pack is gone, its entries perhaps moved to another: forget it and ask the index again."""
         with self._lock:
             self._drop(table.pack.head.id)
+            # Also where it had been forgotten already, while a thread was about to remember a place in it.
+            self._forget_places(table.pack)
         index.refresh()
 
     def take_uses(self) -> Marks:
@@ -373,9 +378,12 @@ class Reader:
         with self._lock:
             marks, self._uses = self._uses, {}
             for name, pack in self._packs.items():
-                _mark(marks, name, _bits(pack, USED))
-                for table in pack.tables:
-                    table.used[:] = table.used.replace(bytes([USED]), bytes([RECORDED]))
+                used = [np.frombuffer(table.used, np.uint8) for table in pack.tables]
+                # What is marked and nothing else: meanwhile other threads mark more.
+                seen = [states == USED for states in used]
+                for states, rows in zip(used, seen, strict=True):
+                    states[rows] = RECORDED
+                _mark(marks, name, np.concatenate(seen))
             return marks
 
     def give_back(self, marks: Marks) -> None:
@@ -407,9 +415,14 @@ class Reader:
         if pack is not None:
             _mark(self._uses, name, _bits(pack, USED))
             self._touched.append(_touched(pack))
+            if len(self._touched) > _TOUCHES:
+                self._touched = [keyset(self._touched)]
             self._head_bytes -= pack.head.nbytes
-            for key in pack.placed:
-                self._places.pop(key, None)
+            self._forget_places(pack)
+
+    def _forget_places(self, pack: PackFile) -> None:
+        for key in pack.placed:
+            self._places.pop(key, None)
 
     def _note_bad_pack(self, name: str, error: Exception) -> None:
         path = self._layout.pack(name)

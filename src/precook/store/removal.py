@@ -18,7 +18,7 @@ from precook.errors import DamagedPackError, NoSpaceError
 from precook.report import SILENT, Reporter
 from precook.store import database
 from precook.store.census import Census, Chunk
-from precook.store.keysets import KeySet, among, beginnings
+from precook.store.keysets import KeySet, among, beginnings, split
 from precook.store.moving import live_rows, move
 from precook.store.protection import Protection, Protector
 from precook.store.repacking import Piece
@@ -195,13 +195,12 @@ class _Execution:
                 here = np.flatnonzero(batch["pack"] == pack)
                 keep = needed[here]
                 if self._plan._mind_uses:  # noqa: SLF001
-                    used = database.read_used(db, name, int(self._census.entries[pack]))
-                    keep |= used[batch["row"][here]] > self._census.now
+                    # By the record, not by the clock, which stands still for milliseconds.
+                    seen = self._census.uses(pack)
+                    keep |= (database.read_used(db, name, len(seen)) != seen)[batch["row"][here]]
                 spared += int(keep.sum())
                 here = here[~keep]
-                raw = batch["key"][here].tobytes()
-                keys = [raw[32 * i : 32 * i + 32] for i in range(len(here))]
-                gone = here[database.drop(db, name, keys, batch["row"][here])]
+                gone = here[database.drop(db, name, split(batch["key"][here]), batch["row"][here])]
                 gone = gone[batch["fresh"][gone]]
                 entries += len(gone)
                 nbytes += int(batch["nbytes"][gone].sum())

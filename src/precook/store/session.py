@@ -6,6 +6,7 @@ anybody can remove it, and room is made where the store may take only so much.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 from precook.errors import StoreFullError
@@ -21,6 +22,8 @@ from precook.units import format_size
 
 _SLACK = 10
 """Where entries are evicted, so that a tenth of the store is free after: each time costs a look at all of them."""
+_ATTEMPTS = 3
+"""How often room is looked for."""
 
 
 class Session:
@@ -33,18 +36,19 @@ class Session:
         self._workings = workings
         self._reader = reader
         self._uses = Uses(layout)
-        self._leases: list[Lease] = []
+        self._leases: list[weakref.ref[Lease]] = []
+        """Not kept alive: a lease that its holder has dropped ends."""
         self.max_bytes = max_bytes
 
     def lease(self, index: Index | None, purpose: str) -> Lease:
         """A lease that ends with the session at the latest."""
         lease = Lease(self._layout, index, purpose)
-        self._leases = [*(other for other in self._leases if other.protects), lease]
+        self._leases = [*(other for other in self._leases if other() is not None), weakref.ref(lease)]
         return lease
 
     def check(self) -> None:
         """Stop where a lease of ours was broken, while this machine slept perhaps: what it protected may be gone."""
-        for lease in self._leases:
+        for lease in self._held():
             if lease.protects:
                 lease.check()
 
@@ -74,22 +78,33 @@ class Session:
             return
         workings = self._workings()
         target = self.max_bytes - nbytes
-        if workings.index.pack_bytes() <= target:
-            return
-        touched = self._reader.touched()
-        plan = plan_eviction(workings, max(0, target - self.max_bytes // _SLACK), touched=touched)
-        if plan.size_after > max(0, target - self.max_bytes // _SLACK) and plan.size_after <= target:
-            # The slack is not to be had: no more goes than must.
-            plan = plan_eviction(workings, target, touched=touched)
-        if plan.size_after > target:
-            taken, asked = format_size(plan.size_after), format_size(nbytes)
+        least = max(0, target - self.max_bytes // _SLACK)
+        # More than once: what was to go may be spared, because others have come to need it, and they write, too.
+        for _ in range(_ATTEMPTS):
+            size = workings.index.pack_bytes()
+            if size <= target:
+                return
+            touched = self._reader.touched()
+            plan = plan_eviction(workings, least, touched=touched)
+            if least < plan.size_after <= target:
+                # The slack is not to be had: no more goes than must.
+                plan = plan_eviction(workings, target, touched=touched)
+            size = plan.size_after
+            if size > target:
+                break
+            plan.execute(SILENT)
+            size = workings.index.pack_bytes()
+        if size > target:
+            taken, asked = format_size(size), format_size(nbytes)
             message = f"max_bytes is {format_size(self.max_bytes)}: {taken} are protected and {asked} are to be written"
             raise StoreFullError(self._layout.root, message)
-        plan.execute(SILENT)
 
     def close(self, index: Index | None) -> None:
         """Let go of the leases and write down what was used."""
-        for lease in self._leases:
+        for lease in self._held():
             lease.close()
         if index is not None:
             self.record(index, now=True)
+
+    def _held(self) -> list[Lease]:
+        return [lease for one in self._leases if (lease := one()) is not None]

@@ -27,6 +27,7 @@ from precook.store import database, files, forks
 from precook.store.cached import Cached
 from precook.store.claims import Claims
 from precook.store.index import EntryRow, Index
+from precook.store.keysets import split
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
 from precook.store.leases import Holder, Lease, break_lease, live_leases
 from precook.store.located import Located
@@ -251,8 +252,7 @@ class Store:
         index = self._ready()
         if index is None or not len(keys):
             return np.zeros(len(keys), bool)
-        raw = keys.tobytes()
-        wanted = [raw[at : at + 32] for at in range(0, len(raw), 32)]
+        wanted = split(keys)
         found = self._present(index, wanted)
         return np.fromiter((key in found for key in wanted), bool, len(wanted))
 

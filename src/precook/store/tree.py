@@ -55,7 +55,8 @@ class _Mixed:
 class _Taker:
     """Takes one tree apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, copy: bool) -> None:
+        self._copy = copy
         self.leaves: list[Leaf] = []
         self.paths: list[str] = []
         self.values: list[JsonValue] = []
@@ -70,7 +71,7 @@ class _Taker:
             parts = [self.take(item, (*path, i)) for i, item in enumerate(node)]
             return self._join(parts, lambda forms: {"$tuple": forms} if kind is tuple else forms)
         if is_tensor(node):
-            self.leaves.append(read_leaf(node, _where(path)))
+            self.leaves.append(read_leaf(node, _where(path), copy=self._copy))
             self.paths.append(".".join(map(str, path)))
             return _Mixed({"$tensor": len(self.leaves) - 1})
         if kind in (type(None), bool, int, float, str, bytes):
@@ -98,9 +99,12 @@ class _Taker:
         return {"$plain": len(self.values) - 1}
 
 
-def take_apart(tree: Tree) -> Parts:
-    """Take a tree apart, copying its tensors; a part that cannot be stored is named in a `TreeError`."""
-    taker = _Taker()
+def take_apart(tree: Tree, *, copy: bool = True) -> Parts:
+    """Take a tree apart, copying its tensors; a part that cannot be stored is named in a `TreeError`.
+
+    Without `copy`, tensors that lie in one piece keep their memory, and nobody may write to it any more.
+    """
+    taker = _Taker(copy=copy)
     nesting = taker.place(taker.take(tree, ()))
     leaves = [[leaf.dtype.name, len(leaf.shape), leaf.library] for leaf in taker.leaves]
     return Parts(

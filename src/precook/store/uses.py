@@ -25,6 +25,8 @@ _log = logging.getLogger("precook")
 
 PERIOD = 300.0
 """Seconds between two records of a store that stays open."""
+_MOMENT = 10**9
+"""Nanoseconds, more than between two ticks of any clock: a time that lies further ahead was set wrongly."""
 _PATIENCE = 5.0
 """Seconds to wait for the lock: a record may be late."""
 
@@ -46,6 +48,8 @@ class Uses:
 
     def record(self, index: Index, marks: Marks) -> bool:
         """Record that these rows were used just now; whether that could be done."""
+        # Also where it cannot: who reads must not wait for the lock at every step.
+        self._recorded = time.monotonic()
         try:
             with index.exclusive(patience=_PATIENCE) if marks else contextlib.nullcontext():
                 self.write(index, marks)
@@ -68,7 +72,9 @@ class Uses:
             for name, used in marks.items():
                 pack = bytes.fromhex(name)
                 times = database.read_used(db, pack, len(used))
-                times[used] = now
+                # Every use changes the record, also two at what the clock calls one moment.
+                same = (times >= now) & (times < now + _MOMENT)
+                times[used] = np.where(same, times + 1, now)[used]
                 # A pack that is gone by now would leave a row that nobody removes.
                 if db.execute("SELECT 1 FROM pack WHERE id = ?", (pack,)).fetchone():
                     database.write_used(db, pack, times)

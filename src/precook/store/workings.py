@@ -55,6 +55,9 @@ class Workings:
 
     def adopt(self, staged: Path, pack: PackFile) -> None:
         """Make a pack that lies durable on the same disk part of the store; nobody else may know of it yet."""
+        if self.upkeep is not None:
+            self.upkeep.check()
+            self.upkeep.make_room(pack.nbytes)
         path = self.layout.pack(pack.head.id)
         with files.explained(self.layout.root):
             self.directories.make(self.layout.packs)
