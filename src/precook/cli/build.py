@@ -14,10 +14,11 @@ from typing import Any
 from precook.cli import output
 from precook.cli.output import Column
 from precook.cli.plan import counts_document
-from precook.cli.processes import Others, Stop, bound, shared_cores, summed, written
+from precook.cli.processes import Others, Stop, bound, shared_cores
 from precook.cli.progress import build_reporter
 from precook.cli.projects import open_project
 from precook.cli.stopping import INTERRUPTED, interrupted_by_sigterm, stopping
+from precook.cli.summing import read, summed, written
 from precook.encode.build import BuildReport, default_threads
 from precook.errors import EncodeError, printable
 from precook.plan.entries import Failure
@@ -161,7 +162,8 @@ def _build(plan: Plan, asked: Asked, stop: Stop, reporter: Reporter) -> tuple[Bu
         lost = others.lost
         if lost and asked.fail_fast:
             raise EncodeError(lost[0], hint="without --fail-fast the others go on")
-        return summed(plan, own, others.reports, retry_failed=asked.retry_failed), lost
+        reports = [read(answer) for answer in others.answers]
+        return summed(plan, own, reports, retry_failed=asked.retry_failed), lost
 
 
 def _wanted(plan: Plan, asked: Asked) -> dict[str, int]:

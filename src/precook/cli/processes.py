@@ -2,13 +2,11 @@
 
 A process of ours is bound by its stdin, which nobody but the first process holds the other end of. A byte asks it to
 finish what it is at, as a signal would; when the other end closes after that it ends at once, and when the other end
-closes unasked, because the first process was killed, it finishes what it is at. It answers on stdout, once.
+closes unasked, because the first process was killed, it finishes what it is at. It answers on stdout, one line.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -22,10 +20,6 @@ from types import TracebackType
 from typing import IO
 
 from precook.cli.stopping import INTERRUPTED
-from precook.encode.build import BuildReport
-from precook.plan.entries import Failure
-from precook.plan.plan import Plan
-from precook.values import Key
 
 _WELL = (0, 3, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
 """How a process ends that was not lost: a signal may come before it listens."""
@@ -133,10 +127,10 @@ class Others:
             one.close()
 
     @property
-    def reports(self) -> list[BuildReport]:
-        """What those that came to their end have done."""
+    def answers(self) -> list[bytes]:
+        """What those have answered that came to their end."""
         found = (one.answer() for one in self._processes)
-        return [_read(answer) for answer in found if answer]
+        return [answer for answer in found if answer.endswith(b"\n")]
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -225,57 +219,3 @@ def _listen(line: int, stop: threading.Event) -> None:
         os.read(line, 1)
         # Nothing is tidied up: whatever a store holds is valid at every moment.
         os._exit(INTERRUPTED)
-
-
-def written(report: BuildReport) -> str:
-    """A report as a process answers it."""
-    failed = [{**dataclasses.asdict(one), "key": one.key and one.key.hex} for one in report.failed]
-    return json.dumps({**dataclasses.asdict(report), "failed": failed})
-
-
-def _read(answer: bytes) -> BuildReport:
-    document = json.loads(answer)
-    failed = tuple(Failure(**{**one, "key": one["key"] and Key.from_hex(one["key"])}) for one in document["failed"])
-    return BuildReport(**{**document, "failed": failed})
-
-
-def summed(plan: Plan, own: BuildReport, others: Sequence[BuildReport], *, retry_failed: bool) -> BuildReport:
-    """One report for processes that built a plan together; `own` is that of the first of them."""
-    reports = [own, *others]
-    encoded, truncated = (
-        {name: sum(getattr(one, field).get(name, 0) for one in reports) for name in plan.encoders}
-        for field in ("encoded", "truncated")
-    )
-    failed = _failed(plan, reports)
-    return dataclasses.replace(
-        own,
-        encoded=encoded,
-        # What the others made, the first process found there.
-        reused={
-            name: max(len(one.ready), own.reused[name] - encoded[name] + own.encoded[name])
-            for name, one in plan.encoders.items()
-        },
-        failed=failed,
-        left=_left(plan, failed, retry_failed=retry_failed) if own.stopped else own.left,
-        truncated=truncated,
-        bytes=sum(one.bytes for one in reports),
-        peak_memory=sum(one.peak_memory for one in reports),
-    )
-
-
-def _failed(plan: Plan, reports: Sequence[BuildReport]) -> tuple[Failure, ...]:
-    """What failed, once each; but not what failed for one process and was made by another."""
-    found = {(one.encoder, one.key or (one.concept, one.path)): one for report in reports for one in report.failed}
-    missing = set(plan.store.missing([one.key for one in found.values() if one.key is not None]))
-    return tuple(one for one in found.values() if one.key is None or one.key in missing)
-
-
-def _left(plan: Plan, failed: Sequence[Failure], *, retry_failed: bool) -> int:
-    """How many entries nobody has made or tried."""
-    tried = {(one.encoder, one.key) for one in failed}
-    left = 0
-    for name, one in plan.encoders.items():
-        rows = [*one.missing.tolist(), *(one.failures if retry_failed else ())]
-        keys = [Key(key.tobytes()) for key in one.wants.keys[rows]]
-        left += sum((name, key) not in tried for key in plan.store.missing(keys))
-    return left

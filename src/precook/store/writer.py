@@ -176,24 +176,13 @@ class Writer:
         """Return when everything put so far is durable."""
         self._check_process()
         with self._changed:
-            number = self._hurry()
+            self._check_usable()
+            number = self._group.number if self._group.entries else self._group.number - 1
+            self._wanted = max(self._wanted, number)
+            self._changed.notify_all()
             while self._group.number <= number or (self._committing is not None and self._committing.number <= number):
                 self._changed.wait()
                 self._check_usable()
-
-    def hurry(self) -> None:
-        """Have everything put so far made durable without waiting for more, or for it."""
-        self._check_process()
-        with self._changed:
-            self._hurry()
-
-    def _hurry(self) -> int:
-        """The number of the last group that is to be durable."""
-        self._check_usable()
-        number = self._group.number if self._group.entries else self._group.number - 1
-        self._wanted = max(self._wanted, number)
-        self._changed.notify_all()
-        return number
 
     def close(self) -> None:
         """Flush, and refuse anything after."""
