@@ -121,8 +121,14 @@ def assembly(run: Run) -> Section:
         rate = len(samples) / measure.median(feeds)
         ratio = measure.median_ratio(floors, feeds)
         section.rows.append([f"precook, threads=2 (the default), {label}", rate * size / GB, rate, ratio])
+    floors, copies = _from_file(run.folder / "rows", rows, passes=2 * run.repeats + 1)
+    rate = len(samples) / measure.median(copies)
+    section.rows.append(
+        ["the same copy, one thread, from a mapped file", rate * size / GB, rate, measure.median_ratio(floors, copies)]
+    )
     section.notes.append(
-        "memcpy: np.copyto of the same rows in the same order, from arrays in memory into buffers that are kept; the "
+        "memcpy: np.copyto of the same rows in the same order, from arrays in memory into buffers that are kept; "
+        "from a mapped file: what the system's page cache gives to anybody; the "
         f"feed's batches also carry sample, concept, caption and weight. Median of {len(floors)} passes."
     )
     return section
@@ -178,6 +184,32 @@ def _in_turn(way: FeedWay, rows: dict[str, list[Any]], *, passes: int) -> tuple[
     finally:
         way.close()
     return floors, feeds
+
+
+def _from_file(path: Path, rows: dict[str, list[Any]], *, passes: int) -> tuple[list[float], list[float]]:
+    """Seconds to copy all rows at random, from memory and from a mapped file that the system holds in memory."""
+    with path.open("wb") as file:
+        for column in rows.values():
+            for row in column:
+                file.write(row.data)
+    mapped: dict[str, list[Any]] = {}
+    begin = 0
+    for name, column in rows.items():
+        shape, dtype = (len(column), *column[0].shape), column[0].dtype
+        mapped[name] = list(np.memmap(path, dtype, "r", begin, shape))
+        begin += sum(row.nbytes for row in column)
+    order = np.random.default_rng(0).permutation(len(next(iter(rows.values())))).tolist()
+    size = BATCH["large"]
+    batches = [order[at : at + size] for at in range(0, len(order) - size + 1, size)]
+    kept = _buffers(rows)
+    floors, copies = [], []
+    for number in range(passes + 1):
+        for source, times in ((rows, floors), (mapped, copies)):
+            taken = measure.seconds(lambda: [_copy(source, chosen, kept) for chosen in batches])  # noqa: B023
+            if number:  # the first one maps the pages
+                times.append(taken * len(order) / (size * len(batches)))
+    path.unlink()
+    return floors, copies
 
 
 def _buffers(rows: dict[str, list[Any]]) -> dict[str, Any]:

@@ -118,8 +118,8 @@ def test_a_limit_below_the_special_tokens_is_refused_at_load(folder: Path) -> No
 
 def test_the_pad_id_is_the_tokenizers(folder: Path, tmp_path: Path) -> None:
     """What a batch is padded with; a tokenizer without a pad token says so."""
-    assert loaded(folder).pad_id == 0
-    assert loaded(save_tokenizer(tmp_path, pad_token=None)).pad_id is None
+    assert loaded(folder).find_pad_id() == 0
+    assert loaded(save_tokenizer(tmp_path, pad_token=None)).find_pad_id() is None
 
 
 def test_no_weights_are_needed(folder: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_pad_id_other_than_zero_is_used(tmp_path: Path) -> None:
     assert set(ids[~mask].tolist()) == {tokenizer.pad_token_id}
     owner = project(tmp_path, encoders={"tokens": {"uses": "transformers-tokens", "model": str(none)}})
     owner.build()
-    with pytest.raises(precook.FeedError, match="the tokenizer has no pad token"):
+    with pytest.raises(precook.FeedError, match="the tokenizer has no pad token that is known"):
         list(owner.feed(batch_size=4).epoch(0))
     (batch,) = owner.feed(batch_size=4, pad={"tokens": "list"}).epoch(0)
     assert len(batch["tokens"]["input_ids"]) == 4

@@ -129,10 +129,9 @@ class TokensEncoder:
             check_limit(tokenizer, self._limit, self._folder)
         self._tokenizer = tokenizer
 
-    @property
-    def pad_id(self) -> int | None:
-        """What `input_ids` are padded with in a batch; None where the tokenizer has no pad token."""
-        pads = self._loaded.pads
+    def find_pad_id(self) -> int | None:
+        """What `input_ids` are padded with in a batch; None where the tokenizer has no pad token. Nothing is loaded."""
+        pads = Tokenizer(self._folder).pads
         return None if pads is None else pads["input_ids"]
 
     def lengths(self, texts: list[str]) -> list[int]:

@@ -98,8 +98,12 @@ class Collator:
         if self.column.kind != "transformers-tokens" or number:
             return 0
         if self.column.pad is None:
-            hint = f'give its tokenizer a pad token, or ask for them as they are: pad={{"{self.column.name}": "list"}}'
-            raise FeedError(f"{self.column.name}: the tokenizer has no pad token", hint=hint)
+            # Or transformers was not there to tell when the samples were frozen.
+            hint = (
+                "give its tokenizer a pad token and build where transformers is installed, "
+                f'or ask for them as they are: pad={{"{self.column.name}": "list"}}'
+            )
+            raise FeedError(f"{self.column.name}: the tokenizer has no pad token that is known", hint=hint)
         return self.column.pad
 
     def _named(self, tree: Any) -> dict[str, Any]:
