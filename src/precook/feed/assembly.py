@@ -61,8 +61,8 @@ class Assembly:
         self._maker = maker
         self._lock = threading.Lock()
         self._named: set[bytes] = set()
-        self._given_up: set[bytes] = set()
-        """Entries that cannot be had, whatever is tried."""
+        self._given_up: dict[bytes, str] = {}
+        """Entries that cannot be had, whatever is tried, and why."""
         self._collators: dict[str, Collator] = {}
         _, buckets = np.unique(content.sizes[:, 0] << 32 | content.sizes[:, 1], return_inverse=True)
         for column in content.columns:
@@ -137,8 +137,9 @@ class Assembly:
             if self._on_missing == "encode":
                 self._encode(collator, lacking)
             there = places.there(rows) | ~places.keys[rows].any(axis=1)
-            for member in members[~there].tolist():
-                self._leave_out(int(items.samples[member]), column.name)
+            for member, row in zip(members[~there].tolist(), rows[~there].tolist(), strict=True):
+                reason = self._given_up.get(places.keys[row].tobytes(), "it is not in the store")
+                self._leave_out(int(items.samples[member]), f"{column.name}: {reason}")
             members = members[there]
         return members
 
@@ -155,17 +156,17 @@ class Assembly:
             wanted = {places.keys[row].tobytes(): row for row in rows[~places.there(rows)].tolist()}
             keys = [Key(key) for key in wanted if key not in self._given_up]
             failed = self._maker.make(column.name, keys) if keys else {}
-            self._given_up |= {key.bytes for key in failed}
+            self._given_up |= {key.bytes: reason for key, reason in failed.items()}
             places.look_again(np.array(list(wanted.values()), np.int64))
             collator.look()
 
-    def _leave_out(self, sample: int, encoder: str) -> None:
+    def _leave_out(self, sample: int, reason: str) -> None:
         name = self.content.ids[sample].tobytes()
         with self._lock:
             known = name in self._named
             self._named.add(name)
         if not known:
-            _log.warning("sample %s is left out: it has no %s", self.content.sample_id(sample), encoder)
+            _log.warning("sample %s is left out: %s", self.content.sample_id(sample), reason)
 
     def _tell(self, error: MissingEntryError) -> None:
         with self._lock:
