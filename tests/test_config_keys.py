@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,23 @@ def test_every_field_is_walked() -> None:
 
 
 _SECTIONS = ("concepts", "image", "text", "encoders")
+
+
+def test_weights_that_an_index_names_count_whatever_they_are_called(tmp_path: Path) -> None:
+    """A shard with the name of a variant that is usually left alone is loaded where an index names it: so it counts."""
+    picture(tmp_path / "data/a.png", 1)
+    folder = vae_folder(tmp_path / "models/vae")
+    weights, variant = (folder / f"diffusion_pytorch_model{kind}.safetensors" for kind in ("", ".fp16"))
+    shutil.copy(weights, variant)
+    encoders = {"latent": BASE["encoders"]["latent"]}
+    keys = [keys_of(tmp_path, {"encoders": encoders})]
+    variant.write_bytes(variant.read_bytes() + b" ")
+    keys.append(keys_of(tmp_path, {"encoders": encoders}))
+    assert keys[0] == keys[1], "nobody loads it"
+    weights.unlink()
+    index = {"metadata": {}, "weight_map": {"encoder.conv_in.weight": variant.name}}
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    keys.append(keys_of(tmp_path, {"encoders": encoders}))
+    variant.write_bytes(variant.read_bytes() + b" ")
+    keys.append(keys_of(tmp_path, {"encoders": encoders}))
+    assert keys[2] != keys[3]

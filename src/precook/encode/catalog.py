@@ -7,6 +7,7 @@ matter, the version of our own code. Where a model lies, on which device and in 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,7 +125,7 @@ def _files(where: tuple[str, ...], folder: Path, uses: str, digest_of: DigestOf,
         hint = "relative paths start at the config file's folder; for a model of the hub set revision, such as main"
         raise origin.error(where, f"no such model: {folder}", hint=hint)
     try:
-        found = identify_path(folder, digest_of=digest_of, counts=_COUNTS.get(uses, lambda name: not is_unused(name)))
+        found = identify_path(folder, digest_of=digest_of, counts=_COUNTS.get(uses) or _loadable(folder))
         if uses not in _COUNTS or not isinstance(found, dict):
             return found
         # Where its own files do not name a class, transformers takes the one that belongs to the model's config.
@@ -132,6 +133,17 @@ def _files(where: tuple[str, ...], folder: Path, uses: str, digest_of: DigestOf,
         return {**found, "chosen_by": {field: config[field] for field in _CHOOSING if field in config}}
     except (EncodeError, IdentityError, SourceError) as error:
         raise origin.error(where, error.message, hint=error.hint) from error
+
+
+def _loadable(folder: Path) -> Callable[[str], bool]:
+    """Which files of a model may be loaded: those in a form that we load, and whatever an index names as a shard."""
+    shards: set[object] = set()
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            shards |= set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue  # not an index: whoever loads the model says so
+    return lambda name: name in shards or not is_unused(name)
 
 
 def make_worker(encoder: str, one: EncoderSection | Encoder, base: Path, origin: Origin) -> Worker:
