@@ -184,17 +184,7 @@ def _pipeline(base: Path, folder: Path, options: argparse.Namespace, theirs: Any
         cache = parts.DiskCache(
             cache_dir=str(base / "ours"), **names, **group, source_path_in_name="image_path", report=SILENT
         )
-    collect = parts.CollectPaths(
-        concept_in_name="concept",
-        path_in_name="path",
-        include_subdirectories_in_name="concept.include_subdirectories",
-        enabled_in_name="enabled",
-        path_out_name="image_path",
-        concept_out_name="concept",
-        extensions=[".png"],
-        include_postfix=None,
-        exclude_postfix=[],
-    )
+    collect = parts.collect_pictures(but=())
     modules = [collect, encoder, cache, parts.OutputPipelineModule(names=["latent_image"])]
     state = parts.PipelineState(2)
     data = parts.MGDS(torch.device("cpu"), [parts.concept(folder, name="data")], {}, modules, batch_size=1, state=state)

@@ -52,6 +52,16 @@ def recipe() -> precook.Recipe:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: beside other tests, two that wait for each other are many times slower than one."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of a few MiB."""
     if os.geteuid() != 0:

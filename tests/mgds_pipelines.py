@@ -53,6 +53,21 @@ IMAGE_GROUP = ["concept.path", "concept.seed", "concept.include_subdirectories",
 TEXT_GROUP = ["concept.path", "concept.seed", "concept.include_subdirectories", "concept.text"]
 
 
+def collect_pictures(*, but: tuple[str, ...] = ("-masklabel",)) -> CollectPaths:
+    """The pictures of every concept, without those whose names end so."""
+    return CollectPaths(
+        concept_in_name="concept",
+        path_in_name="path",
+        include_subdirectories_in_name="concept.include_subdirectories",
+        enabled_in_name="enabled",
+        path_out_name="image_path",
+        concept_out_name="concept",
+        extensions=[".png"],
+        include_postfix=None,
+        exclude_postfix=list(but),
+    )
+
+
 class Module(PipelineModule, RandomAccessPipelineModule):
     """One input, one output, and a record of what was asked."""
 
@@ -286,17 +301,7 @@ class Run:
             Encode("mask", "latent_mask", weights()),
         ]
         definition = [
-            CollectPaths(
-                concept_in_name="concept",
-                path_in_name="path",
-                include_subdirectories_in_name="concept.include_subdirectories",
-                enabled_in_name="enabled",
-                path_out_name="image_path",
-                concept_out_name="concept",
-                extensions=[".png"],
-                include_postfix=None,
-                exclude_postfix=["-masklabel"],
-            ),
+            collect_pictures(),
             ModifyPath(in_name="image_path", out_name="sample_prompt_path", postfix="", extension=".txt"),
             ReadPixels("image_path", "image"),
             LoadMultipleTexts(path_in_name="sample_prompt_path", texts_out_name="prompts"),

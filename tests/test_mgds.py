@@ -32,6 +32,7 @@ from tests.mgds_pipelines import (
     Run,
     SingleVariationRandomAccessPipelineModule,
     Theirs,
+    collect_pictures,
     concept,
     pictures,
     shown,
@@ -69,19 +70,7 @@ class Many(Module):
 
 def caches_values(folder: Path, cats: Path, values: dict[str, Any], device: str = "cpu", **options: Any) -> Any:
     """A pipeline whose cache holds these values, started."""
-    from mgds.pipelineModules.CollectPaths import CollectPaths  # noqa: PLC0415
-
-    paths = CollectPaths(
-        concept_in_name="concept",
-        path_in_name="path",
-        include_subdirectories_in_name="concept.include_subdirectories",
-        enabled_in_name="enabled",
-        path_out_name="image_path",
-        concept_out_name="concept",
-        extensions=[".png"],
-        include_postfix=None,
-        exclude_postfix=["-masklabel"],
-    )
+    paths = collect_pictures()
     options = {"split_names": sorted(values), "aggregate_names": []} | options
     cache = DiskCache(
         cache_dir=str(folder),

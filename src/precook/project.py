@@ -172,7 +172,7 @@ class Project:
         plan = self.plan(write=False, report=report)
         with tempfile.TemporaryDirectory(prefix="precook-recompute-") as folder, open_store(folder) as scratch:
             part, chosen = sampled_plan(plan, share, seed=seed, scratch=scratch)
-            hands = {name: self._hand(name, one, devices) for name, one in self._chosen(None).items()}
+            hands = self._hands(None, devices)
             options = Options(MEMORY, default_threads(), retry_failed=False, fail_fast=False)
             build(part, hands, options=options, stop=threading.Event(), report=report)
             return [compare(name, plan.store, scratch, keys) for name, keys in chosen.items()]
@@ -230,7 +230,7 @@ class Project:
             processes=processes,
         )
         names = list(plan.encoders)
-        hands = {name: self._hand(name, one, devices) for name, one in self._chosen(names).items()}
+        hands = self._hands(names, devices)
         stop = stop or threading.Event()
         done = build(plan, hands, options=options, stop=stop, report=report)
         rounds = 0
@@ -263,8 +263,7 @@ class Project:
         `devices`, and stores it; `captions=False` spares reading every caption file.
         """
         chosen = FeedOptions(batch_size=batch_size, **options)
-        hands = {name: self._hand(name, one, devices) for name, one in self._chosen(None).items()}
-        return feed_plan(self.plan(report=report), chosen, hands=hands, captions=captions)
+        return feed_plan(self.plan(report=report), chosen, hands=self._hands(None, devices), captions=captions)
 
     def _pads(self, wanted: Sequence[Encoding], memory: Memory) -> dict[str, int]:
         sections = self._chosen(None)
@@ -273,6 +272,9 @@ class Project:
             lambda name: make_worker(name, sections[name], self.base, self._origin),
             memory,
         )
+
+    def _hands(self, names: list[str] | None, devices: Sequence[str]) -> dict[str, Hand]:
+        return {name: self._hand(name, one, devices) for name, one in self._chosen(names).items()}
 
     def _hand(self, name: str, one: Any, devices: Sequence[str]) -> Hand:
         section = self.settings.encoders[name]

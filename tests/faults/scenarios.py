@@ -308,9 +308,18 @@ def _row(number: int, width: int) -> np.ndarray:
 
 
 def frozen(samples: int) -> dict[str, object]:
-    """The tree of a snapshot of so many samples."""
+    """The tree of a snapshot of so many samples, whose entries nobody has."""
+    return _snapshot(np.repeat(np.arange(samples).astype(np.uint8)[:, None] + 1, 32, axis=1))
+
+
+def frozen_entries(numbers: Iterable[int]) -> dict[str, object]:
+    """The tree of a snapshot that names these entries."""
+    return _snapshot(np.frombuffer(b"".join(key_of(number).bytes for number in numbers), np.uint8).reshape(-1, 32))
+
+
+def _snapshot(keys: np.ndarray) -> dict[str, object]:
+    samples = len(keys)
     column = np.arange(samples, dtype=np.int32)
-    keys = np.repeat(column.astype(np.uint8)[:, None] + 1, 32, axis=1)
     return {
         "format": 1,
         "dataset": "cats",

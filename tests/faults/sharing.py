@@ -6,8 +6,6 @@ import functools
 import shutil
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 import precook
 from precook.maintain.bundle import export_bundle
 from precook.maintain.importing import import_bundle
@@ -15,7 +13,7 @@ from precook.maintain.repair import plan_repair
 from precook.store.snapshots import read_snapshot
 
 from .samples import RECIPE, key_of, tree_of
-from .scenarios import StoreScenario, findings, flip_bit, put
+from .scenarios import StoreScenario, findings, flip_bit, frozen_entries, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,30 +32,7 @@ def _fill(cache: Path, numbers: Iterable[int], *, dataset: Iterable[int] = ()) -
             for number in numbers:
                 writer.put(key_of(number), tree_of(number), recipe=RECIPE)
         if named := list(dataset):
-            store.freeze("cats", _frozen(named))
-
-
-def _frozen(numbers: list[int]) -> dict[str, object]:
-    """The tree of a snapshot that names these entries."""
-    column = np.arange(len(numbers), dtype=np.int32)
-    keys = np.frombuffer(b"".join(key_of(number).bytes for number in numbers), np.uint8).reshape(-1, 32)
-    return {
-        "format": 1,
-        "dataset": "cats",
-        "image": {"resolutions": [512], "variations": 1, "pick": "one"},
-        "concepts": [{"name": "cats", "loss_weight": 1.0, "repeats": 1.0, "samples": None}],
-        "encoders": {"latent": {"input": "image", "recipe": "[]"}},
-        "samples": {"id": keys, "image": keys, "concept": column * 0},
-        "pictures": {
-            "sample": column,
-            "target": np.zeros((len(numbers), 2), np.int32),
-            "size": np.ones((len(numbers), 2), np.int32),
-        },
-        "picture_keys": {"latent": keys},
-        "lines": {"sample": column[:0]},
-        "line_keys": {},
-        "empty_keys": {},
-    }
+            store.freeze("cats", frozen_entries(named))
 
 
 class Import(StoreScenario):

@@ -24,6 +24,10 @@ KILLED = [
     ("evict", "kill", 23),
     ("compact", "kill", 13),
     ("compact", "torn", 29),
+    ("import", "kill", 13),
+    ("import", "killafter", 29),
+    ("export", "kill", 3),
+    ("repair", "kill", 13),
 ]
 REFUSED = [
     ("create", "enospc", 5),
@@ -41,6 +45,11 @@ REFUSED = [
     ("gc", "eio", 23),
     ("compact", "enospc", 17),
     ("compact", "fsync-eio", 3),
+    ("import", "enospc", 17),
+    ("import", "fsync-eio", 5),
+    ("export", "enospc", 5),
+    ("export", "fsync-eio", 3),
+    ("repair", "eio", 19),
 ]
 HARMLESS = [
     ("create", "short", 5),
@@ -91,6 +100,9 @@ def test_short_or_interrupted_call_is_continued(driver: Driver, scenario: str, f
         ("damage", 53, False),
         ("gc", 1000, True),
         ("compact", 1000, True),
+        ("import", 401, True),
+        ("export", 199, True),
+        ("repair", 211, True),
     ],
 )
 def test_power_cut_loses_nothing_acknowledged(driver: Driver, scenario: str, every: int, brief: bool) -> None:

@@ -6,8 +6,6 @@ import functools
 import shutil
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 import precook
 from precook.maintain.compact import plan_compact
 from precook.maintain.evict import plan_evict
@@ -15,10 +13,9 @@ from precook.maintain.gc import plan_gc
 from precook.store.space import Thresholds
 
 from .samples import RECIPE, check_entries, key_of, tree_of
-from .scenarios import StoreScenario, findings, frozen
+from .scenarios import StoreScenario, findings, frozen_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from .children import Journal
@@ -47,7 +44,7 @@ class _Upkeep(StoreScenario):
             shutil.copyfile(pack, cache / "packs" / pack.parent.name / pack.name)
         shutil.rmtree(area / "other")
         with precook.open(cache) as store:
-            store.freeze("cats", _frozen_keys(sorted(self.kept)))
+            store.freeze("cats", frozen_entries(sorted(self.kept)))
 
     def run(self, area: Path, journal: Journal) -> None:
         """Plan, and do it; twice where the first time fails, as a careful user would."""
@@ -108,7 +105,7 @@ class Compact(_Upkeep):
         """As above, with everything but one entry needed."""
         super().prepare(area)
         with precook.open(area / "cache") as store:
-            store.freeze("cats", _frozen_keys(sorted(self.stays)))
+            store.freeze("cats", frozen_entries(sorted(self.stays)))
             plan_gc(store, grace=0, thresholds=Thresholds(of_pack=2.0)).execute()
 
     def act(self, store: precook.Store) -> None:
@@ -122,13 +119,6 @@ class Compact(_Upkeep):
         if verify and packs != 1:
             problems.append(f"{packs} packs where there should be one")
         return problems
-
-
-def _frozen_keys(numbers: Sequence[int]) -> dict[str, object]:
-    """The tree of a snapshot that names these entries."""
-    tree = frozen(len(numbers))
-    keys = np.frombuffer(b"".join(key_of(number).bytes for number in numbers), np.uint8).reshape(-1, 32)
-    return {**tree, "picture_keys": {"latent": keys}}
 
 
 UPKEEP: dict[str, StoreScenario] = {scenario.name: scenario for scenario in (Collect(), Evict(), Compact())}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from precook.store.index import EntryRow
     from precook.store.store import Store
 
-_DIGITS = re.compile(r"[0-9a-f]{4,64}")
 _ALL = 64
 _FEW = 5
 _SHOWN = 16
@@ -32,11 +30,6 @@ class Listed:
     """When it was last written, in seconds since 1970."""
     recipe: RecipeInfo | None
     packs: tuple[str, ...]
-
-
-def is_key(text: str) -> bool:
-    """Whether a text is a key or the beginning of one."""
-    return _DIGITS.fullmatch(text) is not None
 
 
 def list_entries(rows: Iterable[EntryRow]) -> Iterator[Listed]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from precook.cli import output
 from precook.cli.stores import open_to_use
-from precook.maintain.bundle import KEEPS, export_bundle
+from precook.maintain.bundle import KEEPS, Exported, export_bundle
 from precook.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from precook.maintain.shards import Sharded
 
 
 def run(
@@ -26,22 +30,9 @@ def run(
             opened, dataset, target, snapshot=snapshot, keep=keep, force=force, report=output.reporter()
         )
     if as_json:
-        output.document(
-            {
-                "path": str(done.path),
-                "dataset": done.dataset,
-                "snapshot": done.snapshot,
-                "samples": done.samples,
-                "entries": done.entries,
-                "packs": done.packs,
-                "bytes": done.nbytes,
-                "resumed": done.resumed,
-                "keep": sorted(keep),
-            }
-        )
+        output.document(_document(done) | {"packs": done.packs, "resumed": done.resumed, "keep": sorted(keep)})
         return
-    counts = f"{format_count(done.samples, 'sample')}, {format_count(done.entries, 'entry')}"
-    output.line(f"wrote {done.path}: {counts}, {format_size(done.nbytes)}")
+    output.line(f"wrote {done.path}: {_counts(done)}, {format_size(done.nbytes)}")
     if done.resumed:
         output.tell(f"went on after {format_count(done.resumed, 'member')} that an interrupted export had finished")
     left_out = [name for name in KEEPS if name not in keep]
@@ -58,18 +49,22 @@ def run_shards(
     with open_to_use(store) as opened:
         done = export_shards(opened, dataset, target, snapshot=snapshot, force=force, report=output.reporter())
     if as_json:
-        output.document(
-            {
-                "path": str(done.path),
-                "dataset": done.dataset,
-                "snapshot": done.snapshot,
-                "samples": done.samples,
-                "entries": done.entries,
-                "files": list(done.files),
-                "bytes": done.nbytes,
-            }
-        )
+        output.document(_document(done) | {"files": list(done.files)})
         return
-    counts = f"{format_count(done.samples, 'sample')}, {format_count(done.entries, 'entry')}"
     shards = format_count(len(done.files), "shard")
-    output.line(f"wrote {done.path}: {counts} in {shards}, {format_size(done.nbytes)}")
+    output.line(f"wrote {done.path}: {_counts(done)} in {shards}, {format_size(done.nbytes)}")
+
+
+def _document(done: Exported | Sharded) -> dict[str, Any]:
+    return {
+        "path": str(done.path),
+        "dataset": done.dataset,
+        "snapshot": done.snapshot,
+        "samples": done.samples,
+        "entries": done.entries,
+        "bytes": done.nbytes,
+    }
+
+
+def _counts(done: Exported | Sharded) -> str:
+    return f"{format_count(done.samples, 'sample')}, {format_count(done.entries, 'entry')}"

@@ -17,6 +17,7 @@ from blake3 import blake3
 from precook.errors import printable
 from precook.identity.canonical import dump_json
 from precook.maintain.tar import BLOCK
+from precook.store.header import HeaderError, load_json
 from precook.store.pack import FORMAT as STORE_FORMAT
 from precook.store.snapshots import is_dataset
 
@@ -138,9 +139,9 @@ def manifest_digest(name: str) -> str:
 def read_manifest(content: bytes) -> Manifest:
     """The manifest with these bytes; `ManifestError` for anything doubtful, whoever made it."""
     try:
-        form = json.loads(content, object_pairs_hook=_unique, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"its manifest is not JSON: {error}"[:200]) from error
+        form = load_json(content)
+    except HeaderError as error:
+        _refuse(str(error))
     if not isinstance(form, dict) or type(form.get("format")) is not int:
         _refuse("it is not an object with a format")
     if form["format"] > FORMAT or form.get("store") != STORE_FORMAT:
@@ -188,13 +189,6 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_BYTES:
         _refuse(f"{value!a:.40} is not a count")
     return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    form = dict(pairs)
-    if len(form) != len(pairs):
-        _refuse("a name is given twice")
-    return form
 
 
 def _refuse(reason: str) -> NoReturn:

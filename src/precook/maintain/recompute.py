@@ -68,14 +68,15 @@ def compare(encoder: str, store: Store, scratch: Store, keys: list[Key]) -> Diff
         except MissingEntryError:
             failed += 1
             continue
-        ours, theirs = take_apart(store.get(key)), take_apart(again)
+        kept = store.get(key)
+        ours, theirs = take_apart(kept), take_apart(again)
         shapes = [leaf.shape for leaf in ours.leaves] == [leaf.shape for leaf in theirs.leaves]
         if ours.skeleton != theirs.skeleton or ours.values != theirs.values or not shapes:
             unlike += 1
         elif all(a.data.tobytes() == b.data.tobytes() for a, b in zip(ours.leaves, theirs.leaves, strict=True)):
             equal += 1
         else:
-            for one, other in zip(_numbers(store.get(key)), _numbers(again), strict=True):
+            for one, other in zip(_numbers(kept), _numbers(again), strict=True):
                 far, near = _distance(one, other)
                 largest, relative = max(largest, far), max(relative, near)
     return Difference(encoder, len(keys), equal, largest, relative, unlike, failed)

@@ -80,16 +80,21 @@ def header_length(prefix: bytes) -> int:
     return 8 + int(length)
 
 
+def load_json(text: bytes) -> Any:
+    """What JSON from anybody says; `HeaderError` where it gives a name twice, has NaN in it, or is none."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    except HeaderError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise HeaderError(f"not JSON: {error}"[:200]) from error
+
+
 def parse_header(data: bytes) -> tuple[list[Column], dict[str, str]]:
     """Columns in file order and the metadata of a complete header; `HeaderError` for anything doubtful."""
     if len(data) != header_length(data):
         _refuse("cut short")
-    try:
-        form = json.loads(data[8:], object_pairs_hook=_unique, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, HeaderError):
-            raise
-        raise HeaderError(f"not JSON: {error}"[:200]) from error
+    form = load_json(data[8:])
     if not isinstance(form, dict):
         _refuse("not an object")
     metadata = form.pop(_METADATA, {})
