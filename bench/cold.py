@@ -10,8 +10,9 @@ from typing import Any
 from bench import measure
 from bench.layout import Peer
 from bench.samples import Kind
+from bench.script import ROOT
 from bench.table import Column, Goal, Section
-from bench.work import ROOT, Run, child_environment, nearest_peer, stored
+from bench.work import Run, child_environment, nearest_peer, stored
 
 _CHILD_SECONDS = 1800
 

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import queue
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:
-    _ROOT = Path(__file__).resolve().parents[1]
-    sys.path[:1] = [str(_ROOT), str(_ROOT / "src")]
+    import script  # noqa: F401 - finds the rest
 
 import diffusers
 import numpy as np
@@ -45,6 +42,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import precook
 import precook.project
 from bench.measure import median
+from bench.script import facts, folder, parser, some_of, tell, versions
 from bench.table import Column, Goal, Section
 from precook.config.read import Origin
 from precook.encode.catalog import make_worker
@@ -58,16 +56,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run both encoders."""
     options = _parse(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "CPU"
-    print(f"device: {name}; torch {torch.__version__}, transformers {transformers.__version__}, ", end="")
-    print(
-        f"diffusers {diffusers.__version__}, python {platform.python_version()}, {os.cpu_count()} cores\n", flush=True
-    )
-    with tempfile.TemporaryDirectory(prefix="precook-bench-", dir=options.dir) as folder:
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    tell(facts(device=name, versions=versions("torch", "transformers", "diffusers")))
+    with folder(options.dir) as made:
         if "text" in options.only:
-            print(Text(Path(folder), device, options).run(), flush=True)
+            print(Text(made, device, options).run(), flush=True)
         if "vae" in options.only:
-            print(Vae(Path(folder), device, options).run(), flush=True)
+            print(Vae(made, device, options).run(), flush=True)
     return 0
 
 
@@ -448,11 +443,9 @@ class Utilisation:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny models: does it run?")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=["text", "vae"], help="text, vae")
-    parser.add_argument("--dir", type=Path, help="where to write (default: the temp folder)")
-    return parser.parse_args(arguments)
+    asked = parser(__doc__)
+    asked.add_argument("--only", **some_of(("text", "vae")))
+    return asked.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,15 @@ embeddings. Its batches come from tensors that already lie on the GPU, from `fee
 VAE and a text encoder that run in the loop over pictures that already lie decoded in pinned memory. All see the same
 samples in the same order. The entries come from a real build. Weights are random.
 
-`python bench/gpu_feed.py` needs a CUDA device, transformers and diffusers; `--device cpu --tiny` runs anywhere: does it
-run?
+`python bench/gpu_feed.py` needs a CUDA device, transformers and diffusers; `--device cpu --quick` runs anywhere: does
+it run?
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:
-    _ROOT = Path(__file__).resolve().parents[1]
-    sys.path[:1] = [str(_ROOT), str(_ROOT / "src")]
+    import script  # noqa: F401 - finds the rest
 
 import diffusers
 import numpy as np
@@ -38,6 +35,7 @@ from torch.nn import functional
 
 import precook
 from bench.measure import median, median_ratio
+from bench.script import facts, folder, parser, tell, versions
 from bench.table import Column, Goal, Section
 
 _WORDS = 2000
@@ -92,10 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     device = options.device
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    print(f"device: {name}; torch {torch.__version__}, transformers {transformers.__version__}, ", end="")
-    print(f"diffusers {diffusers.__version__}, python {platform.python_version()}, {os.cpu_count()} cores", flush=True)
-    with tempfile.TemporaryDirectory(prefix="precook-bench-", dir=options.dir) as folder:
-        print(Contest(Path(folder), device, TINY if options.tiny else FULL).run(), flush=True)
+    tell(facts(device=name, versions=versions("torch", "transformers", "diffusers")))
+    with folder(options.dir) as made:
+        print(Contest(made, device, TINY if options.quick else FULL).run(), flush=True)
     return 0
 
 
@@ -380,11 +377,9 @@ def _bytes(batch: dict[str, Any]) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="tiny models: does it run?")
-    parser.add_argument("--dir", type=Path, help="where to write (default: the temp folder)")
-    return parser.parse_args(arguments)
+    asked = parser(__doc__)
+    asked.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    return asked.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import sys
 from functools import partial
 
 from bench import measure
+from bench.script import ROOT
 from bench.table import Column, Goal, Section
-from bench.work import ROOT, child_environment
+from bench.work import child_environment
 
 _PROGRAMS = {
     "python -c pass": "pass",

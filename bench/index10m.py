@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench import measure
+from bench.script import ROOT
 from bench.table import Column, Goal, Section
-from bench.work import ROOT, Run, child_environment
+from bench.work import Run, child_environment
 from precook.store.index import Index
 from precook.store.layout import Layout, create_store
 from precook.store.pack import NO_RECIPE, Head, Table, TextColumn

@@ -133,6 +133,7 @@ def resident() -> Resident:
 
 def peak_resident() -> int:
     """Most bytes this process has had in RAM at once, mapped files included."""
+    # Not getrusage: its maximum begins with that of the process we were forked from.
     return _status("VmHWM")
 
 

@@ -8,24 +8,19 @@ noted when this project began. Every step is a process of its own, and imports d
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import importlib.util
 import json
 import os
-import platform
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 if not __package__:
-    _ROOT = Path(__file__).resolve().parents[1]
-    sys.path[0] = str(_ROOT)
-    if importlib.util.find_spec("precook") is None:
-        sys.path.insert(1, str(_ROOT / "src"))
+    import script  # noqa: F401 - finds the rest
 
+from bench.script import ROOT, facts, fill, folder, parser, tell
 from bench.table import Cell, Column, Section
 
 REAL = importlib.util.find_spec("mgds") is not None
@@ -47,17 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.step:
         print(json.dumps(_step(options)))
         return 0
-    print(f"date: {dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d %H:%M UTC}")
-    print(f"python: {platform.python_version()}, {os.cpu_count()} cores, mgds: {'real' if REAL else 'stand-in'}")
-    print(flush=True)
+    tell(facts(mgds="real" if REAL else "stand-in"))
     columns = [Column("step", ""), Column("precook", ".2f"), Column("wall", ".2f"), Column("encoded", ",.0f")]
     if REAL:
         columns.append(Column("DiskCache, measured", ".2f"))
     columns += [Column(f"{name}, noted", "") for name in NOTED]
     title = f"mgds: {options.samples:,} samples of {options.size // 1000} kB, CPU seconds"
     section = Section("mgds", title, columns)
-    with tempfile.TemporaryDirectory(prefix="precook-bench-", dir=options.dir) as folder:
-        base = Path(folder)
+    with folder(options.dir) as base:
         _write(base / "data", options.samples)
         theirs = {step: _run(base, step, options, theirs=True) for step in STEPS[:3] if REAL}
         ours = {step: _run(base, step, options) for step in STEPS[: options.steps]}
@@ -78,18 +70,14 @@ def _beside(step: str, theirs: dict[str, dict[str, Any]], what: str) -> list[Cel
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--size", type=int, default=250_000, help="bytes of a cached sample")
-    parser.add_argument("--dir", default=None, help="where to work")
-    parser.add_argument("--steps", type=int, default=len(STEPS), help="how many of the steps")
-    parser.add_argument("--quick", action="store_true", help="200 small samples")
-    parser.add_argument("--step", help=argparse.SUPPRESS)
-    parser.add_argument("--theirs", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.samples, options.size = 200, 10_000
-    return options
+    asked = parser(__doc__)
+    asked.add_argument("--samples", type=int, help="pictures (default: 10000)")
+    asked.add_argument("--size", type=int, help="bytes of a cached sample (default: 250000)")
+    asked.add_argument("--steps", type=int, default=len(STEPS), help="how many of the steps")
+    asked.add_argument("--step", help=argparse.SUPPRESS)
+    asked.add_argument("--theirs", action="store_true", help=argparse.SUPPRESS)
+    full, quick = {"samples": 10_000, "size": 250_000}, {"samples": 200, "size": 10_000}
+    return fill(asked.parse_args(arguments), full=full, quick=quick)
 
 
 def _write(folder: Path, samples: int) -> None:
@@ -119,7 +107,7 @@ def _run(base: Path, step: str, options: argparse.Namespace, *, theirs: bool = F
 def _step(options: argparse.Namespace) -> dict[str, Any]:
     """Start an epoch, read a part of it, and say what that cost."""
     if not REAL:
-        sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "mgds_stand_in"))
+        sys.path.insert(1, str(ROOT / "tests" / "mgds_stand_in"))
     from tests.mgds_pipelines import Theirs  # noqa: PLC0415 - the step's own imports
 
     base = Path(options.dir)

@@ -47,6 +47,14 @@ def usable() -> tuple[list[type[Peer]], dict[str, str]]:
     return found, missing
 
 
+def told(missing: dict[str, str]) -> dict[str, str]:
+    """What takes part and what is missing, for the head of a report."""
+    return {
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "not installed": "; ".join(f"{name} ({reason})" for name, reason in missing.items()) or "none missing",
+    }
+
+
 def versions() -> dict[str, str]:
     """Versions of everything that is measured."""
     names = ["torch", "numpy", *(peer.package for peer in PEERS if peer.package)]

@@ -7,32 +7,25 @@ run. Every step is measured next to `os.scandir` + `stat` over the same folder i
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import gc
-import importlib.util
 import io
 import os
-import platform
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 if not __package__:
-    _ROOT = Path(__file__).resolve().parents[1]
-    sys.path[0] = str(_ROOT)
-    if importlib.util.find_spec("precook") is None:
-        sys.path.insert(1, str(_ROOT / "src"))
+    import script  # noqa: F401 - finds the rest
 
 import numpy as np
 from PIL import Image
 
 import precook
 from bench.measure import median, median_ratio, resident, seconds
+from bench.script import facts, fill, folder, parser, tell
 from bench.table import Column, Goal, Section
 from precook.store.store import Store
 
@@ -62,13 +55,10 @@ class Words:
 def main(arguments: list[str] | None = None) -> int:
     """Run all steps."""
     options = _parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     gc.freeze()
-    print(f"date: {dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d %H:%M UTC}")
-    print(f"python: {platform.python_version()}, {os.cpu_count()} cores")
-    print(flush=True)
-    with tempfile.TemporaryDirectory(prefix="precook-bench-", dir=options.dir) as folder:
-        print(Steps(Path(folder), options.samples, options.repeats).run())
+    tell(facts())
+    with folder(options.dir) as made:
+        print(Steps(made, options.samples, options.repeats).run())
     return 0
 
 
@@ -291,15 +281,10 @@ def _settle() -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few samples: does it run?")
-    parser.add_argument("--samples", type=int, help="pictures (default: 100000)")
-    parser.add_argument("--repeats", type=int, default=5, help="of which medians are taken (default: 5)")
-    parser.add_argument("--dir", type=Path, help="where to write (default: the temp folder)")
-    options = parser.parse_args(arguments)
-    if options.samples is None:
-        options.samples = 200 if options.quick else 100_000
-    return options
+    asked = parser(__doc__)
+    asked.add_argument("--samples", type=int, help="pictures (default: 100000)")
+    asked.add_argument("--repeats", type=int, default=5, help="of which medians are taken (default: 5)")
+    return fill(asked.parse_args(arguments), full={"samples": 100_000}, quick={"samples": 200})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import shutil
@@ -13,7 +14,6 @@ from bench import measure, peers
 from bench.layout import InMemory, Peer, Precook
 from bench.samples import Kind, Samples, make_samples, same
 
-ROOT = Path(__file__).resolve().parents[1]
 _CHECKED = 5
 """Samples compared with what went in, at each end, after a write."""
 
@@ -35,6 +35,18 @@ class Run:
     quick: bool = False
     _samples: dict[Kind, Samples] = field(default_factory=dict)
     _written: dict[tuple[Kind, str], Peer] = field(default_factory=dict)
+
+    @classmethod
+    def asked(cls, folder: Path, options: argparse.Namespace, taking_part: list[type[Peer]]) -> Run:
+        """The run that a script was asked for."""
+        return cls(
+            folder=folder,
+            counts={"large": options.samples, "small": options.small_samples},
+            repeats=options.repeats,
+            least=0.1 if options.quick else 1.0,
+            taking_part=taking_part,
+            quick=options.quick,
+        )
 
     def samples(self, kind: Kind) -> Samples:
         """The samples of a kind, made when first needed."""

@@ -193,6 +193,17 @@ def test_nothing_is_stored_before_yes_and_no_file_is_changed(data: Path, path: P
         assert store.snapshot("mine").samples == 2
 
 
+def test_the_store_here_is_found(data: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --store, the store in the working folder is the one, as for every command; else a new one in ./cache."""
+    old.sd_latent(data / "p0.png", (96, 64))
+    monkeypatch.chdir(data)
+    assert run("adopt", data, "--json").document["store"] == "cache"
+    with precook.open(path) as store:
+        store.put(precook.Recipe("any", {}).key(0), 1)
+    monkeypatch.chdir(path)
+    assert run("adopt", data, "--json").document["store"] == "."
+
+
 def test_adopting_again_changes_nothing(data: Path, path: Path) -> None:
     """The same files give the same keys: no entry and no snapshot is added."""
     for image in data.glob("*.png"):

@@ -18,6 +18,7 @@ import pytest
 
 import precook
 from precook.cli.build import Asked
+from precook.store import claims
 from tests.commands import run
 from tests.projects import dataset
 from tests.test_cli import spawn
@@ -26,6 +27,9 @@ PICTURES = 60
 ENCODERS = '''\
 import hashlib, os
 
+from precook.store import claims
+
+claims.SECONDS = 100.0  # so long no process of a busy machine stands still: what is claimed stays claimed
 alive = []  # is closed when the process ends
 
 
@@ -98,6 +102,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     configure(tmp_path, "")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(claims, "SECONDS", claims.SECONDS)  # as it was, once the encoders are gone
     os.mkfifo(tmp_path / "begun")
     os.mkfifo(tmp_path / "alive")
     yield tmp_path
@@ -224,6 +229,19 @@ class TestSharing:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         assert {cores for _, cores, _ in made} == {str(max(1, cores // 2))}
         assert "OMP_NUM_THREADS" not in os.environ
+
+    def test_status_shows_them_as_one_build(self, here: Path) -> None:
+        """While they run and afterwards there is one build, of two processes, that made everything."""
+        with Together(here) as build:
+            build.arrive()
+            assert re.findall(r"^build of \S+ +2 processes on ", run("status", "--store", "cache").out, re.MULTILINE)
+            build.release(build.process.pid, build.other)
+            assert build.end()[0] == 0
+        status = run("status", "--store", "cache")
+        (line,) = [line for line in status.out.splitlines() if line.endswith("2 processes")]
+        assert line.split()[0] == "things"
+        (one,) = run("status", "--store", "cache", "--json").document["runs"]
+        assert (one["processes"], one["encoded"], one["reused"], one["stopped"]) == (2, PICTURES, 0, False)
 
     def test_a_failure_in_each_is_told_once_and_nobody_waits_for_the_other(self, here: Path) -> None:
         """Two pictures fail, one in each process: exit code 3, both named, and the next build tries neither."""

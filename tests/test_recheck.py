@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import precook
+from precook.maintain.gc import plan_gc
 from precook.sources.stamps import FILES, look, stamp_keys
 from tests.commands import run
 from tests.projects import Watched, dataset, picture, project
@@ -90,6 +91,36 @@ def test_the_difference_is_told_by_encoder(tmp_path: Path) -> None:
         assert words.max_rel == pytest.approx(0.5 / 1.5)
         again = {one.encoder: one for one in opened.recompute(1.0)}
         assert again["pixels"].unlike == 4
+
+
+def test_a_collection_beside_takes_nothing_that_is_compared(tmp_path: Path) -> None:
+    """A lease keeps what is made again until it was compared, although no snapshot names it any more."""
+    dataset(tmp_path / "data", 4)
+    freed: list[int] = []
+
+    def collect(batch: list[precook.Item]) -> None:
+        with precook.open(tmp_path / "cache") as store:
+            for file in store.snapshots():
+                store.remove_snapshot(file)
+            freed.append(plan_gc(store, grace=0).execute().entries)
+
+    watched = Watched()
+    with project(tmp_path, encoders={"words": watched}) as opened:
+        opened.build()
+        watched.on_batch = collect
+        (found,) = opened.recompute(1.0)
+        assert (found.checked, found.equal) == (5, 5)
+        assert opened.store.leases() == []
+        assert plan_gc(opened.store, grace=0).entries == 5
+    assert set(freed) == {0}
+
+
+def test_before_the_first_build_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    """Nor is a store made."""
+    dataset(tmp_path / "data", 2)
+    with project(tmp_path, encoders={"words": Watched()}) as opened:
+        assert [one.checked for one in opened.recompute(1.0)] == [0]
+        assert not opened.store_path.exists()
 
 
 def test_the_same_seed_takes_the_same_entries(made: precook.Project) -> None:

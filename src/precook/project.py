@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,14 +17,15 @@ from typing import Any
 from precook.config.models import Settings
 from precook.config.read import Origin, check, read_config
 from precook.encode.build import BuildReport, Hand, Options, build, default_threads, joined
-from precook.encode.catalog import encodings, make_worker
+from precook.encode.catalog import check_files, encodings, make_worker
 from precook.encode.crew import AUTO
 from precook.encode.encoder import Encoder
 from precook.encode.pads import pad_ids
-from precook.errors import ConfigError, NoSpaceError
+from precook.errors import ConfigError, IncompleteError, NoSpaceError, printable
 from precook.errors import Problem as ConfigProblem
 from precook.feed.feed import Feed, FeedOptions
 from precook.feed.planned import feed_plan
+from precook.identity.recipe import Recipe
 from precook.maintain.doubt import Doubting, SourceCheck, compare_plans
 from precook.maintain.recompute import Difference, compare, sampled_plan
 from precook.maintain.runs import Run, record_run
@@ -147,7 +149,9 @@ class Project:
         started = int(time.time())
         with self._lease(self.store) as lease:
             plan = self.plan(report=options.get("report", SILENT), lease=lease)
-            return self._recorded(started, self._build_leased(plan, lease, **options))
+            done = self._build_leased(plan, lease, **options)
+        self.record(started, done)
+        return done
 
     def verify_sources(self, *, report: Reporter = SILENT) -> SourceCheck:
         """Read every source and model again and compare it with what is remembered of it.
@@ -169,8 +173,15 @@ class Project:
 
         At least one entry of each encoder is made; the same seed takes the same entries. The store is not changed.
         """
-        plan = self.plan(write=False, report=report)
-        with tempfile.TemporaryDirectory(prefix="precook-recompute-") as folder, open_store(folder) as scratch:
+        # No store is made to hold a lease on nothing.
+        absent = read_marker(Layout(self.store_path)) is None
+        holding = nullcontext() if absent else self.store.lease(f"recomputation of {self.settings.dataset}")
+        with (
+            holding as lease,
+            tempfile.TemporaryDirectory(prefix="precook-recompute-") as folder,
+            open_store(folder) as scratch,
+        ):
+            plan = self.plan(write=False, report=report, lease=lease)
             part, chosen = sampled_plan(plan, share, seed=seed, scratch=scratch)
             hands = self._hands(None, devices)
             options = Options(MEMORY, default_threads(), retry_failed=False, fail_fast=False)
@@ -180,16 +191,22 @@ class Project:
     def _lease(self, store: Store) -> Lease:
         return store.lease(f"build of {self.settings.dataset}")
 
-    def _build(self, plan: Plan, **options: Any) -> BuildReport:
-        """Build a plan that was made without a lease: what it found ready and is gone by now, the end of it makes."""
+    def _build(self, plan: Plan, *, record: bool = True, **options: Any) -> BuildReport:
+        """Build a plan that was made without a lease: what it found ready and is gone by now, the end of it makes.
+
+        Where several processes share the work, `record` is False and whoever adds up their reports records one.
+        """
         started = int(time.time())
         with self._lease(plan.store) as lease:
             for one in plan.encoders.values():
-                lease.protect(one.wants.keys)
-            return self._recorded(started, self._build_leased(plan, lease, **options))
+                lease.protect(one.wants.keys[one.wants.first])
+            done = self._build_leased(plan, lease, **options)
+        if record:
+            self.record(started, done)
+        return done
 
-    def _recorded(self, started: int, done: BuildReport) -> BuildReport:
-        """Remember what a build did, for `precook status`."""
+    def record(self, started: int, done: BuildReport, *, processes: int = 1) -> None:
+        """Remember what a build did, for `precook status`; `started` in Unix seconds."""
         run = Run(
             started=started,
             dataset=self.settings.dataset,
@@ -199,9 +216,9 @@ class Project:
             nbytes=done.bytes,
             seconds=round(done.seconds, 3),
             stopped=done.stopped,
+            processes=processes,
         )
         record_run(self.store, run)
-        return done
 
     def _build_leased(
         self,
@@ -218,6 +235,11 @@ class Project:
         crowded: bool = False,
         processes: int = 1,
     ) -> BuildReport:
+        if not plan.samples.count and not plan.failed:
+            # An error, as a folder that is not there: a dataset is never emptied by a drive that is not mounted.
+            folders = ", ".join(printable(self.base / concept.path) for concept in self.settings.concepts)
+            hint = "is the drive mounted? What was built before is as it was"
+            raise IncompleteError(f"{self.settings.dataset} has no samples: no pictures in {folders}", hint=hint)
         if not crowded and not plan.forecast.fits:
             needed, free = format_size(plan.forecast.nbytes or 0), format_size(plan.forecast.free or 0)
             hint = "free some space, or build all the same with crowded=True (--crowded)"
@@ -239,7 +261,7 @@ class Project:
             plan = self.plan(encoders=names, report=report, lease=lease)
             told = {(failure.encoder, failure.key) for failure in done.failed}
             if rounds == _ROUNDS or all((entry.encoder, entry.key) in told for entry in plan.missing):
-                if set(names) == set(self.settings.encoders) and not len(plan.missing):
+                if set(names) == set(self.settings.encoders) and not len(plan.missing) and plan.complete:
                     plan.freeze()
                 return done
             rounds += 1
@@ -286,7 +308,15 @@ class Project:
             make=partial(make_worker, name, one, self.base, self._origin),
             devices=chosen,
             batch_size=None if section.batch_size == "auto" else section.batch_size,
+            check=partial(self._check, name, one),
         )
+
+    def _check(self, name: str, one: Any, recipe: Recipe) -> None:
+        """Refuse an encoder whose files have changed since its recipe was made."""
+        trust = self.settings.stamps == "trust"
+        memory = self._opened(write=False).memory()
+        digest_of = partial(remembered_digests, memory=memory, trust=trust, report=SILENT)
+        check_files(name, one, self.base, recipe, digest_of=digest_of, origin=self._origin)
 
     def _chosen(self, names: list[str] | None) -> dict[str, Any]:
         all_ = {name: self._objects.get(name, section) for name, section in self.settings.encoders.items()}

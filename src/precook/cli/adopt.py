@@ -2,66 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from precook.cli import output
+import typer
+
+from precook.cli import bars, output
+from precook.cli.codes import SOME_FAILED
+from precook.cli.options import ConfigOption, JsonOption, StoreOption
 from precook.cli.projects import named_config, open_project, place_of_store
+from precook.cli.stores import find_or_new
 from precook.errors import printable
-from precook.integrations.adopt import AdoptionPlan, plan_adopt
-from precook.integrations.adopted import names_adopted, plan_filling
-from precook.integrations.old_search import LeftOut
-from precook.project import Project
-from precook.store.store import open_store
 from precook.units import format_count, format_size
 
-SOME_LEFT_OUT = 3
-"""Exit code when something was adopted and something else could not be."""
-_DEFAULT = Path("cache")
+if TYPE_CHECKING:
+    from precook.integrations.adopt import AdoptionPlan
+    from precook.integrations.old_search import LeftOut
+    from precook.project import Project
+
 _FEW = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked for on the command line."""
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures with their old caches.")],
+    *,
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset they become.")] = "adopted",
+    caches: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the caches lie, if not beside the pictures.")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="TOOL", help="Only this tool's, or TOOL/ARCHITECTURE, where there are several."),
+    ] = None,
+    ignore_times: Annotated[
+        bool, typer.Option("--ignore-times", help="Also caches that look older than their picture or caption.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Store them; without it, only show what would be adopted.")
+    ] = False,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Take over what another tool has cached of your pictures.
 
-    folder: Path
-    config: Path | None
-    store: Path | None
-    dataset: str
-    caches: Path | None
-    only: str | None
-    ignore_times: bool
-    yes: bool
+    The tools are sd-scripts, musubi-tuner and ai-toolkit.
 
+    The entries are marked: adopted, encoder not verified. No file of the folder is changed.
+    """
+    from precook.integrations.adopt import plan_adopt
+    from precook.integrations.adopted import names_adopted
 
-def run(asked: Asked, *, as_json: bool) -> int:
-    """Plan, adopt where that was agreed to, and tell; the exit code."""
-    plan = plan_adopt(
-        asked.folder,
-        caches=asked.caches,
-        only=asked.only,
-        ignore_times=asked.ignore_times,
-        report=output.reporter(),
-    )
+    plan = plan_adopt(folder, caches=caches, only=only, ignore_times=ignore_times, report=bars.reporter())
     if not as_json:
         _show(plan)
-    config = named_config(asked.config)
-    if config is not None:
-        with open_project(config, asked.store) as project:
+    path = named_config(config)
+    if path is not None:
+        with open_project(path, store) as project:
             if names_adopted(project):
-                return _fill(asked, plan, project, as_json=as_json)
-    return _adopt(asked, plan, as_json=as_json)
+                return _fill(plan, project, yes=yes, as_json=as_json)
+    place = find_or_new(place_of_store(config, store))
+    return _adopt(plan, place, dataset, yes=yes, as_json=as_json)
 
 
-def _adopt(asked: Asked, plan: AdoptionPlan, *, as_json: bool) -> int:
+def _adopt(plan: AdoptionPlan, place: Path, dataset: str, *, yes: bool, as_json: bool) -> int:
     """A dataset of its own."""
-    place = place_of_store(asked.config, asked.store) or _DEFAULT
+    from precook.store.store import open_store
+
     adoption = None
-    if asked.yes and plan.samples:
+    if yes and plan.samples:
         with open_store(place) as store:
-            adoption = plan.execute(store, asked.dataset, report=output.reporter())
+            adoption = plan.execute(store, dataset, report=bars.reporter())
     left_out = (*plan.left_out, *(adoption.failed if adoption is not None else ()))
     if as_json:
         file = adoption.snapshot.file if adoption is not None else None
@@ -69,7 +80,7 @@ def _adopt(asked: Asked, plan: AdoptionPlan, *, as_json: bool) -> int:
             {
                 **_document(plan, left_out),
                 "store": str(place),
-                "dataset": asked.dataset,
+                "dataset": dataset,
                 "samples": len(plan.samples) if adoption is None else adoption.samples,
                 "adopted": adoption is not None,
                 "snapshot": None if file is None else {"number": file.number, "id": file.id},
@@ -78,19 +89,21 @@ def _adopt(asked: Asked, plan: AdoptionPlan, *, as_json: bool) -> int:
     elif adoption is not None:
         _show_left_out(adoption.failed)
         told = f"adopted {format_count(adoption.samples, 'sample')} as snapshot {adoption.snapshot.file.number}"
-        output.line(f"{told} of {asked.dataset} in {place}")
+        output.line(f"{told} of {dataset} in {place}")
     elif plan.samples:
-        output.hint(f"nothing is stored yet; --yes adopts them as the dataset {asked.dataset} in {place}")
-    return SOME_LEFT_OUT if left_out else 0
+        output.hint(f"nothing is stored yet; --yes adopts them as the dataset {dataset} in {place}")
+    return SOME_FAILED if left_out else 0
 
 
-def _fill(asked: Asked, plan: AdoptionPlan, project: Project, *, as_json: bool) -> int:
+def _fill(plan: AdoptionPlan, project: Project, *, yes: bool, as_json: bool) -> int:
     """The entries that the encoders of a config name."""
-    filling = plan_filling(project, plan, report=output.reporter())
+    from precook.integrations.adopted import plan_filling
+
+    filling = plan_filling(project, plan, report=bars.reporter())
     wanted, stored = len(filling.fillings), None
     failed: tuple[LeftOut, ...] = ()
-    if asked.yes:
-        stored, failed = filling.execute(project, report=output.reporter())
+    if yes:
+        stored, failed = filling.execute(project, report=bars.reporter())
     left_out = (*plan.left_out, *filling.left_out, *failed)
     if as_json:
         output.document(
@@ -103,14 +116,14 @@ def _fill(asked: Asked, plan: AdoptionPlan, project: Project, *, as_json: bool) 
                 "adopted": stored is not None,
             }
         )
-        return SOME_LEFT_OUT if left_out else 0
+        return SOME_FAILED if left_out else 0
     _show_left_out((*filling.left_out, *failed))
     if stored is not None:
         output.line(f"adopted {format_count(stored, 'entry')} for {project.settings.dataset}, {filling.ready:,} before")
     else:
         told = f"--yes adopts {format_count(wanted, 'entry')} for {project.settings.dataset}"
         output.hint(f"nothing is stored yet; {told}, where {filling.ready:,} are ready")
-    return SOME_LEFT_OUT if left_out else 0
+    return SOME_FAILED if left_out else 0
 
 
 def _show(plan: AdoptionPlan) -> None:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from precook.cli import output
+from precook.cli import bars, output
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption
 from precook.cli.output import Span
+from precook.cli.projects import place_of_store
 from precook.cli.stores import open_to_read, open_to_write
-from precook.maintain.compact import Compaction, CompactPlan, plan_compact
 from precook.units import format_count, format_size
 
+if TYPE_CHECKING:
+    from precook.maintain.compact import Compaction, CompactPlan
 
-def run(place: Path | None, *, yes: bool, as_json: bool) -> None:
-    """Plan, show, and with `yes` do it."""
+
+def command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Rewrite packs with much dead space and merge small ones.
+
+    No entry is lost. It is a preview until --yes.
+    """
+    from precook.maintain.compact import plan_compact
+
+    place = place_of_store(config, store)
     with open_to_write(place) if yes else open_to_read(place) as opened:
-        plan = plan_compact(opened, report=output.reporter())
+        plan = plan_compact(opened, report=bars.reporter())
         if not as_json:
             _show(plan)
-        done = plan.execute(output.reporter()) if yes and not plan.empty else None
+        done = plan.execute(bars.reporter()) if yes and not plan.empty else None
     if as_json:
         output.document({**_document(plan), "done": _done(done) if done is not None else None})
     elif done is not None:

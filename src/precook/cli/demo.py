@@ -12,11 +12,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from PIL import Image, ImageDraw
+import typer
 
 from precook.cli import output
+from precook.cli.options import JsonOption
 from precook.cli.output import Span
 from precook.errors import ConfigError, PrecookError, Problem, printable
 from precook.units import format_duration
@@ -89,8 +90,17 @@ _STEPS = (
 )
 
 
-def run(folder: Path, *, as_json: bool) -> None:
-    """Make the files and tell the story."""
+def command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.", show_default="precook-demo")
+    ] = Path("precook-demo"),
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the main job on pictures and models made on the spot.
+
+    Every step shows the commands and what they print. Needs diffusers and transformers.
+    """
     _check_place(folder)
     _check_libraries()
     start = time.monotonic()
@@ -158,6 +168,8 @@ def _environment() -> dict[str, str]:
 
 def _make_pictures(folder: Path) -> None:
     """Two dozen shapes with captions, two of them with masks, and one that is added later."""
+    from PIL import Image
+
     (folder / "pictures").mkdir(parents=True)
     (folder / "new").mkdir()
     for number, (colour, shape) in enumerate((colour, shape) for colour in _COLOURS for shape in _SHAPES):
@@ -171,6 +183,8 @@ def _make_pictures(folder: Path) -> None:
 
 def _draw(path: Path, colour: str, shape: str, size: tuple[int, int]) -> None:
     """A shape in the middle of a picture, and its caption beside it."""
+    from PIL import Image, ImageDraw
+
     picture = Image.new("RGB", size, (_PAPER,) * 3)
     pen = ImageDraw.Draw(picture)
     middle, radius = (size[0] / 2, size[1] / 2), min(size) * 0.4

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precook.cli import output
+from precook.cli.codes import FAILED
+from precook.cli.options import ConfigOption, JsonOption, StoreOption
 from precook.cli.output import Column, Line, Span
-from precook.cli.stores import find_store
-from precook.errors import NoStoreError
-from precook.maintain.doctor import examine
-from precook.maintain.probes import Finding
+from precook.cli.projects import place_of_store
+from precook.cli.stores import find_or_new
+
+if TYPE_CHECKING:
+    from precook.maintain.probes import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
-_NEW_STORE = Path("cache")
 _FEW = 20
 
 
-def run(store: Path | None, *, as_json: bool) -> int:
-    """Examine a store, or the place for one; the exit code."""
-    try:
-        path = find_store(store)
-    except NoStoreError:
-        path = _NEW_STORE  # the doctor may be asked before there is one
+def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> int:
+    """Examine the disk, the libraries and the store's directory."""
+    from precook.maintain.doctor import examine
+
+    path = find_or_new(place_of_store(config, store))  # the doctor may be asked before there is one
     findings = examine(path)
     problems = [finding for finding in findings if finding.level == "problem"]
     if as_json:
@@ -32,7 +34,7 @@ def run(store: Path | None, *, as_json: bool) -> int:
         for finding in findings:
             if finding.hint and finding.level == "problem":
                 output.hint(f"{finding.topic}: {finding.hint}")
-    return 1 if problems else 0
+    return FAILED if problems else 0
 
 
 def _document(finding: Finding) -> dict[str, object]:

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from precook.cli import output
+from precook.cli.options import ConfigOption, JsonOption, NoWriteOption, StoreOption
 from precook.cli.plan import make_plan, why_document
 from precook.cli.projects import open_project
 from precook.errors import SourceError
-from precook.plan.explain import EntryState, Explanation
+
+if TYPE_CHECKING:
+    from precook.plan.explain import EntryState, Explanation
 
 
-def run(config: Path | None, store: Path | None, path: Path, *, write: bool, as_json: bool) -> None:
-    """Explain a path."""
+def command(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A picture, caption or mask.")],
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    no_write: NoWriteOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain why the entries of a file are there or missing.
+
+    A missing one is compared with the stored entry that differs least.
+    """
     with open_project(config, store) as project:
-        plan = make_plan(project, write=write)
+        plan = make_plan(project, write=not no_write)
         try:
             explanation = plan.explain(path)
         except SourceError as error:

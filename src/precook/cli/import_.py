@@ -6,29 +6,39 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
-from precook.cli import output
-from precook.cli.stores import find_store
-from precook.errors import NoStoreError
-from precook.maintain.importing import import_bundle
-from precook.store.store import open_store
+import typer
+
+from precook.cli import bars, output
+from precook.cli.options import ConfigOption, JsonOption, StoreOption
+from precook.cli.projects import place_of_store
+from precook.cli.stores import find_or_new
 from precook.units import format_count, format_size
 
 PIPE = "-"
-_NEW = Path("cache")
-"""Where a store is made when none is named and none is found."""
 
 
-def run(store: Path | None, archive: str, *, dataset: str | None, as_json: bool) -> None:
-    """Import the archive and say what it brought."""
-    try:
-        place = find_store(store)
-    except NoStoreError:
-        place = _NEW
+def command(
+    archive: Annotated[str, typer.Argument(metavar="FILE", help="The archive; - reads it from stdin.")],
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    dataset: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Another name for the dataset.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a dataset from an archive into the store.
+
+    Every byte is checked before anything of it is used, and entries that the store has are not written again. An import
+    that was interrupted goes on where it stopped.
+    """
+    from precook.maintain.importing import import_bundle
+    from precook.store.store import open_store
+
+    place = find_or_new(place_of_store(config, store))
     with _opened(archive) as stream, open_store(place) as opened:
         name = "stdin" if archive == PIPE else archive
-        done = import_bundle(opened, stream, name=name, dataset=dataset, report=output.reporter())
+        done = import_bundle(opened, stream, name=name, dataset=dataset, report=bars.reporter())
     if as_json:
         output.document(
             {

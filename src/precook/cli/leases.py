@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from precook.cli import output
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption
 from precook.cli.output import Column
+from precook.cli.projects import place_of_store
 from precook.cli.stores import open_to_read, open_to_write
-from precook.store.leases import Holder
 from precook.units import format_age, utc_time
+
+if TYPE_CHECKING:
+    from precook.store.leases import Holder
 
 _SHORT = 8
 
 
-def run(store: Path | None, *, breaking: str | None, yes: bool, as_json: bool) -> None:
-    """List the leases, or break one."""
+def command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    breaking: Annotated[
+        str | None,
+        typer.Option("--break", metavar="ID", help="Take this lease from its holder, by its first digits."),
+    ] = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who uses the store right now, and what it keeps for them."""
+    place = place_of_store(config, store)
     if breaking is not None and yes:
-        with open_to_write(store) as opened:
+        with open_to_write(place) as opened:
             broken = [opened.break_lease(breaking)]
     else:
-        with open_to_read(store) as opened:
+        with open_to_read(place) as opened:
             broken, holders = [], opened.leases()
             if breaking is not None:
                 holders = [holder for holder in holders if holder.id.startswith(breaking)]

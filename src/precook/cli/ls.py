@@ -5,31 +5,77 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from precook.cli import output
-from precook.cli.choice import Choice, Sort
-from precook.cli.entries import Listed, list_entries
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, duration_option, size_option
 from precook.cli.output import Span
-from precook.cli.recipes import RecipeInfo, read_recipe
+from precook.cli.projects import place_of_store
 from precook.cli.stores import open_to_read
-from precook.errors import PrecookError, printable
-from precook.maintain.checking import named_keys
 from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
+    from precook.cli.entries import Listed
     from precook.store.store import Store
 
 _DIGITS = 16
 
 
-def run(store: Path | None, choice: Choice, *, quiet: bool, as_json: bool) -> None:
-    """List the entries that were asked for."""
+class Sort(str, Enum):
+    """What entries are sorted by."""
+
+    KEY = "key"
+    SIZE = "size"
+    AGE = "age"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which entries are asked for, and in which order."""
+
+    recipe: str | None
+    """A kind, or the first digits of a digest."""
+    dataset: str | None
+    """What its snapshots name."""
+    min_size: int | None
+    max_size: int | None
+    older_than: float | None
+    """Seconds."""
+    newer_than: float | None
+    sort: Sort
+    limit: int | None
+
+
+def command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="RECIPE", help="Only what this recipe made: its kind, or the first digits of its digest."),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only what the snapshots of this dataset name.")
+    ] = None,
+    min_size: Annotated[int | None, size_option("Only entries of this size or more, such as 1MiB.")] = None,
+    max_size: Annotated[int | None, size_option("Only entries of this size or less.")] = None,
+    older_than: Annotated[float | None, duration_option("Only entries written before, such as 7d.")] = None,
+    newer_than: Annotated[float | None, duration_option("Only entries written since, such as 1h.")] = None,
+    sort: Annotated[Sort, typer.Option(help="By key, by size (largest first) or by age (newest first).")] = Sort.KEY,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many, the first ones.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only keys, whole and one per line.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the entries of a store."""
+    choice = Choice(recipe, dataset, min_size, max_size, older_than, newer_than, sort, limit)
     now = time.time()
-    with open_to_read(store) as opened:
-        entries = choose(opened, choice, now=now)
+    with open_to_read(place_of_store(config, store)) as opened:
+        entries = _choose(opened, choice, now=now)
         if as_json:
             output.document_of("entries", map(_document, entries))
         elif quiet:
@@ -38,8 +84,12 @@ def run(store: Path | None, choice: Choice, *, quiet: bool, as_json: bool) -> No
             _show(entries, now)
 
 
-def choose(store: Store, choice: Choice, *, now: float) -> Iterator[Listed]:
+def _choose(store: Store, choice: Choice, *, now: float) -> Iterator[Listed]:
     """The entries asked for, in the order asked for; by key they are read a few at a time."""
+    from precook.cli.entries import list_entries
+    from precook.cli.recipes import matching_recipes
+    from precook.maintain.checking import named_keys
+
     recipes = matching_recipes(store, choice.recipe) if choice.recipe is not None else None
     keys = named_keys(store, choice.dataset) if choice.dataset is not None else None
     entries = (
@@ -72,21 +122,6 @@ def _sorted(entries: Iterator[Listed], choice: Choice) -> Iterable[Listed]:
     if choice.limit is not None:
         return heapq.nsmallest(choice.limit, entries, key=rank)
     return sorted(entries, key=rank)
-
-
-def matching_recipes(store: Store, wanted: str) -> set[str]:
-    """The digests of the recipes that are meant; an error that names all of them where none is."""
-    known = [info for recipe in store.stats().recipes if (info := read_recipe(recipe.form)) is not None]
-    matching = {info.hex for info in known if _is_meant(info, wanted)}
-    if not matching:
-        names = ", ".join(sorted(info.name for info in known)) or "none"
-        message = f"no recipe here has the kind or digest {printable(wanted)!r}"
-        raise PrecookError(message, hint=f"recipes in this store: {names}")
-    return matching
-
-
-def _is_meant(recipe: RecipeInfo, wanted: str) -> bool:
-    return recipe.kind == wanted or (len(wanted) >= 4 and recipe.hex.startswith(wanted.lower()))  # noqa: PLR2004
 
 
 def _document(entry: Listed) -> dict[str, Any]:

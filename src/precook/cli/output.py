@@ -1,4 +1,4 @@
-"""Printing: the only module that does.
+"""Printing: the only module that does, but for the bars on stderr.
 
 stdout is data, stderr is for people. Every text passes through `printable` here, whoever made it, and rich is never
 asked to read markup: a name in a store can neither steer the terminal nor forge a line. Off a terminal there are no
@@ -7,26 +7,19 @@ colours, no bars and no line breaks of ours; rich is loaded only where there is 
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
-import os
 import sys
 import textwrap
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from precook.errors import ConfigError, PrecookError, printable
-from precook.report import SILENT, Reporter, Task
-from precook.units import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
-    from rich.progress import Task as RichTask
     from rich.table import Table
     from rich.text import Text
 
@@ -76,7 +69,7 @@ def on_terminal() -> bool:
 
 def width() -> int:
     """Columns a line on stdout may take."""
-    return _console(sys.stdout).width if on_terminal() else _BROAD
+    return console(sys.stdout).width if on_terminal() else _BROAD
 
 
 def line(content: Line = "", *, whole: bool = False) -> None:
@@ -99,7 +92,7 @@ def text(content: str) -> None:
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[Line]]) -> None:
     """A table of data, with headings if the columns have any."""
-    from rich.table import Table  # noqa: PLC0415 - only where something is drawn
+    from rich.table import Table
 
     headed = any(column.heading for column in columns)
     layout = Table(box=None, show_header=headed, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -175,44 +168,6 @@ def problems(error: ConfigError) -> None:
             hint(problem.hint)
 
 
-def reporter() -> Reporter:
-    """Shows progress as bars while a person is looking, and nothing otherwise."""
-    return Bars() if sys.stderr.isatty() else SILENT
-
-
-def restore_terminal() -> None:
-    """Undo what a bar has done to the terminal, where it gets no chance to."""
-    if os.isatty(2):
-        os.write(2, b"\x1b[?25h\n")  # the cursor, below the bar
-
-
-class Bars:
-    """Progress bars on stderr, with the rate and the time left."""
-
-    def __init__(self, *, stay: bool = False) -> None:
-        self._stay = stay
-
-    @contextlib.contextmanager
-    def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
-        """A bar for as long as the task lasts, or one that stays."""
-        with _progress(unit, stay=self._stay) as progress:
-            yield _Bar(progress, progress.add_task(name, total=total, nbytes=0, failed=0))
-
-
-class _Bar:
-    def __init__(self, progress: Progress, number: Any) -> None:
-        self._progress = progress
-        self._number = number
-        self._lock = threading.Lock()
-        self._nbytes = self._failed = 0
-
-    def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:
-        with self._lock:
-            self._nbytes += nbytes
-            self._failed += failed
-            self._progress.update(self._number, advance=amount, nbytes=self._nbytes, failed=self._failed)
-
-
 class Warnings(logging.Handler):
     """Shows what the library logs as warnings to people.
 
@@ -232,7 +187,7 @@ class Warnings(logging.Handler):
 
 def _emit(stream: TextIO, content: Line, *, whole: bool = False) -> None:
     if stream.isatty():
-        _console(stream).print(_text(content), soft_wrap=whole)
+        console(stream).print(_text(content), soft_wrap=whole)
     else:
         stream.write("".join(printable(span.text) for span in _spans(content)) + "\n")
 
@@ -242,7 +197,7 @@ def _tell_labelled(label: str, style: str, content: str) -> None:
     if not sys.stderr.isatty():
         _emit(sys.stderr, f"{label}: {content}")
         return
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table
 
     layout = Table.grid(padding=(0, 1, 0, 0))
     layout.add_row(_text(Span(f"{label}:", style)), _text(content))
@@ -251,16 +206,17 @@ def _tell_labelled(label: str, style: str, content: str) -> None:
 
 def _draw(stream: TextIO, layout: Table) -> None:
     if stream.isatty():
-        _console(stream).print(layout)
+        console(stream).print(layout)
         return
     # Drawn beside the stream: rich would end the process with a code of its own where a pipe is broken.
     drawn = io.StringIO()
-    _console(drawn).print(layout)
+    console(drawn).print(layout)
     stream.writelines(f"{row.rstrip()}\n" for row in drawn.getvalue().splitlines())
 
 
-def _console(stream: TextIO) -> Console:
-    from rich.console import Console  # noqa: PLC0415
+def console(stream: TextIO) -> Console:
+    """What draws on a stream: no markup is read, and off a terminal there are no colours and no narrow lines."""
+    from rich.console import Console
 
     # Not even FORCE_COLOR puts colours into data.
     width, terminal = (None, None) if stream.isatty() else (_BROAD, False)
@@ -268,7 +224,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def _text(content: Line) -> Text:
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text
 
     return Text.assemble(*((printable(span.text), span.style) for span in _spans(content)))
 
@@ -291,31 +247,3 @@ def _broken(row: str) -> list[str]:
 def _spans(content: Line) -> list[Span]:
     parts = [content] if isinstance(content, str | Span) else content
     return [Span(part) if isinstance(part, str) else part for part in parts]
-
-
-def _progress(unit: str, *, stay: bool) -> Progress:
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    def amount(number: float) -> str:
-        return format_size(int(number)) if unit == "bytes" else f"{number:,.0f}"
-
-    class Done(ProgressColumn):
-        """How much of the whole is done, and how fast it goes."""
-
-        def render(self, task: RichTask) -> Text:
-            whole = f" of {amount(task.total)}" if task.total is not None else ""
-            speed = f", {amount(task.speed)}/s" if task.speed else ""
-            size = f", {format_size(task.fields['nbytes'])}" if task.fields["nbytes"] else ""
-            failed = f", {task.fields['failed']:,} failed" if task.fields["failed"] else ""
-            told = f"{amount(task.completed)}{whole}{'' if unit == 'bytes' else ' ' + unit}{speed}{size}"
-            return Text.assemble(told, (failed, "red"))
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        Done(),
-        TimeRemainingColumn(compact=True),
-        console=_console(sys.stderr),
-        transient=not stay,
-    )

@@ -5,23 +5,31 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from precook.cli import output
+from precook.cli import bars, output
+from precook.cli.options import ConfigOption, EncoderOption, JsonOption, NoWriteOption, StoreOption
 from precook.cli.projects import open_project
 from precook.errors import NoSpaceError, ReadOnlyError
-from precook.plan.entries import Failure
-from precook.plan.plan import EncoderPlan, Plan
-from precook.plan.reasons import ABSENT, Difference, Why
-from precook.plan.table import full_path
-from precook.project import Project
+
+if TYPE_CHECKING:
+    from precook.plan.entries import Failure
+    from precook.plan.plan import EncoderPlan, Plan
+    from precook.plan.reasons import Difference, Why
+    from precook.project import Project
 
 
-def run(config: Path | None, store: Path | None, *, encoders: list[str], write: bool, as_json: bool) -> None:
-    """Plan and show."""
+def command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    encoder: EncoderOption = None,
+    no_write: NoWriteOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a build would do, and why; nothing is encoded."""
     with open_project(config, store) as project:
-        plan = make_plan(project, encoders=encoders, write=write)
+        plan = make_plan(project, encoders=encoder or (), write=not no_write)
         if as_json:
             output.document(_document(plan))
         else:
@@ -31,7 +39,7 @@ def run(config: Path | None, store: Path | None, *, encoders: list[str], write: 
 def make_plan(project: Project, *, encoders: Sequence[str] = (), write: bool) -> Plan:
     """A plan for all encoders or for some; where it cannot be remembered, the error says how to do without."""
     try:
-        return project.plan(encoders=list(encoders) or None, write=write, report=output.reporter())
+        return project.plan(encoders=list(encoders) or None, write=write, report=bars.reporter())
     except (ReadOnlyError, NoSpaceError) as error:
         error.hint = "--no-write plans without remembering anything; --store DIR names another store"
         raise
@@ -49,6 +57,18 @@ def counts_document(plan: Plan) -> dict[str, Any]:
     }
 
 
+def heading_document(plan: Plan) -> dict[str, Any]:
+    """What a plan is of and what it counts, for programs."""
+    counts = counts_document(plan)
+    return {"dataset": counts.pop("name"), "store": str(plan.store.path), **counts}
+
+
+def forecast_document(plan: Plan) -> dict[str, Any]:
+    """What a build would take, for programs."""
+    forecast = plan.forecast
+    return {"bytes": forecast.nbytes, "seconds": forecast.seconds, "free_bytes": forecast.free}
+
+
 def why_document(why: Why) -> dict[str, Any]:
     """A reason for programs."""
     return {
@@ -59,12 +79,8 @@ def why_document(why: Why) -> dict[str, Any]:
 
 
 def _document(plan: Plan) -> dict[str, Any]:
-    forecast = plan.forecast
-    counts = counts_document(plan)
     return {
-        "dataset": counts.pop("name"),
-        "store": str(plan.store.path),
-        **counts,
+        **heading_document(plan),
         "missing": [
             {
                 "encoder": entry.encoder,
@@ -76,18 +92,22 @@ def _document(plan: Plan) -> dict[str, Any]:
             for entry, why in zip(plan.missing, plan.missing.reasons(), strict=True)
         ],
         "failed": [_failure(plan, failure) for failure in plan.failed],
-        "forecast": {"bytes": forecast.nbytes, "seconds": forecast.seconds, "free_bytes": forecast.free},
+        "forecast": forecast_document(plan),
     }
 
 
 def _difference(difference: Difference) -> dict[str, Any]:
     """A difference for programs; a part that one side does not have is null."""
+    from precook.plan.reasons import ABSENT
+
     old, new = (None if value is ABSENT else value for value in (difference.old, difference.new))
     return {"field": difference.field, "old": old, "new": new}
 
 
 def _failure(plan: Plan, failure: Failure) -> dict[str, Any]:
     """A failure for programs."""
+    from precook.plan.table import full_path
+
     key = failure.key.hex if failure.key else None
     return {**dataclasses.asdict(failure), "path": full_path(plan, failure), "key": key}
 

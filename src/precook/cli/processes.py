@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO
 
-from precook.cli.stopping import INTERRUPTED
+from precook.cli.codes import INTERRUPTED, SOME_FAILED
 
-_WELL = (0, 3, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+_WELL = (0, SOME_FAILED, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
 """How a process ends that was not lost: a signal may come before it listens."""
 _LOOK = 0.1
 """Seconds between two looks at whether a process has failed."""

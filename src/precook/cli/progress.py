@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from precook.cli import output
+from precook.cli import bars, output
 from precook.report import Reporter, Task
 from precook.units import format_count, format_duration, format_size
 
@@ -17,6 +17,11 @@ EVENTS_EVERY = 1.0
 """Seconds between two, at the least."""
 _ENTRIES = "entries"
 """The unit of an encoder's task; tasks of the plan count files and bytes."""
+
+
+def format_rate(rate: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}"  # noqa: PLR2004 - else 1.2e+03
 
 
 class Count:
@@ -40,7 +45,7 @@ class Count:
         whole = "" if self.total is None else f"{self.done:,} of "
         parts = [f"{self.encoder}: {whole}{format_count(self.done if self.total is None else self.total, 'entry')}"]
         if rate:
-            parts.append(f"{rate:,.3g}/s" if rate < 100 else f"{rate:,.0f}/s")  # noqa: PLR2004 - else 1.2e+03
+            parts.append(f"{format_rate(rate)}/s")
         if self.nbytes:
             parts.append(format_size(self.nbytes))
         if self.failed:
@@ -64,7 +69,7 @@ class Paced:
     def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
         """What an encoder does is said; what else a build does is shown as by any command."""
         if unit != _ENTRIES:
-            with output.reporter().task(name, total=total, unit=unit) as task:
+            with bars.reporter().task(name, total=total, unit=unit) as task:
                 yield task
             return
         count = Count(name, total, self._clock)
@@ -99,7 +104,7 @@ class _Bars:
     """Bars that stay for encoders, bars that go for the rest."""
 
     def task(self, name: str, *, total: int | None, unit: str) -> AbstractContextManager[Task]:
-        return output.Bars(stay=unit == _ENTRIES).task(name, total=total, unit=unit)
+        return bars.Bars(stay=unit == _ENTRIES).task(name, total=total, unit=unit)
 
 
 def build_reporter(*, events: bool) -> Reporter:

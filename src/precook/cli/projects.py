@@ -24,7 +24,7 @@ def open_project(config: Path | None, store: Path | None) -> Project:
     if path is None:
         hint = "`precook init FOLDER` writes one for a folder of pictures; --config FILE names one elsewhere"
         raise ConfigError(Problem("", None, f"there is no {DEFAULT} here", hint))
-    from precook.project import load  # noqa: PLC0415 - only where there is a config
+    from precook.project import load
 
     project = load(path)
     if store is not None:
@@ -37,6 +37,6 @@ def place_of_store(config: Path | None, store: Path | None) -> Path | None:
     path = named_config(config) if store is None else None
     if path is None:
         return store
-    from precook.config.read import read_config  # noqa: PLC0415 - only where there is a config
+    from precook.config.read import read_config
 
     return path.parent / read_config(path)[0].store

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from precook.cli import output
+from precook.cli import bars, output
+from precook.cli.codes import DAMAGED
 from precook.cli.output import Column, Span
 from precook.cli.projects import open_project
 from precook.units import format_count
-
-CHANGED = 4
-"""Exit code when a source is not what was remembered of it."""
 
 
 def run_sources(config: Path | None, store: Path | None, *, as_json: bool) -> int:
     """Read every source again; the exit code."""
     with open_project(config, store) as project:
-        found = project.verify_sources(report=output.reporter())
+        found = project.verify_sources(report=bars.reporter())
     if as_json:
         output.document(
             {
@@ -38,13 +36,13 @@ def run_sources(config: Path | None, store: Path | None, *, as_json: bool) -> in
         output.line([f"read {format_count(found.files, 'file')} again: ", verdict])
         if not found.clean:
             output.hint("what was remembered wrongly is forgotten; `precook plan` shows what is to be made")
-    return 0 if found.clean else CHANGED
+    return 0 if found.clean else DAMAGED
 
 
 def run_recompute(config: Path | None, store: Path | None, share: float, *, seed: int, as_json: bool) -> None:
     """Encode a part of what is ready once more."""
     with open_project(config, store) as project:
-        found = project.recompute(share, seed=seed, report=output.reporter())
+        found = project.recompute(share, seed=seed, report=bars.reporter())
     if as_json:
         output.document(
             {

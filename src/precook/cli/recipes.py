@@ -11,9 +11,13 @@ import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from precook.errors import PrecookError, printable
 from precook.identity.recipe import recipe_digest
+
+if TYPE_CHECKING:
+    from precook.store.store import Store
 
 SHORT = 8
 """Digits of a recipe's digest that are shown where people tell recipes apart."""
@@ -52,6 +56,21 @@ def read_recipe(form: bytes) -> RecipeInfo | None:
     except (ValueError, TypeError, RecursionError):
         return RecipeInfo("unreadable", digest, None)
     return RecipeInfo(kind if isinstance(kind, str) else "unreadable", digest, data)
+
+
+def matching_recipes(store: Store, wanted: str) -> set[str]:
+    """The digests of the recipes that are meant; an error that names all of them where none is."""
+    known = [info for recipe in store.stats().recipes if (info := read_recipe(recipe.form)) is not None]
+    matching = {info.hex for info in known if _is_meant(info, wanted)}
+    if not matching:
+        names = ", ".join(sorted(info.name for info in known)) or "none"
+        message = f"no recipe here has the kind or digest {printable(wanted)!r}"
+        raise PrecookError(message, hint=f"recipes in this store: {names}")
+    return matching
+
+
+def _is_meant(recipe: RecipeInfo, wanted: str) -> bool:
+    return recipe.kind == wanted or (len(wanted) >= 4 and recipe.hex.startswith(wanted.lower()))  # noqa: PLR2004
 
 
 @dataclass(frozen=True, slots=True)

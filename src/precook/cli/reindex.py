@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from precook.cli import output
+from precook.cli.options import ConfigOption, JsonOption, StoreOption
+from precook.cli.projects import place_of_store
 from precook.cli.stores import open_to_write
 from precook.units import format_count, format_duration
 
 
-def run(store: Path | None, *, as_json: bool) -> None:
-    """Rebuild the index and say what was found."""
+def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Make the index anew from the packs."""
     started = time.monotonic()
-    with open_to_write(store) as opened:
+    with open_to_write(place_of_store(config, store)) as opened:
         entries = opened.reindex()
         packs = opened.stats().packs
     seconds = time.monotonic() - started

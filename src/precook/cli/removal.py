@@ -1,97 +1,28 @@
-"""`precook gc`, `evict`, `prune` and `clear`: what goes, what stays and why, and with --yes the deed."""
+"""Removal: what goes, what stays and why, and with --yes the deed; what `gc`, `evict`, `prune` and `clear` share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from precook.cli import output
+from precook.cli import bars, output
 from precook.cli.output import Column, Line, Span
-from precook.cli.projects import named_config
 from precook.cli.stores import open_to_read, open_to_write
-from precook.maintain.evict import plan_clear, plan_evict, plan_prune
-from precook.maintain.gc import plan_gc
-from precook.report import Reporter
-from precook.store.removal import Removal, RemovalPlan, Share
-from precook.store.store import Store
 from precook.units import format_count, format_size
 
-NO_SPACE = 14
-"""Exit code when a size cannot be reached."""
-
-Planner = Callable[[Store, Reporter], RemovalPlan]
+if TYPE_CHECKING:
+    from precook.store.removal import Removal, RemovalPlan, Share
 
 
-def run_gc(place: Path | None, absent: Sequence[str], *, grace: float, yes: bool, as_json: bool) -> None:
-    """Collect what no snapshot and no lease needs; `absent` sources keep everything."""
-
-    def planner(opened: Store, report: Reporter) -> RemovalPlan:
-        return plan_gc(opened, grace=grace, absent=absent, report=report)
-
-    with open_to_read(place) as opened:
-        bare = not opened.snapshots()
-    if bare and not as_json:
-        output.tell("no dataset was frozen in this store: only age and leases keep an entry")
-    _run(place, planner, yes=yes, as_json=as_json)
-    if absent and not as_json:
-        output.hint("mount the drive; or name the store alone, with --store DIR, to go by its snapshots")
-
-
-def run_evict(place: Path | None, *, max_size: int, grace: float, yes: bool, as_json: bool) -> int:
-    """Evict the least recently used entries down to a size; exit code 14 where protection leaves no room."""
-
-    def planner(opened: Store, report: Reporter) -> RemovalPlan:
-        return plan_evict(opened, max_size, grace=grace, report=report)
-
-    size = _run(place, planner, yes=yes, as_json=as_json)
-    if size <= max_size:
-        return 0
-    if not as_json:
-        output.tell(f"{format_size(size)} stay, which is more than {format_size(max_size)}: the rest is protected")
-        output.hint("end what holds leases, or let go of snapshots; `precook leases` and `precook status` show them")
-    return NO_SPACE
-
-
-def run_prune(place: Path | None, *, older_than: float, yes: bool, as_json: bool) -> None:
-    """Remove what nobody has used for so long."""
-    _run(place, lambda opened, report: plan_prune(opened, older_than, report=report), yes=yes, as_json=as_json)
-
-
-def run_clear(
-    place: Path | None, *, recipe: str | None, dataset: str | None, everything: bool, yes: bool, as_json: bool
-) -> None:
-    """Remove what somebody wants to be rid of."""
-
-    def planner(opened: Store, report: Reporter) -> RemovalPlan:
-        return plan_clear(opened, recipe=recipe, dataset=dataset, everything=everything, report=report)
-
-    _run(place, planner, yes=yes, as_json=as_json)
-
-
-def absent_sources(config: Path | None) -> list[str]:
-    """The concepts of a config whose folder or table is not there; an empty folder may be where a drive belongs."""
-    path = named_config(config)
-    if path is None:
-        return []
-    from precook.config.read import read_config  # noqa: PLC0415 - only where there is a config
-
-    places = [(concept, path.parent / concept.path) for concept in read_config(path)[0].concepts]
-    return [
-        f"{concept.name} ({concept.path})"
-        for concept, place in places
-        if not place.exists() or (place.is_dir() and not any(place.iterdir()))
-    ]
-
-
-def _run(place: Path | None, planner: Planner, *, yes: bool, as_json: bool) -> int:
+def remove(place: Path | None, planner: Callable[..., RemovalPlan], *, yes: bool, as_json: bool) -> int:
     """Plan, show, and with `yes` do it; the bytes that all packs then take."""
     with open_to_write(place) if yes else open_to_read(place) as opened:
-        plan = planner(opened, output.reporter())
+        plan = planner(opened, report=bars.reporter())
         document = _document(plan)
         if not as_json:
             _show(plan)
-        done = plan.execute(output.reporter()) if yes and not plan.empty else None
+        done = plan.execute(bars.reporter()) if yes and not plan.empty else None
         if as_json:
             output.document({**document, "removed": _removed(done) if done is not None else None})
         elif done is not None:
@@ -151,7 +82,11 @@ def _show(plan: RemovalPlan) -> None:
         for number, verb in ((len(plan.unlink), "removed"), (len(plan.rewrite), "rewritten"))
         if number
     )
-    output.line(f"frees {format_size(plan.freed)} of {format_size(plan.size)}{f': {packs}' if packs else ''}")
+    # What all packs take stands beside what goes of it; snapshots are not in that number.
+    told = [f"{format_size(plan.packs_freed)} of {format_size(plan.size)}: {packs}"] if packs else []
+    if plan.snapshots_freed:
+        told.append(f"{format_size(plan.snapshots_freed)} of {format_count(len(plan.snapshots), 'snapshot')}")
+    output.line(f"frees {', and '.join(told) or 'nothing yet'}")
     if plan.dead:
         output.line(f"{format_size(plan.dead)} of removed entries stay in their packs until rewriting is worth it")
 

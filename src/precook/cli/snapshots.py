@@ -3,21 +3,64 @@
 from __future__ import annotations
 
 import time
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from precook.cli import output
-from precook.cli.choice import SnapshotAction
+from precook.cli.options import ConfigOption, JsonOption, StoreOption
 from precook.cli.output import Column, Span
+from precook.cli.projects import place_of_store
 from precook.cli.stores import open_to_read, open_to_write
 from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PrecookError, printable
-from precook.maintain.bundle import is_meant
-from precook.store.snapshots import SnapshotFile, read_snapshot
-from precook.store.store import Store
 from precook.units import format_age, format_count, format_size, utc_time
 
+if TYPE_CHECKING:
+    from precook.store.snapshots import SnapshotFile
+    from precook.store.store import Store
 
-def run_list(store: Path | None, dataset: str | None, *, as_json: bool) -> None:
+
+class Action(str, Enum):
+    """What to do with snapshots."""
+
+    LIST = "list"
+    PIN = "pin"
+    UNPIN = "unpin"
+    RM = "rm"
+
+
+def command(
+    action: Annotated[
+        Action, typer.Argument(metavar="ACTION", help="list, pin, unpin or rm.", show_default="list")
+    ] = Action.LIST,
+    dataset: Annotated[
+        str | None, typer.Argument(metavar="DATASET", help="The dataset's name.", show_default=False)
+    ] = None,
+    snapshot: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Its number, or the first digits of its id.", show_default=False)
+    ] = None,
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show what would be removed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List snapshots, pin or unpin one, or remove one.
+
+    `precook gc` keeps what the latest snapshot of each dataset names, and what pinned ones name.
+    """
+    place = place_of_store(config, store)
+    if action is Action.LIST:
+        _list(place, dataset, as_json=as_json)
+    elif dataset is None or snapshot is None:
+        raise typer.BadParameter("name the dataset and the snapshot", param_hint="DATASET ID")
+    else:
+        _act(place, action, dataset, snapshot, yes=yes, as_json=as_json)
+
+
+def _list(store: Path | None, dataset: str | None, *, as_json: bool) -> None:
     """Show every snapshot, the latest of each dataset last."""
     with open_to_read(store) as opened:
         files = [file for file in opened.snapshots() if dataset in (None, file.dataset)]
@@ -33,15 +76,15 @@ def run_list(store: Path | None, dataset: str | None, *, as_json: bool) -> None:
         _show(found)
 
 
-def run(store: Path | None, action: SnapshotAction, dataset: str, wanted: str, *, yes: bool, as_json: bool) -> None:
+def _act(store: Path | None, action: Action, dataset: str, wanted: str, *, yes: bool, as_json: bool) -> None:
     """Pin, unpin or remove one snapshot; removing is a preview without `yes`."""
-    removing = action is SnapshotAction.RM
+    removing = action is Action.RM
     opening = open_to_read if removing and not yes else open_to_write
     with opening(store) as opened:
         file, rest = _find(opened, dataset, wanted)
-        if action is SnapshotAction.PIN:
+        if action is Action.PIN:
             opened.pin(file)
-        elif action is SnapshotAction.UNPIN:
+        elif action is Action.UNPIN:
             opened.unpin(file)
         elif yes:
             opened.remove_snapshot(file)
@@ -53,7 +96,7 @@ def run(store: Path | None, action: SnapshotAction, dataset: str, wanted: str, *
         return
     name = f"snapshot {file.number} of {dataset}"
     if not removing:
-        output.line(f"{'pinned' if action is SnapshotAction.PIN else 'unpinned'} {name}")
+        output.line(f"{'pinned' if action is Action.PIN else 'unpinned'} {name}")
         return
     output.line(f"{'removed' if yes else 'would remove'} {name}; its entries stay until `precook gc` collects them")
     if file.number > max((one.number for one in rest), default=0):
@@ -67,6 +110,8 @@ def run(store: Path | None, action: SnapshotAction, dataset: str, wanted: str, *
 
 def _find(store: Store, dataset: str, wanted: str) -> tuple[SnapshotFile, list[SnapshotFile]]:
     """The snapshot that is meant, and the others of its dataset."""
+    from precook.maintain.bundle import is_meant
+
     files = [file for file in store.snapshots() if file.dataset == dataset]
     if not files:
         raise NoSnapshotError(store.path, dataset)
@@ -79,6 +124,8 @@ def _find(store: Store, dataset: str, wanted: str) -> tuple[SnapshotFile, list[S
 
 
 def _document(file: SnapshotFile, *, latest: bool) -> dict[str, Any]:
+    from precook.store.snapshots import read_snapshot
+
     problem, samples = None, None
     try:
         samples = read_snapshot(file).samples

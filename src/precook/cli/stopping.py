@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from precook.cli import output
+from precook.cli import bars, output
+from precook.cli.codes import INTERRUPTED
 
-INTERRUPTED = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -66,7 +66,7 @@ def _watch(receiver: socket.socket, stop: threading.Event) -> None:
             continue
         if told:
             # Nothing is tidied up: whatever a store holds is valid at every moment.
-            output.restore_terminal()
+            bars.restore_terminal()
             os._exit(INTERRUPTED)
         told = True
         stop.set()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precook.errors import NoStoreError, NotAStoreError, ReadOnlyError
-from precook.store.layout import Layout, read_marker
-from precook.store.store import Store, open_store
 
-PLACES = (Path(), Path("cache"))
+if TYPE_CHECKING:
+    from precook.store.store import Store
+
+_NEW = Path("cache")
+"""Where a store is made when none is named and none is found."""
+PLACES = (Path(), _NEW)
 """Where a store is looked for when none is named."""
 _MARKER = "store.toml"
 _NAME_ONE = "name a store with --store DIR"
@@ -24,6 +28,14 @@ def find_store(given: Path | None) -> Path:
     error = NoStoreError(Path.cwd())
     error.hint = f"{_NAME_ONE}; without it, this directory and ./cache are tried"
     raise error
+
+
+def find_or_new(given: Path | None) -> Path:
+    """The same for a command that makes a store, or can do without: where there is none yet, the place for one."""
+    try:
+        return find_store(given)
+    except NoStoreError:
+        return _NEW
 
 
 def open_to_read(given: Path | None) -> Store:
@@ -46,6 +58,9 @@ def open_to_use(given: Path | None) -> Store:
 
 
 def _open(path: Path, *, read_only: bool, exists: bool = False) -> Store:
+    from precook.store.layout import Layout, read_marker
+    from precook.store.store import open_store
+
     try:
         return open_store(path, read_only=read_only or (exists and read_marker(Layout(path)) is None))
     except NoStoreError as error:

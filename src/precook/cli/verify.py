@@ -3,232 +3,169 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from precook.cli import output
-from precook.cli.entries import find_key
-from precook.cli.ls import matching_recipes
-from precook.cli.output import Line, Span
+import typer
+
+from precook.cli import bars, output
+from precook.cli.codes import DAMAGED
+from precook.cli.damage import damage_document, repair_document, show_damage, show_repair
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, duration_option, key_digits
+from precook.cli.projects import place_of_store
+from precook.cli.recheck import run_recompute, run_sources
 from precook.cli.stores import open_to_read, open_to_write
 from precook.errors import LockedError, StoreWriteError
-from precook.maintain.checking import Pass, Scope, check_store, remember_pass
-from precook.maintain.owners import Owner, find_owners
-from precook.maintain.repair import Repaired, RepairPlan, plan_repair
-from precook.store.verify import Damage, Verification
-from precook.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
+    from precook.maintain.checking import Pass, Scope
     from precook.store.store import Store
-
-DAMAGED = 4
-"""Exit code when damage is found, repaired or not."""
-_FEW = 3
-"""Samples that are named for an entry; many share one."""
+    from precook.store.verify import Damage
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is to be verified, and what is done about damage."""
 
-    subset: tuple[int, int] = (1, 1)
-    keys: tuple[str, ...] = ()
+    subset: tuple[int, int]
+    keys: tuple[str, ...]
     """First digits of keys."""
-    recipes: tuple[str, ...] = ()
-    dataset: str | None = None
-    max_seconds: float | None = None
-    repair: bool = False
-    yes: bool = False
+    recipes: tuple[str, ...]
+    dataset: str | None
+    max_seconds: float | None
+    repair: bool
+    yes: bool
 
 
-def run(store: Path | None, asked: Asked, *, as_json: bool) -> int:
+def _subset(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        message = f"{text[:40]!a} is not a part of the whole: write k/n with k from 1 to n, such as 1/7"
+        raise typer.BadParameter(message)
+    return int(match[1]), int(match[2])
+
+
+def _share(text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)%", text)
+    if match is None or not 0 < float(match[1]) <= 100:  # noqa: PLR2004 - all of it
+        raise typer.BadParameter(f"{text[:40]!a} is not a share: write 1% or 0.5%, up to 100%")
+    return float(match[1]) / 100
+
+
+def command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    subset: Annotated[
+        Any, typer.Option(parser=_subset, metavar="K/N", help="Check only the K-th of N parts, such as 1/7.")
+    ] = "1/1",
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key", parser=key_digits, metavar="KEY", help="Only this entry, by its first digits; may be repeated."
+        ),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", metavar="RECIPE", help="Only what this recipe made: its kind or first digits."),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", metavar="NAME", help="Only what this dataset's snapshots name.")
+    ] = None,
+    max_time: Annotated[float | None, duration_option("Stop after so long, such as 10m; the next run goes on.")] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Drop what is damaged, so that the next build makes it again.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Repair; without it, only show what would be dropped.")] = False,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Instead, read every source of the config again and compare.")
+    ] = False,
+    recompute: Annotated[
+        float | None,
+        typer.Option(parser=_share, metavar="SHARE", help="Instead, encode so much again and compare, such as 1%."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Which entries --recompute takes.")] = 0,
+    as_json: JsonOption = False,
+) -> int:
+    """Check every byte of every pack and snapshot.
+
+    The next build makes entries that were found damaged again. No pack or snapshot is changed without --repair and
+    --yes. The exit code tells that damage was found, repaired or not.
+    """
+    if sources and recompute is not None:
+        raise typer.BadParameter("takes a run of its own", param_hint="--recompute")
+    if sources:
+        return run_sources(config, store, as_json=as_json)
+    if recompute is not None:
+        run_recompute(config, store, recompute, seed=seed, as_json=as_json)
+        return 0
+    asked = Asked(
+        subset=subset,
+        keys=tuple(key or ()),
+        recipes=tuple(recipe or ()),
+        dataset=dataset,
+        max_seconds=max_time,
+        repair=repair,
+        yes=yes,
+    )
+    return _verify(place_of_store(config, store), asked, as_json=as_json)
+
+
+def _verify(store: Path | None, asked: Asked, *, as_json: bool) -> int:
     """Check the packs, show what is wrong with them and, if asked to, drop it; the exit code."""
+    from precook.maintain.checking import check_store
+    from precook.maintain.owners import find_owners
+    from precook.maintain.repair import plan_repair
+
     with open_to_read(store) as opened:
         scope = _scope(opened, asked)
-        found, done = check_store(opened, scope, max_seconds=asked.max_seconds, report=output.reporter())
+        found, done = check_store(opened, scope, max_seconds=asked.max_seconds, report=bars.reporter())
         owners = find_owners(opened, {one.key.bytes for one in found.damage if one.key is not None})
         root = opened.path
-    remembered = _remember(root, done)
+    remembered = _remember(root, done, found.damage)
     plan, repaired = None, None
     if asked.repair and not found.clean:
         with open_to_write(root) as opened:
             plan = plan_repair(opened, found)
-            repaired = plan.execute(report=output.reporter()) if asked.yes else None
+            repaired = plan.execute(report=bars.reporter()) if asked.yes else None
     if as_json:
         output.document(
-            {**_document(found, owners, scope), "pass": _pass_document(done), "repair": _repair(plan, repaired)}
+            {
+                **damage_document(found, owners, scope),
+                "pass": {"finished": done.finished is not None, "packs": done.packs, "damaged": done.damaged},
+                "repair": None if plan is None else repair_document(plan, repaired),
+            }
         )
     else:
-        _show(found, owners, root, scope, done if remembered else None)
+        show_damage(found, owners, root, scope, remembered=remembered)
         if plan is not None:
-            _show_repair(plan, repaired)
+            show_repair(plan, repaired)
     return 0 if found.clean else DAMAGED
 
 
 def _scope(store: Store, asked: Asked) -> Scope:
+    from precook.cli.entries import find_key
+    from precook.cli.recipes import matching_recipes
+    from precook.maintain.checking import Scope
+
     keys = tuple(sorted(find_key(store, digits).hex for digits in asked.keys))
     recipes = {digest for name in asked.recipes for digest in matching_recipes(store, name)}
     return Scope(asked.subset, keys, tuple(sorted(recipes)), asked.dataset)
 
 
-def _remember(root: Path, done: Pass) -> bool:
-    """Keep how far the pass has come, where the store can be written to."""
+def _remember(root: Path, done: Pass, damage: Sequence[Damage]) -> bool:
+    """Keep how far the pass has come and what it found, where the store can be written to."""
+    from precook.maintain.checking import remember_pass
+
     if not os.access(root, os.W_OK):
         return False
     try:
         with open_to_write(root) as opened:
-            remember_pass(opened, done)
+            remember_pass(opened, done, damage)
     except (LockedError, StoreWriteError) as error:
         output.tell(f"how far this came is not remembered: {error}")
         return False
     return True
-
-
-def _document(found: Verification, owners: dict[bytes, list[Owner]], scope: Scope) -> dict[str, Any]:
-    return {
-        "clean": found.clean,
-        "complete": found.complete,
-        "subset": "{}/{}".format(*scope.subset),
-        "packs": found.packs,
-        "packs_in_store": found.packs_in_store,
-        "snapshots": found.snapshots,
-        "entries": found.entries,
-        "bytes": found.nbytes,
-        "seconds": round(found.seconds, 3),
-        "damage": [
-            {
-                "pack": str(damage.pack),
-                "key": damage.key.hex if damage.key else None,
-                "offset": damage.offset,
-                "reason": damage.reason,
-                "samples": [_owner_document(one) for one in _owners_of(damage, owners)],
-            }
-            for damage in found.damage
-        ],
-    }
-
-
-def _owner_document(owner: Owner) -> dict[str, Any]:
-    return {
-        "dataset": owner.dataset,
-        "snapshot": owner.snapshot,
-        "encoder": owner.encoder,
-        "sample": owner.sample,
-        "concept": owner.concept,
-        "path": owner.path,
-    }
-
-
-def _pass_document(done: Pass) -> dict[str, Any]:
-    return {"finished": done.finished is not None, "packs": done.packs, "damaged": done.damaged}
-
-
-def _repair(plan: RepairPlan | None, repaired: Repaired | None) -> dict[str, Any] | None:
-    if plan is None:
-        return None
-    return {
-        "done": repaired is not None,
-        "lost": [
-            {"key": loss.key.hex, "reason": loss.reason, "samples": [_owner_document(one) for one in loss.owners]}
-            for loss in plan.losses
-        ],
-        "packs": [{"pack": str(wreck.path), "removed": bool(wreck.reason)} for wreck in plan.wrecks],
-        "snapshots": [str(path) for path in plan.snapshots],
-        "left": [str(path) for path in plan.left],
-        "freed": repaired.nbytes if repaired is not None else None,
-    }
-
-
-def _show(
-    found: Verification, owners: dict[bytes, list[Owner]], root: Path, scope: Scope, remembered: Pass | None
-) -> None:
-    packs = format_count(found.packs, "pack")
-    if not found.complete:
-        packs = f"{found.packs:,} of {format_count(found.packs_in_store, 'pack')}"
-    rate = f" ({format_size(int(found.nbytes / found.seconds))}/s)" if found.seconds > 1 else ""
-    took = f"{format_size(found.nbytes)} in {format_duration(found.seconds)}{rate}"
-    verdict = Span("no damage", "bold green") if found.clean else Span(_count(found), "bold red")
-    _show_damage(found, owners, root)
-    output.line([f"checked {packs}, {format_count(found.entries, 'entry')}, {took}: ", verdict])
-    if not found.clean:
-        output.hint("look at the disk's health first; `precook verify --repair` shows what a repair would drop")
-    elif not found.finished:
-        going_on = "the next run with the same options goes on here" if remembered else "the next run begins anew"
-        output.hint(f"not all packs were looked at; {going_on}")
-    elif not found.complete and scope.subset[1] > 1:
-        part, parts = scope.subset
-        output.hint(f"this was one part; `precook verify --subset {part % parts + 1}/{parts}` checks the next")
-
-
-def _show_damage(found: Verification, owners: dict[bytes, list[Owner]], root: Path) -> None:
-    """Damage under the file it was found in."""
-    for pack, group in groupby(found.damage, key=lambda damage: damage.pack):
-        output.line(Span(str(pack.relative_to(root) if pack.is_relative_to(root) else pack), "bold"), whole=True)
-        for damage in group:
-            output.line(_damage_line(damage))
-            for line in _owner_lines(_owners_of(damage, owners)):
-                output.line(Span(f"    {line}", "dim"))
-        output.line()
-
-
-def _damage_line(damage: Damage) -> Line:
-    what = (
-        f"entry {damage.key.hex[:16]}" if damage.key else f"whole {'snapshot' if _is_snapshot(damage.pack) else 'pack'}"
-    )
-    where = f"  at byte {damage.offset:,}" if damage.offset is not None else ""
-    return [f"  {what}{where}  ", Span(damage.reason, "red")]
-
-
-def _owners_of(damage: Damage, owners: dict[bytes, list[Owner]]) -> list[Owner]:
-    return owners.get(damage.key.bytes, []) if damage.key is not None else []
-
-
-def _owner_lines(owners: list[Owner]) -> list[str]:
-    """Who needs an entry: the first few, and how many more."""
-    lines = [_owner_line(owner) for owner in owners[:_FEW]]
-    if len(owners) > _FEW:
-        lines.append(f"and {format_count(len(owners) - _FEW, 'more sample')}")
-    return lines
-
-
-def _owner_line(owner: Owner) -> str:
-    if owner.sample is None:
-        return f"{owner.dataset}: {owner.encoder} of the empty prompt"
-    sample = owner.path or f"sample {owner.sample[:16]}"
-    return f"{owner.dataset}: {owner.encoder} of {sample} ({owner.concept})"
-
-
-def _count(found: Verification) -> str:
-    entries = sum(damage.key is not None for damage in found.damage)
-    files = {damage.pack for damage in found.damage if damage.key is None}
-    snapshots = sum(map(_is_snapshot, files))
-    counts = ((len(files) - snapshots, "damaged pack"), (snapshots, "damaged snapshot"), (entries, "damaged entry"))
-    return ", ".join(format_count(number, noun) for number, noun in counts if number)
-
-
-def _is_snapshot(path: Path) -> bool:
-    return path.parent.parent.name == "snapshots"
-
-
-def _show_repair(plan: RepairPlan, repaired: Repaired | None) -> None:
-    removed = sum(bool(wreck.reason) for wreck in plan.wrecks)
-    parts = [
-        (len(plan.losses), "entry", "to be made again"),
-        (len(plan.wrecks) - removed, "pack", "written anew without them"),
-        (removed, "pack", "removed"),
-        (len(plan.snapshots), "snapshot", "removed"),
-    ]
-    told = ", ".join(f"{format_count(number, noun)} {what}" for number, noun, what in parts if number)
-    output.line([Span("repaired: " if repaired else "a repair: ", "bold"), told or "nothing to drop"])
-    datasets = Counter(dataset for loss in plan.losses for dataset in {owner.dataset for owner in loss.owners})
-    for dataset, number in sorted(datasets.items()):
-        output.line(f"  {dataset} needs {number:,} of them")
-    for path in plan.left:
-        output.tell(f"{path.parent.name}: its latest snapshot is damaged; the next build writes a new one")
-    if repaired is None:
-        output.hint("nothing was changed; --yes does it")
-    elif plan.losses:
-        output.hint("the next build makes what was dropped again")

@@ -308,7 +308,7 @@ def _move_in(workings: Workings, manifest: Manifest, staging: Staging) -> int:
         absent = set(keys) - sound_keys(workings, keys)
         added += len(absent)
         if len(absent) == len(keys) and not workings.layout.pack(member.pack).exists():
-            workings.adopt(path, pack)
+            workings.take_in(path, pack)
             # What a pack of this name lost before may count as removed: it is written to another one.
             absent = set(keys) - workings.index.present(keys)
             pack = PackFile(workings.layout.pack(member.pack), member.pack, Guard()) if absent else pack

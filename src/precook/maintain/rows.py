@@ -104,7 +104,7 @@ def without_labels(entry: Entry) -> Entry:
     return _summed(dataclasses.replace(entry, labels=_NO_LABELS))
 
 
-class Rows:
+class RowReader:
     """Reads rows one after the other, most of them from the pack before; entries that cannot be read are kept aside."""
 
     def __init__(self, store: Store) -> None:

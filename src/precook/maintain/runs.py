@@ -26,6 +26,8 @@ class Run:
     """Of what was encoded."""
     seconds: float
     stopped: bool
+    processes: int = 1
+    """How many shared the work."""
 
 
 def record_run(store: Store, run: Run) -> None:

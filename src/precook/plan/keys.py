@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.identity.recipe import Recipe
-from precook.sources.geometry import COLUMNS, Geometry, Rows
+from precook.sources.geometry import COLUMNS, Geometry, GeometryRows
 from precook.sources.memory import Memory
 from precook.sources.segments import Bytes, Kind
 
@@ -51,7 +51,7 @@ def text_kind(recipe: Recipe | bytes) -> Kind:
 
 def picture_rows(
     digests: Bytes,
-    cuts: Rows,
+    cuts: GeometryRows,
     *,
     alphas: npt.NDArray[np.bool_] | None = None,
     background: tuple[int, int, int] = (0, 0, 0),

@@ -15,7 +15,7 @@ from precook.identity.canonical import canonical
 from precook.identity.digests import derived_digest
 from precook.sources.draws import Purpose, draw
 from precook.sources.gather import Gathered, Problem
-from precook.sources.geometry import Cuts, Rows, cut_rows
+from precook.sources.geometry import Cuts, GeometryRows, cut_rows
 from precook.sources.pairing import Numbers
 from precook.sources.segments import Bytes
 
@@ -99,7 +99,7 @@ class Framed:
     """Samples and how they are cut: a block of rows for each target, in the order of the targets."""
 
     targets: tuple[Target, ...]
-    cuts: tuple[Rows, ...]
+    cuts: tuple[GeometryRows, ...]
     """For each target a row for each sample."""
     usable: tuple[npt.NDArray[np.bool_], ...]
     """For each target, which samples can be cut for it."""

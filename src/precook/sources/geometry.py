@@ -30,7 +30,7 @@ MAX_BUCKETS = 1 << 18
 """About twice what the largest resolution has with the smallest step and the usual `max_aspect`."""
 _NEAR = 1e-9
 
-Rows = npt.NDArray[np.int32]
+GeometryRows = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Geometry:
 class Cuts:
     """How many pictures are cut for one target, and which of them are not."""
 
-    rows: Rows
+    rows: GeometryRows
     refused: dict[int, str]
     """Reasons, by picture."""
 

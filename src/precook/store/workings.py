@@ -53,7 +53,7 @@ class Workings:
         """Whether an entry is there and, read from the disk, what was put; one that is not becomes a miss."""
         return self.reader.checksum(self.index, Key(key)) is not None
 
-    def adopt(self, staged: Path, pack: PackFile) -> None:
+    def take_in(self, staged: Path, pack: PackFile) -> None:
         """Make a pack that lies durable on the same disk part of the store; nobody else may know of it yet."""
         if self.upkeep is not None:
             self.upkeep.check()
