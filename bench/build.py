@@ -13,25 +13,17 @@ pictures of 64 px, one to an entry, show what opening and decoding small files a
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import gc
-import importlib.util
 import os
-import platform
 import shutil
-import signal
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any, Literal
 
 if not __package__:
-    _ROOT = Path(__file__).resolve().parents[1]
-    sys.path[0] = str(_ROOT)
-    if importlib.util.find_spec("precook") is None:
-        sys.path.insert(1, str(_ROOT / "src"))
+    import script  # noqa: F401 - finds the rest
 
 # For both sides alike: torch's threads that spin while they wait for each other measure who else uses the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -46,6 +38,7 @@ from PIL import Image
 import precook
 from bench.measure import median, median_ratio, seconds, settle
 from bench.plan import generate
+from bench.script import facts, fill, folder, parser, some_of, tell, versions
 from bench.table import Column, Goal, Section
 from precook.store.leaves import is_finite
 from precook.store.packing import make_entry
@@ -65,17 +58,14 @@ _TOKENS = 77
 def main(arguments: list[str] | None = None) -> int:
     """Run both parts."""
     options = _parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     transformers.utils.logging.disable_progress_bar()
-    print(f"date: {dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d %H:%M UTC}")
-    print(f"python: {platform.python_version()}, {os.cpu_count()} cores; torch {torch.__version__}, ", end="")
-    print(f"transformers {transformers.__version__}, diffusers {diffusers.__version__}\n", flush=True)
-    with tempfile.TemporaryDirectory(prefix="precook-bench-", dir=options.dir) as folder:
+    tell(facts(versions=versions("torch", "transformers", "diffusers")))
+    with folder(options.dir) as made:
         if "free" in options.only:
-            print(free_encoders(Path(folder, "free"), options), flush=True)
+            print(free_encoders(made / "free", options), flush=True)
         if "real" in options.only:
             for contest in (Text, Vae):
-                print(contest(Path(folder, contest.__name__), options).run(), flush=True)
+                print(contest(made / contest.__name__, options).run(), flush=True)
     return 0
 
 
@@ -383,19 +373,12 @@ def _check(report: Any, count: int) -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="little of everything: does it run?")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(_PARTS), help="free, real")
-    parser.add_argument("--megabytes", type=int, help="MiB of entries of a free encoder (default: 1024)")
-    parser.add_argument("--repeats", type=int, help="of which medians are taken (default: 5)")
-    parser.add_argument("--dir", type=Path, help="where to write (default: the temp folder)")
-    options = parser.parse_args(arguments)
-    options.megabytes = options.megabytes or (8 if options.quick else 1024)
-    options.repeats = options.repeats or (1 if options.quick else 5)
-    unknown = set(options.only) - set(_PARTS)
-    if unknown:
-        parser.error(f"--only: {', '.join(sorted(unknown))}: not one of {', '.join(_PARTS)}")
-    return options
+    asked = parser(__doc__)
+    asked.add_argument("--only", **some_of(_PARTS))
+    asked.add_argument("--megabytes", type=int, help="MiB of entries of a free encoder (default: 1024)")
+    asked.add_argument("--repeats", type=int, help="of which medians are taken (default: 5)")
+    full, quick = {"megabytes": 1024, "repeats": 5}, {"megabytes": 8, "repeats": 1}
+    return fill(asked.parse_args(arguments), full=full, quick=quick)
 
 
 if __name__ == "__main__":

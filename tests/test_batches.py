@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from precook.encode.batches import FIRST, LARGEST, BatchSize, Bins
 from precook.encode.crew import Crew
 from precook.encode.encoder import Item
+from precook.encode.interruption import interruption
 from precook.encode.prepare import Job
 from precook.encode.results import Acceptance
 from precook.errors import EncodeError
@@ -278,7 +279,7 @@ def test_an_interruption_at_the_end_still_keeps_the_batch_in_flight() -> None:
     some = Crew("words", lambda: worker, ["cpu"], BatchSize(1), sink, threading.Event())
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt), some:
+        with pytest.raises(KeyboardInterrupt), interruption(), some:
             some.give([text("a"), text("b")])
     finally:
         signal.signal(signal.SIGINT, before)

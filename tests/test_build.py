@@ -433,6 +433,10 @@ from tests.projects import Watched, project
 pages = []
 
 class Free(Watched):
+    def load(self, device):
+        # An encoder has weights. Beside none, what is under way at this moment or that would be a tenth.
+        self.weights = np.ones(64 << 20, np.uint8)
+
     def encode(self, batch):
         self.batches = []
         pages.extend([int(Path("/proc/self/statm").read_text().split()[1])] * len(batch))
@@ -458,3 +462,31 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         wide = Image.fromarray(rng.integers(0, 255, (4, 4, 3), np.uint8)).resize((2000, 64), Image.Resampling.NEAREST)
         wide.save(tmp_path / "data" / f"p{number}.png")
     subprocess.run([sys.executable, "-c", RESIDENT, str(tmp_path)], check=True)
+
+
+def test_an_empty_folder_does_not_empty_the_dataset(tmp_path: Path) -> None:
+    """SCENARIOS E3: where a drive is not mounted the build ends with an error, and the last snapshot stays."""
+    dataset(tmp_path / "data")
+    with project(tmp_path) as one:
+        one.build()
+        (tmp_path / "data").rename(tmp_path / "away")
+        (tmp_path / "data").mkdir()
+        with pytest.raises(precook.IncompleteError, match=r"test has no samples: no pictures in .*data") as caught:
+            one.build()
+        assert "mounted" in caught.value.hint
+        with pytest.raises(precook.IncompleteError, match="no sample to keep"):
+            one.plan().freeze()
+        with pytest.raises(precook.FeedError, match="test has no samples"):
+            one.feed(batch_size=1)
+        assert [file.number for file in one.store.snapshots()] == [1]
+
+
+def test_a_dataset_of_which_every_sample_failed_keeps_its_last_snapshot(tmp_path: Path) -> None:
+    """The failures are told, and there is nothing new to train on."""
+    dataset(tmp_path / "data")
+    with project(tmp_path) as one:
+        one.build()
+    with project(tmp_path, image={"resolutions": [512], "step": 16, "upscale": "refuse"}) as one:
+        report = one.build()
+        assert len(report.failed) == 3
+        assert [file.number for file in one.store.snapshots()] == [1]

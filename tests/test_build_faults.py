@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ import pytest
 from PIL import Image
 
 import precook
-from precook.encode import line
+from precook.encode import batches as batches_module
+from precook.encode import crew, line, risk, share
 from precook.plan.failures import read_failures
 from precook.store import claims
+from precook.store import index as index_module
 from precook.store.claims import Claims
 from precook.store.index import Index
 from tests import projects
@@ -453,6 +456,28 @@ def test_a_source_that_never_rests_does_not_keep_the_build(tmp_path: Path) -> No
         assert_built(one)
 
 
+def test_ctrl_c_comes_out_as_itself_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a wait has let go of its lock and is not yet ready to take it again; the batch in flight is kept."""
+    dataset(tmp_path / "data", 3)
+    begun, pressed = threading.Event(), threading.Event()
+
+    class Unlucky(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits = threading.current_thread() is threading.main_thread() and begun.is_set()
+            if waits and not pressed.is_set():
+                self.release()
+                pressed.set()
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(crew, "threading", SimpleNamespace(**{**vars(threading), "Condition": Unlucky}))
+    encoder = Watched(on_batch=lambda _: begun.set() or pressed.wait(60))
+    with project(tmp_path, encoders={"words": encoder}) as one:
+        with pytest.raises(KeyboardInterrupt):
+            one.build()
+        assert (len(one.plan().ready), len(one.plan().missing)) == (4, 0)
+
+
 CHILD = """
 import signal, sys, threading
 from pathlib import Path
@@ -568,10 +593,11 @@ def test_builds_that_are_stopped_and_continued_do_little_twice(tmp_path: Path, n
 def test_two_builds_at_once_share_the_work(tmp_path: Path) -> None:
     """What one has claimed the other leaves to it and waits for: both end with everything, nothing is made twice."""
     total = wide(tmp_path, 40)
-    first = Child(tmp_path)
+    # Claims that outlast any moment in which a busy machine lets neither of them prolong its own.
+    first = Child(tmp_path, seconds=100)
     with children(first):
         assert first.batch()
-        second = Child(tmp_path, size=1)
+        second = Child(tmp_path, size=1, seconds=100)
         with children(second):
             assert second.batch()
             # The second has all it wants when nothing is left but what the first has claimed.
@@ -608,6 +634,7 @@ def test_a_failure_of_the_other_build_is_not_tried_again(tmp_path: Path) -> None
     """A build that waits for another's claims hears of its failures too, and does not try the same itself."""
     dataset(tmp_path / "data", 3)
     looked = threading.Event()
+    interval = sys.getswitchinterval()
     with project(tmp_path, encoders={"words": Watched(make=raises(ValueError("no")))}) as one:
         (tmp_path / "data" / "p1.txt").write_text(BAD)
         begun = threading.Event()
@@ -624,21 +651,22 @@ def test_a_failure_of_the_other_build_is_not_tried_again(tmp_path: Path) -> None
             held = other.store
             idle = Watched(make=raises(ValueError("no")))
             with project(tmp_path, encoders={"words": idle}) as waiting, pytest.MonkeyPatch.context() as patch:
-                others_work = line.Line._others_work
+                others_work = share.Share.others_work
 
-                def wait(self: line.Line) -> Any:
+                def wait(self: share.Share) -> Any:
                     # As soon as this one begins to wait, the other goes on.
-                    if self._plan.store is not held:
+                    if self._store is not held:
                         looked.set()
                     return others_work(self)
 
-                patch.setattr(line.Line, "_others_work", wait)
+                patch.setattr(share.Share, "others_work", wait)
                 report = waiting.build()
             thread.join()
         assert [failure.reason for failure in report.failed] == ["ValueError: no"]
         assert (report.encoded, report.reused) == ({"words": 0}, {"words": 3})
         assert idle.batches == []
         assert told(report) == planned(one.plan())
+    assert sys.getswitchinterval() == interval, "whichever of the two ended last"
 
 
 def test_what_another_build_gives_up_is_made_by_the_one_that_waits(tmp_path: Path) -> None:
@@ -650,10 +678,10 @@ def test_what_another_build_gives_up_is_made_by_the_one_that_waits(tmp_path: Pat
         (failure,) = one.build().failed
         assert failure.key is not None
         encoder.make = projects.content
-        others_work = line.Line._others_work
+        others_work = share.Share.others_work
         with one.store.claims() as others:
             others.take([failure.key.bytes])
-            patch.setattr(line.Line, "_others_work", lambda self: others.release() or others_work(self))
+            patch.setattr(share.Share, "others_work", lambda self: others.release() or others_work(self))
             report = one.build(retry_failed=True)
         assert (report.encoded, report.failed) == ({"words": 1}, ())
 
@@ -663,13 +691,18 @@ def test_claims_last_while_a_batch_takes_long(tmp_path: Path, monkeypatch: pytes
     dataset(tmp_path / "data", 3)
     prolonged = threading.Semaphore(0)
     keep = Index.keep_claims
+    now = 1e9
 
     def counted(self: Index, owner: bytes, *, seconds: float) -> None:
+        nonlocal now
         keep(self, owner, seconds=seconds)
+        # A clock of our own: a slow machine has no more time between two of these than a quick one.
+        now += seconds / 2
         prolonged.release()
 
     monkeypatch.setattr(claims, "SECONDS", 0.2)
     monkeypatch.setattr(Index, "keep_claims", counted)
+    monkeypatch.setattr(index_module, "time", SimpleNamespace(time=lambda: now))
     taken: list[set[bytes]] = []
 
     def slow(_: object) -> None:
@@ -706,7 +739,10 @@ def test_claims_are_given_up_as_the_work_gets_done(tmp_path: Path, monkeypatch: 
     """A long build does not hold a claim for everything that it has ever made."""
     dataset(tmp_path / "data", 200)
     monkeypatch.setattr(line, "_WINDOW", 10)
-    monkeypatch.setattr(line, "_CHEAP", 0)
+    monkeypatch.setattr(risk, "_CHEAP", 0)
+    monkeypatch.setattr(
+        batches_module, "LARGEST", batches_module.FIRST
+    )  # the larger the batches, the more is under way
     held: list[int] = []
 
     def count(_: object) -> None:

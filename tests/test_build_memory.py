@@ -23,7 +23,7 @@ pages = []
 
 class Free(Watched):
     def load(self, device):
-        self.weights = np.ones(32 << 20, np.uint8)  # an encoder has weights; beside none any cache is much
+        self.weights = np.ones(64 << 20, np.uint8)  # an encoder has weights; beside none any cache is much
 
     def encode(self, batch):
         pages.extend([int(Path("/proc/self/statm").read_text().split()[1])] * len(batch))

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import precook
+from precook.cli import progress
 from precook.cli.build import Asked
 from precook.cli.progress import Count, Paced
 from precook.plan.forecast import record_rate
@@ -267,8 +268,9 @@ class TestFailures:
 class TestTelling:
     """What people and programs see."""
 
-    def test_people_off_a_terminal_see_lines(self, here: Path) -> None:
+    def test_people_off_a_terminal_see_lines(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """One line before, one for each encoder at its end, and the report on stdout."""
+        monkeypatch.setattr(progress, "LINES_EVERY", 3600.0)  # a slow machine has more to tell
         ended = run("build")
         intention, pixels, texts = ended.err.splitlines()
         assert intention == "things: encoding 12 entries: 6 of pixels, 6 of words"
@@ -279,7 +281,7 @@ class TestTelling:
             r"pixels         6       0       0\n"
             r"words          6       0       0\n"
             r"\n"
-            r"encoded 12 entries, [\d.]+ KiB in .* s \([\d.,]+ entries/s\), at most [\d.]+ MiB of memory\n"
+            r"encoded 12 entries, [\d.]+ KiB in .* \([\d.,]+ entries/s\), at most [\d.]+ [MG]iB of memory\n"
             r"complete: snapshot 1 of things\n",
             ended.out,
         )

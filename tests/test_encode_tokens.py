@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from precook.config.encoders import TransformersTokens
 from precook.encode.encoder import Item
 from precook.encode.tokens import Tokenizer, TokensEncoder
 from precook.errors import EncodeError
+from tests.projects import dataset, project
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -204,3 +206,23 @@ for kind, section in (
         raise AssertionError("loaded")
 """
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+
+
+def test_files_that_are_swapped_after_the_plan_get_no_planned_key(tmp_path: Path) -> None:
+    """What other files than the planned ones would make is not stored, by a build nor by a feed that encodes."""
+    dataset(tmp_path / "data")
+    first = save_tokenizer(tmp_path / "first")
+    second = save_tokenizer(tmp_path / "second", template=f"{BEGIN} {BEGIN} $A {END}")
+    used = tmp_path / "used"
+    shutil.copytree(first, used)
+    encoders = {"tokens": {"uses": "transformers-tokens", "model": "used"}}
+    with project(tmp_path, encoders=encoders) as owner:
+        plan, feed = owner.plan(), owner.feed(batch_size=2, on_missing="encode")
+        shutil.rmtree(used)
+        shutil.copytree(second, used)
+        with pytest.raises(EncodeError, match="tokens: the files of used are others than when the build was planned"):
+            plan.build()
+        with pytest.raises(EncodeError, match="are others than when the build was planned"), feed:
+            list(feed.epoch(0))
+        assert len(owner.store) == 0
+        assert owner.build().encoded == {"tokens": 4}

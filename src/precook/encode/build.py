@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from precook.encode.line import Hand, Line, Options
-from precook.encode.tally import Tally
+from precook.encode.interruption import interruption
+from precook.encode.ledger import Ledger
+from precook.encode.line import Hand, Options, run_line
 from precook.plan.entries import Failure, entry_of
 from precook.plan.plan import EncoderPlan, Plan
 from precook.report import Reporter
@@ -57,26 +57,26 @@ def build(
 ) -> BuildReport:
     """Encode what a plan has as missing, one encoder after the other; `stop` ends it after the batches in flight."""
     start = time.monotonic()
-    tally = Tally()
+    ledger = Ledger()
     work = {name: rows for name, one in plan.encoders.items() if len(rows := _rows(one, options))}
     if work and not stop.is_set():
         memory = plan.store.memory()
-        with plan.store.claims() as claims, _brisk():
+        with interruption(), plan.store.claims() as claims, _BRISK:
             for name, rows in work.items():
                 if not stop.is_set():
                     one, hand = plan.encoders[name], hands[name]
-                    Line(plan, one, hand, tally, memory, claims, options=options, stop=stop).run(rows, report)
-    reused = {name: len(one.ready) + tally.reused[name] for name, one in plan.encoders.items()}
-    tried = sum(tally.encoded.values()) + sum(tally.reused.values()) + len(tally.failed) + tally.changed
+                    run_line(plan, one, rows, hand, ledger, memory, claims, options=options, stop=stop, report=report)
+    reused = {name: len(one.ready) + ledger.reused[name] for name, one in plan.encoders.items()}
+    tried = sum(ledger.encoded.values()) + sum(ledger.reused.values()) + len(ledger.failed) + ledger.changed
     return BuildReport(
-        encoded={name: tally.encoded[name] for name in plan.encoders},
+        encoded={name: ledger.encoded[name] for name in plan.encoders},
         reused=reused,
-        failed=(*_failures(plan, options), *tally.failed),
-        changed=tally.changed,
+        failed=(*_failures(plan, options), *ledger.failed),
+        changed=ledger.changed,
         left=sum(len(rows) for rows in work.values()) - tried,
-        truncated=dict(tally.truncated),
+        truncated=dict(ledger.truncated),
         seconds=time.monotonic() - start,
-        bytes=tally.nbytes,
+        bytes=ledger.nbytes,
         peak_memory=_peak_memory(),
         stopped=stop.is_set(),
     )
@@ -101,15 +101,33 @@ def joined(first: BuildReport, second: BuildReport, plan: Plan) -> BuildReport:
     )
 
 
-@contextmanager
-def _brisk() -> Iterator[None]:
-    """Let threads take turns often: one that feeds a GPU asks for Python hundreds of times for each batch."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
+class _Brisk:
+    """Lets threads take turns often: one that feeds a GPU asks for Python hundreds of times for each batch.
+
+    It holds for the whole process. Of several builds at once the last to end puts back what the first has found.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._builds = 0
+        self._before = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._builds:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(_TURN)
+            self._builds += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._builds -= 1
+            if not self._builds:
+                sys.setswitchinterval(self._before)
+
+
+_BRISK = _Brisk()
+"""The one of this process."""
 
 
 def default_threads() -> int:

@@ -17,11 +17,11 @@ from precook.config.encoders import EncoderSection, ModelEncoder, TransformersTe
 from precook.config.read import Origin
 from precook.encode.crew import Worker
 from precook.encode.encoder import Encoder
-from precook.encode.folders import find_folders, planned_folders
+from precook.encode.folders import Folders, find_folders, planned_folders
 from precook.encode.hub import is_unused
 from precook.encode.libraries import read_config
 from precook.encode.processor import backend
-from precook.errors import EncodeError, IdentityError, SourceError
+from precook.errors import EncodeError, IdentityError, SourceError, printable
 from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
 from precook.plan.wants import Encoding, Input
@@ -73,7 +73,7 @@ def _encoding(
     name: str, one: EncoderSection | Encoder, base: Path, digest_of: DigestOf, origin: Origin, report: Reporter
 ) -> Encoding:
     if isinstance(one, EncoderSection) and not isinstance(one, UserEncoder):
-        data = _built_in(name, one, base, digest_of, origin, report)
+        data = _built_in(name, one, lambda section: find_folders(section, base, report), digest_of, origin)
         return Encoding(name, _INPUTS[one.uses], Recipe(one.uses, data))
     encoder = make_user_encoder(name, one, base, origin) if isinstance(one, UserEncoder) else one
     assert not isinstance(encoder, EncoderSection)
@@ -91,7 +91,11 @@ def _encoding(
 
 
 def _built_in(
-    encoder: str, section: EncoderSection, base: Path, digest_of: DigestOf, origin: Origin, report: Reporter
+    encoder: str,
+    section: EncoderSection,
+    find: Callable[[ModelEncoder], Folders],
+    digest_of: DigestOf,
+    origin: Origin,
 ) -> dict[str, object]:
     settings = {
         name: _plain(getattr(section, name))
@@ -102,7 +106,7 @@ def _built_in(
     if isinstance(section, ModelEncoder):
         where = ("encoders", encoder, "model")
         try:
-            folders = find_folders(section, base, report)
+            folders = find(section)
         except EncodeError as error:
             raise origin.error(where, error.message, hint=error.hint) from error
         data["model"] = _files(where, folders.model, section.uses, digest_of, origin)
@@ -144,6 +148,18 @@ def _loadable(folder: Path) -> Callable[[str], bool]:
         except (ValueError, LookupError, TypeError, AttributeError):
             continue  # not an index: whoever loads the model says so
     return lambda name: name in shards or not is_unused(name)
+
+
+def check_files(
+    encoder: str, one: EncoderSection | Encoder, base: Path, recipe: Recipe, *, digest_of: DigestOf, origin: Origin
+) -> None:
+    """Refuse a model whose files are others than those of a recipe, such as one that was swapped after the plan."""
+    if not isinstance(one, ModelEncoder):
+        return
+    data = _built_in(encoder, one, lambda section: planned_folders(section, base), digest_of, origin)
+    if Recipe(one.uses, data).digest != recipe.digest:
+        hint = "what was encoded before is kept; build again when nothing writes to it"
+        raise EncodeError(f"the files of {printable(one.model)} are others than when the build was planned", hint=hint)
 
 
 def make_worker(encoder: str, one: EncoderSection | Encoder, base: Path, origin: Origin) -> Worker:

@@ -44,9 +44,12 @@ class Crew:
         size: BatchSize,
         sink: Sink,
         stop: threading.Event,
+        *,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self._encoder = encoder
         self._make = make
+        self._check_loaded = check
         self._devices = devices
         self._size = size
         self._acceptance = Acceptance(encoder)
@@ -180,6 +183,7 @@ class Crew:
             try:
                 worker = self._make()
                 worker.load(device)
+                self._check(worker)
             except ConfigError:
                 raise  # it names the encoder, and its place in the config
             except PrecookError as error:
@@ -188,6 +192,15 @@ class Crew:
                 message = f"{self._encoder} cannot be loaded on {device}: {described(error)}"
                 raise EncodeError(message, hint="what was encoded before is kept") from error
             return worker
+
+    def _check(self, worker: Worker) -> None:
+        """Refuse an encoder that is not the one of the plan any more: nothing of it may get the planned keys."""
+        if self._check_loaded is not None:
+            try:
+                self._check_loaded()
+            except BaseException:
+                worker.unload()
+                raise
 
     def _unload(self, worker: Worker) -> None:
         with self._changed:

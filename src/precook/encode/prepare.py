@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from precook.encode.encoder import Item
 from precook.errors import SourceChangedError
@@ -39,14 +40,18 @@ class Job:
     @property
     def nbytes(self) -> int:
         """Memory that the item takes."""
-        arrays = (self.item.image, self.item.mask)
-        return sum(array.nbytes for array in arrays if array is not None) + len(self.item.text or "")
+        pixels = self._pixels
+        return pixels.nbytes if pixels is not None else len(self.item.text or "")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """What the items of one batch share: the picture's size; nothing for texts."""
-        array = self.item.image if self.item.image is not None else self.item.mask
-        return array.shape[:2] if array is not None else ()
+        pixels = self._pixels
+        return pixels.shape[:2] if pixels is not None else ()
+
+    @property
+    def _pixels(self) -> npt.NDArray[np.uint8] | None:
+        return self.item.image if self.item.image is not None else self.item.mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +154,9 @@ def _read_mask(path: str, entries: Sequence[PlannedEntry]) -> list[Prepared]:
 
 def _read_texts(home: Gathered, number: int, entries: Sequence[PlannedEntry]) -> list[Prepared]:
     # By digest, not by line: lines may have been reordered since.
-    texts = {digest(text): text for text in home.texts(number)}
-    return [Job(entry, Item(text=texts[entry.input])) if entry.input in texts else Changed(entry) for entry in entries]
+    texts = {digest(text).bytes: text for text in home.texts(number)}
+    found = [(entry, texts.get(entry.parts.input)) for entry in entries]
+    return [Changed(entry) if text is None else Job(entry, Item(text=text)) for entry, text in found]
 
 
 def _content(path: str, entry: PlannedEntry) -> bytes:

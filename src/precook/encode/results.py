@@ -61,11 +61,14 @@ class Acceptance:
         return parts
 
     def _set_pattern(self, batch: Sequence[Job], taken: Sequence[Parts | EncodeError]) -> None:
+        new = {job.shape for job in batch} - self._shapes.keys() - {()}
+        if self._skeleton is not None and not new:
+            return
         good = [(job, parts) for job, parts in zip(batch, taken, strict=True) if isinstance(parts, Parts)]
         if self._skeleton is None and good:
             self._skeleton = _commonest(parts.skeleton for _, parts in good)
         good = [(job, parts) for job, parts in good if parts.skeleton == self._skeleton]
-        for shape in {job.shape for job, _ in good} - self._shapes.keys() - {()}:
+        for shape in new & {job.shape for job, _ in good}:
             self._shapes[shape] = _commonest(_shapes(parts) for job, parts in good if job.shape == shape)
 
     def _compared(self, job: Job, parts: Parts | EncodeError) -> Parts | EncodeError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from precook.encode.encoder import Item
 from precook.encode.prepare import Job
@@ -50,3 +51,11 @@ class Sink(Protocol):
 
     def batch_done(self, seconds: float) -> None:
         """Everything that came of a batch was told; to encode it took so long."""
+
+
+@runtime_checkable
+class BatchSink(Sink, Protocol):
+    """A sink that keeps what a batch gave in one go: small entries cost more in calls than in bytes."""
+
+    def store_all(self, results: Sequence[tuple[Job, Parts]]) -> None:
+        """Keep results; those that cannot be kept for what they are fail, and no others."""

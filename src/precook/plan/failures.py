@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 
 from precook.sources.memory import Memory
 
@@ -20,6 +21,8 @@ def record_failure(memory: Memory, key: bytes, reason: str) -> None:
     memory.write_note(_KIND, key, json.dumps({"reason": reason, "when": int(time.time())}))
 
 
-def forget_failure(memory: Memory, key: bytes) -> None:
-    """The entry was made after all."""
-    memory.write_note(_KIND, key, None)
+def forget_failures(memory: Memory, keys: Iterable[bytes]) -> None:
+    """These entries were made after all."""
+    if memory.notes(_KIND):
+        for key in keys:
+            memory.write_note(_KIND, key, None)

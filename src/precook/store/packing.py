@@ -41,8 +41,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Roughly what the entry adds to a pack."""
-        text = len(self.parts.values) + len(self.labels) + 64
-        return text + sum(int(leaf.data.nbytes) for leaf in self.parts.leaves)
+        return len(self.parts.values) + len(self.labels) + 64 + self.parts.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from precook.errors import TreeError
@@ -37,6 +38,14 @@ class Parts:
     values: bytes
     """JSON: the plain parts, in order."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        nbytes = 0
+        for leaf in self.leaves:
+            nbytes += leaf.data.nbytes
+        return nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
@@ -45,11 +54,15 @@ class _Plain:
     form: JsonValue
 
 
+_Nesting = tuple[Any, ...]
+"""A part of the skeleton as a value that can be looked up: a tag and a number, or a type, its keys and its items."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Mixed:
     """A part of the skeleton: something below it holds a tensor."""
 
-    form: JsonValue
+    nesting: _Nesting
 
 
 class _Taker:
@@ -69,11 +82,11 @@ class _Taker:
             return self._dict(node, path)
         if kind is list or kind is tuple:
             parts = [self.take(item, (*path, i)) for i, item in enumerate(node)]
-            return self._join(parts, lambda forms: {"$tuple": forms} if kind is tuple else forms)
+            return self._join(kind, (), parts)
         if is_tensor(node):
             self.leaves.append(read_leaf(node, _where(path), copy=self._copy))
             self.paths.append(".".join(map(str, path)))
-            return _Mixed({"$tensor": len(self.leaves) - 1})
+            return _Mixed(("$tensor", len(self.leaves) - 1))
         if kind in (type(None), bool, int, float, str, bytes):
             return _Plain(_value_form(node))
         hint = "store plain values and tensors; give .item() of a numpy scalar" if hasattr(node, "item") else None
@@ -84,19 +97,39 @@ class _Taker:
             if type(key) is not str and type(key) is not int:
                 raise TreeError(_where((*path, key)), "a dict key must be a str or an int")
         parts = [self.take(item, (*path, key)) for key, item in node.items()]
-        return self._join(parts, lambda forms: dict_form(list(zip(node, forms, strict=True))))
+        return self._join(dict, tuple(node), parts)
 
-    def _join(self, parts: list[_Plain | _Mixed], wrap: Callable[[list[JsonValue]], JsonValue]) -> _Plain | _Mixed:
+    def _join(self, kind: type, keys: tuple[object, ...], parts: list[_Plain | _Mixed]) -> _Plain | _Mixed:
         if all(isinstance(part, _Plain) for part in parts):
-            return _Plain(wrap([part.form for part in parts]))
-        return _Mixed(wrap([self.place(part) for part in parts]))
+            return _Plain(_form(kind, keys, [part.form for part in parts if isinstance(part, _Plain)]))
+        return _Mixed((kind, keys, tuple(self.place(part) for part in parts)))
 
-    def place(self, part: _Plain | _Mixed) -> JsonValue:
-        """The part's form in the skeleton: a plain part leaves only its number there."""
+    def place(self, part: _Plain | _Mixed) -> _Nesting:
+        """The part in the skeleton: of a plain one only its number stands there."""
         if isinstance(part, _Mixed):
-            return part.form
+            return part.nesting
         self.values.append(part.form)
-        return {"$plain": len(self.values) - 1}
+        return ("$plain", len(self.values) - 1)
+
+
+def _form(kind: type, keys: tuple[object, ...], forms: list[JsonValue]) -> JsonValue:
+    """A dict with these keys, a tuple or a list, as JSON."""
+    if kind is dict:
+        return dict_form(list(zip(keys, forms, strict=True)))
+    return {"$tuple": forms} if kind is tuple else forms
+
+
+# An encoder's trees are all alike: to write their skeleton anew takes as long as everything else together.
+@lru_cache(maxsize=64)
+def _skeleton(nesting: _Nesting, leaves: tuple[tuple[str, int, str], ...]) -> bytes:
+    return dump_json({"tree": _nesting_form(nesting), "leaves": leaves})
+
+
+def _nesting_form(nesting: _Nesting) -> JsonValue:
+    if len(nesting) == 2:  # noqa: PLR2004 - a tag and a number
+        return dict([nesting])
+    kind, keys, items = nesting
+    return _form(kind, keys, [_nesting_form(item) for item in items])
 
 
 def take_apart(tree: Tree, *, copy: bool = True) -> Parts:
@@ -106,12 +139,11 @@ def take_apart(tree: Tree, *, copy: bool = True) -> Parts:
     """
     taker = _Taker(copy=copy)
     nesting = taker.place(taker.take(tree, ()))
-    leaves = [[leaf.dtype.name, len(leaf.shape), leaf.library] for leaf in taker.leaves]
     return Parts(
-        skeleton=dump_json({"tree": nesting, "leaves": leaves}),
+        skeleton=_skeleton(nesting, tuple((leaf.dtype.name, len(leaf.shape), leaf.library) for leaf in taker.leaves)),
         leaves=tuple(taker.leaves),
         paths=tuple(taker.paths),
-        values=dump_json(taker.values),
+        values=dump_json(taker.values) if taker.values else b"[]",
     )
 
 
@@ -217,4 +249,4 @@ def _untag(form: JsonValue) -> tuple[str | None, JsonValue]:
 
 
 def _where(path: tuple[object, ...]) -> str:
-    return "tree" + "".join(f"[{part!r}]" for part in path)
+    return "tree" + "".join([f"[{part!r}]" for part in path]) if path else "tree"

@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -134,6 +134,8 @@ class Writer:
         self._committing: _Group | None = None
         self._wanted = -1
         """Groups up to this number are to be committed without waiting for more."""
+        self.durable = -1
+        """Groups up to this number are durable."""
         self._error: PrecookError | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -157,20 +159,26 @@ class Writer:
             message = f"a key is a precook.Key, not a {type(key).__name__}"
             raise TypeError(message)
         text = canonical(dict(labels)) if labels else b"null"
-        entry = make_entry(key.bytes, parts, recipe=recipe, labels=text)
-        _check_limits(entry)
+        self.put_entries([ready_entry(key.bytes, parts, recipe=recipe, labels=text)])
+
+    def put_entries(self, entries: Sequence[Entry]) -> int:
+        """Add entries that are ready to be written, in one go; the number of the group that holds the last of them."""
         self._check_process()
         with self._changed:
             self._check_usable()
-            # At most one group is being written while another is filled: that bounds the memory.
-            while self._committing is not None and self._group.is_full(self._flush_bytes):
-                self._changed.wait()
-                self._check_usable()
-            self._group.add(entry)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            for entry in entries:
+                # At most one group is being written while another is filled: that bounds the memory.
+                while self._group.is_full(self._flush_bytes):
+                    self._changed.wait()
+                    self._check_usable()
+                self._group.add(entry)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
+                    self._thread.start()
+                elif self._group.is_full(self._flush_bytes):
+                    # Only now: waking the thread for every entry costs more than the entry.
+                    self._changed.notify_all()
+            return self._group.number
 
     def flush(self) -> None:
         """Return when everything put so far is durable."""
@@ -236,6 +244,7 @@ class Writer:
                 if error is not None:
                     self._thread = None
                     return
+                self.durable = group.number
 
     def _next_group(self) -> _Group | None:
         with self._changed:
@@ -289,12 +298,23 @@ class _Group:
 
     def is_full(self, flush_bytes: int) -> bool:
         """Whether the group has reached the size asked for, or one of a pack's limits."""
-        return (
+        return bool(self.entries) and (
             self._bytes >= flush_bytes
             or len(self.entries) >= MAX_ROWS
             or self._text >= MAX_TEXT
             or self._header >= MAX_HEADER // 4
         )
+
+
+def ready_entry(key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels: bytes = b"null") -> Entry:
+    """An entry ready to be written, or a `TreeError` for what no pack could hold."""
+    entry = make_entry(key, parts, recipe=recipe, labels=labels)
+    # Twice each limit still fits, so one entry over it does too.
+    if _text_bytes(entry) > MAX_TEXT:
+        raise TreeError("tree", f"its plain values take {_text_bytes(entry)} bytes; at most {MAX_TEXT} can be stored")
+    if _header_bytes(entry) > MAX_HEADER // 4:
+        raise TreeError("tree", f"it has {len(parts.leaves)} tensors, too many for one entry")
+    return entry
 
 
 def _text_bytes(entry: Entry) -> int:
@@ -303,11 +323,3 @@ def _text_bytes(entry: Entry) -> int:
 
 def _header_bytes(entry: Entry) -> int:
     return len(entry.parts.skeleton) + _COLUMN_FORM * (len(entry.parts.leaves) + 4)
-
-
-def _check_limits(entry: Entry) -> None:
-    """Refuse what no pack could hold: twice each limit still fits, so one entry over it does too."""
-    if _text_bytes(entry) > MAX_TEXT:
-        raise TreeError("tree", f"its plain values take {_text_bytes(entry)} bytes; at most {MAX_TEXT} can be stored")
-    if _header_bytes(entry) > MAX_HEADER // 4:
-        raise TreeError("tree", f"it has {len(entry.parts.leaves)} tensors, too many for one entry")
