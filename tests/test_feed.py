@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -184,7 +187,7 @@ class TestBatches:
         bare = everything(tmp_path, store="bare", text={"empty_prompt": False})
         bare.build()
         with pytest.raises(precook.FeedError, match="the empty prompt is not among the entries"):
-            list(bare.feed(batch_size=2, caption_dropout=1.0).epoch(0))
+            bare.feed(batch_size=2, caption_dropout=0.1)
 
     def test_numpy_batches_need_no_torch(self, tmp_path: Path) -> None:
         """`tensors="numpy"` gives arrays with the same numbers."""
@@ -206,11 +209,11 @@ class TestBatches:
         assert batch["words"]["n"] == [len(caption) for caption in batch["caption"]]
 
     def test_pictures_alone_make_batches(self, tmp_path: Path) -> None:
-        """Without a text encoder no caption is drawn, and a batch has none."""
+        """Without a text encoder and without captions a batch has none, and the same samples."""
         dataset(tmp_path / "data", 5)
         owner = project(tmp_path, encoders={"pixels": {"uses": "image"}})
         owner.build()
-        batches = list(owner.feed(batch_size=2).epoch(0))
+        batches = list(owner.feed(batch_size=2, captions=False).epoch(0))
         assert sum(len(batch["sample"]) for batch in batches) == 5
         assert not any("caption" in batch for batch in batches)
 
@@ -234,6 +237,22 @@ class TestBatches:
         for device in ("cpu", "cuda"):
             with pytest.raises(precook.FeedError, match=f"numpy arrays cannot lie on {device}"):
                 feed.epoch(0, device=device)
+
+    def test_an_epoch_without_batches_is_refused(self, tmp_path: Path) -> None:
+        """A training loop that would never turn is an error that says why, not a run that ends at once."""
+        owner = everything(images(tmp_path))
+        owner.build()
+        feed = owner.feed(batch_size=12, last="drop")
+        for ask in (feed.epoch, feed.batch_sampler):
+            with pytest.raises(precook.FeedError, match="epoch 0 of test has no batches"):
+                ask(0)
+
+    def test_a_length_for_what_has_none_is_refused(self, tmp_path: Path) -> None:
+        """An option that could do nothing is not taken in silence."""
+        owner = everything(images(tmp_path))
+        owner.build()
+        with pytest.raises(precook.FeedError, match="pixels: pad is 64, but those of a batch have one shape"):
+            owner.feed(batch_size=2, pad={"pixels": 64})
 
     def test_a_loader_that_mixes_sizes_is_refused_and_nothing_is_called_damaged(self, tmp_path: Path) -> None:
         """Batches that somebody else has drawn name what is wrong with them; sound entries stay what they are."""
@@ -262,12 +281,37 @@ class TestBatches:
             batch["pixels"].zero_()
         assert equal(before, feed.epoch(0))
 
+    @pytest.mark.parametrize("threads", [0, 2])
+    def test_a_batch_that_was_let_go_takes_no_memory(self, tmp_path: Path, threads: int) -> None:
+        """Only the trainer decides how long a batch lives, also while the epoch goes on."""
+        owner = everything(images(tmp_path))
+        owner.build()
+        epoch = owner.feed(batch_size=2, threads=threads).epoch(0)
+        coming = iter(epoch)
+        batch = next(coming)
+        seen = weakref.ref(batch["pixels"])
+        del batch
+        assert seen() is None
+        assert len(list(coming)) == len(epoch) - 1
+
     def test_wrong_options_are_refused(self, tmp_path: Path) -> None:
         """Each option that makes no sense is named."""
         owner = everything(images(tmp_path))
         owner.build()
+        feed = owner.feed(batch_size=2)
+        for start in (-1, len(feed) + 1):
+            with pytest.raises(precook.FeedError, match=f"none to start at {start}"):
+                feed.batch_sampler(0, start=start)
+        for device in ("nowhere", *(() if torch.cuda.is_available() else ("cuda:0",))):
+            with pytest.raises(precook.FeedError, match=device):
+                feed.epoch(0, device=device)
+        for epoch in (-1, 1.0):
+            with pytest.raises(precook.FeedError, match="epochs count from 0"):
+                feed.epoch(epoch)  # type: ignore[arg-type]
         for options in (
             {"batch_size": 0},
+            {"batch_size": 2.5},
+            {"batch_size": 1, "seed": "one"},
             {"batch_size": 1, "rank": 2, "world_size": 2},
             {"batch_size": 1, "last": "some"},
             {"batch_size": 1, "caption_dropout": 2.0},
@@ -276,6 +320,58 @@ class TestBatches:
         ):
             with pytest.raises(precook.FeedError):
                 owner.feed(**options)
+
+    def test_the_lease_of_a_feed_keeps_each_entry_once_and_ends_it_when_broken(self, tmp_path: Path) -> None:
+        """`precook leases` counts entries, however many samples share one; without the lease no epoch begins."""
+        owner = everything(
+            images(tmp_path), concepts=[{"name": "things", "path": "data", "captions": {"text": "same"}}]
+        )
+        owner.build()
+        feed = owner.feed(batch_size=4)
+        (holder,) = owner.store.leases()
+        assert holder.keys == len(owner.store)
+        list(feed.epoch(0))
+        owner.store.break_lease(holder.id)
+        with pytest.raises(precook.LostLeaseError):
+            feed.epoch(1)
+
+
+def test_captions_are_there_without_a_text_encoder(tmp_path: Path) -> None:
+    """Who caches pictures alone and encodes texts in training gets the captions; so does a snapshot that keeps them."""
+    images(tmp_path, lines=2)
+    encoders = {"pixels": {"uses": "image"}}
+    bare = everything(tmp_path, encoders=encoders, dataset="bare")
+    keeping = everything(tmp_path, encoders=encoders, keep=["captions"])
+    bare.build()
+    keeping.build()
+    plan = bare.plan()
+    numbers = {plan.explain(tmp_path / "data" / f"p{at}.png").samples[0].sample: at for at in range(6)}
+    feed = bare.feed(batch_size=2)
+    seen = set()
+    for epoch in range(9):
+        for batch in feed.epoch(epoch):
+            for sample, caption in zip(batch["sample"], batch["caption"], strict=True):
+                assert caption.startswith(f"picture {numbers[sample]} line ")
+                seen.add(caption)
+    assert len(seen) == 12
+    assert equal(feed.epoch(0), keeping.store.snapshot("test").feed(batch_size=2).epoch(0))
+    next(iter(feed.epoch(0)))
+    frozen = bare.store.snapshot("bare").feed(batch_size=2)
+    frozen.load_state_dict(feed.state_dict())
+    assert all("caption" not in batch for batch in frozen.epoch(0))
+
+
+def test_an_epoch_that_is_left_open_ends_quietly_with_the_process(tmp_path: Path) -> None:
+    """A script that ends in the middle of an epoch says nothing on the way out."""
+    everything(images(tmp_path)).build()
+    script = f"""
+import precook, torch
+feed = precook.open({str(tmp_path / "cache")!r}).snapshot("test").feed(batch_size=2)
+a = iter(feed.epoch(0))
+next(a)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
 
 
 class TestOrder:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import precook
+from precook.feed.feed import Feed, FeedOptions
+from precook.feed.planned import feed_plan
 from tests.projects import Watched, content
 from tests.test_feed import equal, everything, images
 
@@ -52,6 +54,24 @@ class TestError:
         (key,) = damage(owner, "pixels")
         with pytest.raises(precook.FeedError, match=key.hex[:16]):
             list(owner.feed(batch_size=2).epoch(0))
+
+    def test_an_empty_prompt_that_failed_stops_nobody_who_does_not_need_it(self, tmp_path: Path) -> None:
+        """An encoder that makes nothing of the empty text leaves a dataset to feed; only caption dropout is refused."""
+
+        def fail(item: precook.Item) -> Any:
+            if not item.text:
+                raise ValueError("nothing to encode")
+            return content(item)
+
+        owner = watched(images(tmp_path), Watched("text", fail))
+        (failure,) = owner.build().failed
+        assert failure.path is None
+        expected = list(owner.feed(batch_size=2).epoch(0))
+        assert sum(len(batch["sample"]) for batch in expected) == 6
+        assert sum(len(batch["sample"]) for batch in owner.store.snapshot("test").feed(batch_size=2).epoch(0)) == 6
+        for on_missing in ("error", "encode", "skip"):
+            with pytest.raises(precook.FeedError, match="words: the empty prompt is not among the entries"):
+                owner.feed(batch_size=2, caption_dropout=0.5, on_missing=on_missing)
 
 
 class TestEncode:
@@ -111,6 +131,19 @@ class TestEncode:
         assert "cannot read this" in told
         (failure,) = owner.plan().failed
         assert "cannot read this" in failure.reason
+
+    def test_a_store_that_takes_nothing_is_noticed_before_the_first_batch(self, tmp_path: Path) -> None:
+        """Where what is missing could not be stored, the feed does not begin; with nothing missing it does."""
+        owner = watched(images(tmp_path))
+        owner.build()
+        (tmp_path / "data" / "p0.txt").write_text("another caption\n")
+        plan = owner.plan()
+        with precook.open(owner.store_path, read_only=True) as store:
+            plan.store = store
+            with pytest.raises(precook.ReadOnlyError, match="entries are missing"):
+                feed_plan(plan, FeedOptions(2, on_missing="encode"), hands={}, captions=True)
+            whole = store.snapshot("test").feed(batch_size=2)
+            assert len(Feed(store, whole.content, FeedOptions(2, on_missing="encode"))) == len(whole)
 
     def test_workers_do_not_encode(self, tmp_path: Path) -> None:
         """A DataLoader's spawned worker reads only: what is missing there is an error."""

@@ -17,15 +17,17 @@ from precook.feed.moments import has_moments, sample
 from precook.feed.padding import Pad
 from precook.feed.sampler import Items
 from precook.store.leaves import Library
-from precook.store.places import Places
+from precook.store.places import Places, ReshapedError
 from precook.store.store import Store
 from precook.values import Key
 
 _log = logging.getLogger("precook")
 
 OnMissing = Literal["error", "encode", "skip"]
-HINT = 'run `precook build`, or feed with on_missing="encode" or "skip"'
+HINT = 'run `precook build`, feed with on_missing="skip", or feed the project with on_missing="encode"'
 _SHOWN = 5
+_ATTEMPTS = 3
+"""How often a batch is begun anew because an entry has changed its shape meanwhile."""
 
 
 class Maker(Protocol):
@@ -65,9 +67,9 @@ class Assembly:
         """Entries that cannot be had, whatever is tried, and why."""
         self._collators: dict[str, Collator] = {}
         _, buckets = np.unique(content.sizes[:, 0] << 32 | content.sizes[:, 1], return_inverse=True)
-        for column in content.columns:
-            places = store.places(column.keys)
-            assert places is not None, "a lease was taken, so there is a store"
+        found = store.places_of([column.keys for column in content.columns])
+        assert found is not None, "a lease was taken, so there is a store"
+        for column, places in zip(content.columns, found, strict=True):
             alike = np.zeros(len(column.keys), np.int64) if column.of_text else buckets
             self._collators[column.name] = Collator(column, places, alike, pad=pad.get(column.name, "longest"))
 
@@ -80,6 +82,7 @@ class Assembly:
     def make(self, items: Items, members: Numbers, *, pinned: bool = False) -> dict[str, Any] | None:
         """The batch of some items; None where none of them can be had."""
         members = self._obtain(items, members)
+        reshaped = 0
         while len(members):
             try:
                 return self._batch(items, members, self._pinned_buffers if pinned else self._buffers)
@@ -87,6 +90,14 @@ class Assembly:
                 # Found only now: damaged, or gone since it was looked up.
                 self._tell(error)
                 members = self._obtain(items, members)
+            except ReshapedError as error:
+                # Once more, with all their shapes as they are now.
+                for collator in self._collators.values():
+                    collator.places.look_again(_rows(collator.column, items, members))
+                    collator.look()
+                reshaped += 1
+                if reshaped == _ATTEMPTS:
+                    raise FeedError(str(error), hint="feed with batches of the feed's own `batch_sampler`") from error
         return None
 
     def places(self, encoder: str) -> Places:

@@ -12,8 +12,8 @@ from precook.feed.content import Column, Numbers
 from precook.feed.padding import Pad, Padded, find_axes, with_masks
 from precook.store.dtypes import DTYPES
 from precook.store.pack import LeafColumn, Table
-from precook.store.packfile import Array, TableFile
-from precook.store.places import Places
+from precook.store.packfile import Array
+from precook.store.places import Found, Places
 from precook.store.tree import read_values
 
 _MASK = "mask"
@@ -30,6 +30,10 @@ class Collator:
         self._buckets = buckets
         self._axes: dict[bytes, list[int | None]] = {}
         self.look()
+        found = [axis for axes in self._axes.values() for axis in axes]
+        if isinstance(pad, int) and found and all(axis is None for axis in found):
+            told = f"pad is {pad}, but those of a batch have one shape: nothing to pad"
+            raise FeedError(f"{column.name}: {told}", hint="leave pad out for this encoder")
         self._white = not places.keys.any(axis=1).all() if not column.of_text else False
         if self._white and column.kind != _MASK:
             hint = "give every concept masks, or leave this encoder out of the config"
@@ -46,15 +50,16 @@ class Collator:
         if self._white and not self.places.keys[rows].any(axis=1).all():
             return {name: self._with_white(rows, size, buffers)}
         found = self.places.place_all(rows)
-        first = found[0][0].table
-        if any(table.skeleton != first.skeleton for table in {id(one.table): one.table for one, _ in found}.values()):
+        tables = [table.table for table in found.distinct]
+        first = tables[0]
+        if any(table.skeleton != first.skeleton for table in tables):
             hint = "make them alike, or feed with batch_size=1"
             raise FeedError(f"{name}: entries of one batch differ in nesting or type", hint=hint)
         axes = self._axes.get(first.skeleton) or [None] * len(first.leaves)
         leaves: list[Any] = []
         arrays: list[list[Array]] = []
         for number, leaf in enumerate(first.leaves):
-            shapes = [table.table.leaves[number].row_shape(row) for table, row in found]
+            shapes = _shapes(found, [table.leaves[number] for table in tables], number)
             if self._pad == "list":
                 made = [buffers.make(leaf.dtype, shape) for shape in shapes]
                 leaves.append([tensor for _, tensor in made])
@@ -63,8 +68,8 @@ class Collator:
                 tensor, places = self._leaf(number, leaf, shapes, axes[number], buffers)
                 leaves.append(tensor)
                 arrays.append(places)
-        self.places.copy_all(rows, found, list(zip(*arrays, strict=True)) or [()] * len(found))
-        return self._named(_tree(first, found, leaves))
+        self.places.copy_all(found, arrays)
+        return self._named(first.build(leaves, _values(found, tables)))
 
     def _leaf(
         self, number: int, leaf: LeafColumn, shapes: list[tuple[int, ...]], axis: int | None, buffers: Buffers
@@ -85,12 +90,12 @@ class Collator:
                 raise FeedError(f"{name}: an entry is {longest} long, and pad is {self._pad}", hint=hint)
             longest = self._pad
         shape = (*shapes[0][:axis], longest, *shapes[0][axis + 1 :])
-        ragged = any(length < longest for length in lengths)
-        array, tensor = buffers.make(leaf.dtype, (len(shapes), *shape), fill=self._filler(number) if ragged else None)
-        before: tuple[Any, ...] = (slice(None),) * axis
+        fill = self._filler(number) if min(lengths) < longest else None
+        array, tensor = buffers.make(leaf.dtype, (len(shapes), *shape), fill=fill)
         mask, mask_tensor = buffers.make(DTYPES["BOOL"], (len(shapes), longest))
         mask[...] = np.arange(longest) < np.array(lengths)[:, None]
-        places = [array[(at, *before, slice(length))] for at, length in enumerate(lengths)]
+        before = (slice(None),) * axis
+        places = [one[(*before, slice(length))] for one, length in zip(array, lengths, strict=True)]
         return Padded(tensor, lengths, mask_tensor), places
 
     def _filler(self, number: int) -> int:
@@ -124,12 +129,17 @@ class Collator:
         return tensor
 
 
-def _tree(first: Table, found: list[tuple[TableFile, int]], leaves: list[Any]) -> Any:
-    """The batch's tree around its leaves; a part without tensors is a list of what the entries have there."""
-    texts = [table.table.values.row(at) for table, at in found]
-    if texts.count(texts[0]) == len(texts):
-        values = [[value] * len(texts) for value in read_values(texts[0])]
-    else:
-        rows = read_values(b"[" + b",".join(texts) + b"]")
-        values = [list(parts) for parts in zip(*rows, strict=True)]
-    return first.build(leaves, values)
+def _shapes(found: Found, columns: list[LeafColumn], number: int) -> list[tuple[int, ...]]:
+    """The shape of one leaf of each entry."""
+    shapes = {column.shape for column in columns}
+    if len(shapes) == 1 and (shape := shapes.pop()) is not None:
+        return [shape] * len(found.rows)
+    return [table.table.leaves[number].row_shape(row) for table, row in zip(found.tables, found.rows, strict=True)]
+
+
+def _values(found: Found, tables: list[Table]) -> list[list[Any]]:
+    """The parts of a batch without tensors, each a list of what the entries have there."""
+    if all(table.values.offsets is None for table in tables) and len({table.values.text for table in tables}) == 1:
+        return [[value] * len(found.rows) for value in read_values(tables[0].values.text)]
+    texts = [table.table.values.row(row) for table, row in zip(found.tables, found.rows, strict=True)]
+    return [list(parts) for parts in zip(*read_values(b"[" + b",".join(texts) + b"]"), strict=True)]

@@ -18,13 +18,13 @@ class Spans:
     """Consecutive rows that belong together: where each group begins and how many rows it has."""
 
     begins: Numbers
-    counts: Numbers
+    counts: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, owners: npt.NDArray[Any], groups: int) -> Spans:
         """The groups of rows that are sorted by their owner."""
         edges = np.searchsorted(owners, np.arange(groups + 1)).astype(np.int64)
-        return cls(edges[:-1], np.diff(edges))
+        return cls(edges[:-1], np.diff(edges).astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Content:
         self.dataset: str = tree["dataset"]
         self.ids: Bytes = samples["id"]
         self.images: Bytes = samples["image"]
-        self.concepts = samples["concept"].astype(np.int64)
+        # Columns that are used as they are stay where they lie: in a snapshot's mapped file.
+        self.concepts: npt.NDArray[np.int32] = samples["concept"]
         self.names: list[str] = [concept["name"] for concept in tree["concepts"]]
         self.loss_weights = np.array([concept["loss_weight"] for concept in tree["concepts"]], np.float32)
         self.shares: list[tuple[float, int | None]] = [
@@ -87,7 +88,7 @@ class Content:
         resolutions = int(pictures["target"][:, 0].max(initial=0)) + 1
         groups = pictures["sample"].astype(np.int64) * resolutions + pictures["target"][:, 0]
         found, first = np.unique(groups, return_index=True)
-        self.cuts = Spans(first.astype(np.int64), np.diff(np.append(first, len(groups))).astype(np.int64))
+        self.cuts = Spans(first.astype(np.int64), np.diff(np.append(first, len(groups))).astype(np.int32))
         """For each sample and resolution, its variations."""
         self.resolutions = Spans.of(found // resolutions, self.count)
         """For each sample, its resolutions: rows of `cuts`."""

@@ -6,12 +6,24 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from precook.errors import FeedError
 from precook.store.dtypes import load_torch
 
 
 def is_cuda(device: str | None) -> bool:
     """Whether a device takes pinned memory."""
     return device is not None and device.split(":")[0] == "cuda"
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there, before anything is read for it."""
+    torch = load_torch()
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise FeedError(f"torch knows no device {device!r}", hint="name one such as cpu, cuda or cuda:1") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise FeedError(f"{device}: torch finds no GPU here", hint="feed without a device, or on cpu")
 
 
 _Tree = TypeVar("_Tree")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,9 @@ from precook.feed.devices import is_cuda, on_device
 from precook.feed.sampler import Schedule
 
 Batch = dict[str, Any]
+
+Handed = list[Batch]
+"""A batch on its way out, or none. Whoever takes it empties the list: what a trainer lets go of, nothing here keeps."""
 
 
 class Epoch:
@@ -47,24 +51,26 @@ class Epoch:
     def __iter__(self) -> Iterator[Batch]:
         made = self._made()
         try:
-            for step, batch in made if self._device is None else on_device(made, self._device):
+            for step, handed in made if self._device is None else on_device(made, self._device):
                 self._stands_at(self._number, step + 1)
-                yield batch
+                yield handed.pop()
             self._stands_at(self._number + 1, 0)
         finally:
             made.close()
 
-    def _made(self) -> Generator[tuple[int, Batch], None, None]:
+    def _made(self) -> Generator[tuple[int, Handed], None, None]:
         """Every batch and its number, at most `prefetch` of them ahead of whoever takes them."""
         steps = range(self._start, self._plan.steps)
         if not self._threads:
             for step in steps:
-                if (batch := self._make(step)) is not None:
-                    yield step, batch
+                if handed := self._make(step):
+                    yield step, handed
             return
-        waiting: deque[tuple[int, Future[Batch | None]]] = deque()
+        waiting: deque[tuple[int, Future[Handed]]] = deque()
         coming = iter(steps)
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="precook-feed")
+        # Also at the end of the process, for an iterator that nobody took to its end: later, modules are gone.
+        end = weakref.finalize(waiting, pool.shutdown, wait=True, cancel_futures=True)
         try:
             while True:
                 for coming_step in islice(coming, self._prefetch - len(waiting)):
@@ -72,14 +78,15 @@ class Epoch:
                 if not waiting:
                     return
                 step, future = waiting.popleft()
-                if (batch := future.result()) is not None:
-                    yield step, batch
+                if handed := future.result():
+                    yield step, handed
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            end()
 
-    def _make(self, step: int) -> Batch | None:
+    def _make(self, step: int) -> Handed:
         plan = self._plan
         ahead = step + self._prefetch
         if ahead < plan.steps:
             self._assembly.announce(plan.items, plan.batch(ahead, self._rank))
-        return self._assembly.make(plan.items, plan.batch(step, self._rank), pinned=is_cuda(self._device))
+        batch = self._assembly.make(plan.items, plan.batch(step, self._rank), pinned=is_cuda(self._device))
+        return [] if batch is None else [batch]

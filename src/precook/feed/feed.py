@@ -6,18 +6,21 @@ import dataclasses
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from precook.errors import FeedError
+from precook.errors import FeedError, ReadOnlyError
 from precook.feed.assembly import Assembly, Maker, OnMissing
 from precook.feed.content import Content
+from precook.feed.devices import check_device
 from precook.feed.epoch import Epoch
 from precook.feed.padding import Pad
 from precook.feed.sampler import Last, Schedule, schedule
 from precook.identity.digests import derived_digest
+from precook.plan.wants import first_of_each
 from precook.store.leaves import Library
 from precook.store.store import Store
 
@@ -51,6 +54,10 @@ class FeedOptions:
     """Threads that make them; 0 makes each when it is asked for."""
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "seed", "rank", "world_size", "prefetch", "threads"):
+            if not isinstance(getattr(self, name), Integral):
+                raise FeedError(f"{name} is a whole number, not {getattr(self, name)!r}")
+            object.__setattr__(self, name, int(getattr(self, name)))  # of numpy, too: a state is plain data
         if self.batch_size < 1 or self.prefetch < 1 or self.threads < 0:
             raise FeedError("batch_size and prefetch must be 1 or more, threads 0 or more")
         if not 0 <= self.rank < self.world_size:
@@ -76,6 +83,13 @@ class Feed:
         unknown = set(options.pad or {}) - {column.name for column in content.columns}
         if unknown:
             raise FeedError(f"pad: no encoder {min(unknown)!r} in {content.dataset}")
+        if not content.count:
+            hint = "`precook plan` says what is left out, and why; is the drive mounted?"
+            raise FeedError(f"{content.dataset} has no samples to feed", hint=hint)
+        bare = [column.name for column in content.columns if column.of_text and column.empty < 0]
+        if bare and options.caption_dropout:
+            hint = "set text.empty_prompt in the config and build (`precook plan` tells if it failed), or feed without "
+            raise FeedError(f"{bare[0]}: the empty prompt is not among the entries", hint=hint + "caption_dropout")
         self.store = store
         self.content = content
         self.options = options
@@ -84,11 +98,12 @@ class Feed:
         self._schedules: dict[int, Schedule] = {}
         self._position = (0, 0)
         self._resume: tuple[int, int] | None = None
-        keys = [np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)]
+        keys = np.concatenate([np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)])
+        keys = keys[keys.any(axis=1) & first_of_each(keys)]
         # Before anything is looked up: what is found then stays until the feed ends.
         self._lease = store.lease(f"feed of {content.dataset}")
         try:
-            self._lease.protect(np.concatenate(keys))
+            self._lease.protect(keys)
             self.assembly = Assembly(
                 store,
                 content,
@@ -99,9 +114,14 @@ class Feed:
                 maker=maker,
             )
             self.assembly.check()
+            self._check_store()
         except BaseException:
             self.close()
             raise
+
+    def _check_store(self) -> None:
+        if self.options.on_missing == "encode" and self.store.read_only and self.assembly.missing:
+            raise ReadOnlyError(self.store.path, "entries are missing and cannot be stored here")
 
     def __len__(self) -> int:
         """Batches of the first epoch; later ones may differ where sizes are drawn."""
@@ -112,11 +132,16 @@ class Feed:
 
         With a `device` the tensors lie there; on a GPU they are copied while the step before is under way.
         """
-        if number < 0:
-            raise FeedError(f"epochs count from 0, not {number}")
+        if not isinstance(number, Integral) or number < 0:
+            raise FeedError(f"epochs count from 0, not {number!r}")
+        number = int(number)
+        if self._lease.protects:
+            self._lease.check()
         options = self.options
         if device is not None and options.tensors != "torch":
             raise FeedError(f"numpy arrays cannot lie on {device}", hint='feed with tensors="torch"')
+        if device is not None:
+            check_device(device)
         # Until a batch is handed out, however often it is asked: somebody may only want to know how many are left.
         start = self._resume[1] if self._resume is not None and self._resume[0] == number else 0
         return Epoch(
@@ -147,6 +172,8 @@ class Feed:
 
         Inside an epoch everything must be as it was; at the start of one, samples and ranks may be others.
         """
+        if not isinstance(state, Mapping):
+            raise FeedError(f"not the state of a feed: {state!r}", hint="load what `state_dict()` of a feed gave")
         try:
             version, epoch, batch, seed = (state[name] for name in ("version", "epoch", "batch", "seed"))
             fingerprint = state["fingerprint"]
@@ -156,6 +183,9 @@ class Feed:
             raise FeedError(f"a state of version {version}, and this precook knows {_STATE}", hint="update precook")
         if seed != self.options.seed:
             raise FeedError(f"the state has seed {seed}, this feed {self.options.seed}", hint=f"feed with seed={seed}")
+        for name, number in (("epoch", epoch), ("batch", batch)):
+            if type(number) is not int or number < 0:
+                raise FeedError(f"not the state of a feed: its {name} is {number!r}")
         if batch and fingerprint != self._fingerprint(epoch):
             hint = "resume with the dataset, batch size and ranks it was taken with, or begin at an epoch's start"
             raise FeedError(f"the state was taken inside epoch {epoch} of another feed", hint=hint)
@@ -168,7 +198,7 @@ class Feed:
                 while len(self._schedules) > 1:
                     del self._schedules[next(iter(self._schedules))]
                 options = self.options
-                self._schedules[epoch] = schedule(
+                made = schedule(
                     self.content,
                     seed=options.seed,
                     epoch=epoch,
@@ -177,6 +207,12 @@ class Feed:
                     last=options.last,
                     dropout=options.caption_dropout,
                 )
+                if not made.steps:
+                    hint = (
+                        'feed with a smaller batch_size or last="keep", or raise `repeats` or `samples` in the config'
+                    )
+                    raise FeedError(f"epoch {epoch} of {self.content.dataset} has no batches", hint=hint)
+                self._schedules[epoch] = made
             return self._schedules[epoch]
 
     def dataset(self) -> FeedDataset:
@@ -218,7 +254,9 @@ class Feed:
     def _fingerprint(self, epoch: int) -> str:
         """Tells feeds apart whose batches in an epoch differ."""
         plan = self.schedule(epoch)
-        parts = (plan.members, plan.ends, plan.order, plan.items.samples, plan.items.cuts, plan.items.lines)
+        parts = [plan.members, plan.ends, plan.order, plan.items.samples, plan.items.cuts]
+        if any(column.of_text for column in self.content.columns):
+            parts.append(plan.items.lines)  # else they are known only where somebody has kept the captions
         content = b"".join(np.ascontiguousarray(part, "<i8").tobytes() for part in parts) + self.content.ids.tobytes()
         return derived_digest(_CONTEXT, content).hex()
 

@@ -82,7 +82,8 @@ class Live:
         if encoder not in self._crews:
             hand, recipe = self._hands[encoder], self._plan.encoders[encoder].wants.encoding.recipe
             results = _Results(self._plan.store.writer(), recipe)
-            crew = Crew(encoder, hand.make, hand.devices, BatchSize(hand.batch_size), results, threading.Event())
+            size, check = BatchSize(hand.batch_size), hand.checked(recipe)
+            crew = Crew(encoder, hand.make, hand.devices, size, results, threading.Event(), check=check)
             self._crews[encoder] = crew.__enter__(), results
         return self._crews[encoder]
 

@@ -62,7 +62,12 @@ class BatchSampler(Sampler[list[int]]):
     """The batches of one epoch of one rank, as lists of indices into the dataset."""
 
     def __init__(self, feed: Feed, epoch: int, start: int) -> None:
+        if epoch < 0:
+            raise FeedError(f"epochs count from 0, not {epoch}")
         self._plan = feed.schedule(epoch)
+        if not 0 <= start <= self._plan.steps:
+            hint = "give the number of batches that were taken of this epoch"
+            raise FeedError(f"epoch {epoch} has {self._plan.steps} batches and none to start at {start}", hint=hint)
         self._rank = feed.options.rank
         self._epoch = epoch
         self._start = start

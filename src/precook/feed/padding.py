@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Literal
 
 import numpy as np
@@ -24,21 +25,30 @@ def find_axes(column: Column, places: Places, buckets: Numbers) -> dict[bytes, l
     """
     # One look: another thread may find entries gone, or elsewhere, at any time.
     tables, rows = places.locate(np.arange(len(places.keys)))
-    there = np.flatnonzero(tables >= 0)
+    groups = _by_table(tables)
     alike: dict[bytes, list[int]] = {}
-    for number in np.unique(tables[there]).tolist():
+    for number in groups:
         alike.setdefault(places.tables[number].table.skeleton, []).append(number)
     axes: dict[bytes, list[int | None]] = {}
     for skeleton, numbers in alike.items():
-        some = there[np.isin(tables[there], numbers)]
         leaves = places.tables[numbers[0]].table.leaves
         axes[skeleton] = [
             known
             if (known := _tokens(column, leaf)) is not None
-            else _varying(_shapes(places, tables[some], rows[some], at, leaf.rank), buckets[some], column.name)
+            else _varying(
+                [(places.tables[one].table.leaves[at], groups[one]) for one in numbers], rows, buckets, column
+            )
             for at, leaf in enumerate(leaves)
         ]
     return axes
+
+
+def _by_table(tables: Numbers) -> dict[int, Numbers]:
+    """Which entries lie in each table."""
+    order = np.argsort(tables, kind="stable")
+    order = order[np.searchsorted(tables, 0, sorter=order) :]
+    edges = np.flatnonzero(np.diff(tables[order], prepend=-1)).tolist()
+    return {int(tables[order[begin]]): order[begin:end] for begin, end in itertools.pairwise([*edges, len(order)])}
 
 
 def _tokens(column: Column, leaf: LeafColumn) -> int | None:
@@ -49,28 +59,36 @@ def _tokens(column: Column, leaf: LeafColumn) -> int | None:
     return None
 
 
-def _varying(shapes: Numbers, buckets: Numbers, name: str) -> int | None:
-    order = np.argsort(buckets, kind="stable")
-    edges = np.flatnonzero(np.diff(buckets[order], prepend=-1))
-    lowest = np.minimum.reduceat(shapes[order], edges, axis=0)
-    highest = np.maximum.reduceat(shapes[order], edges, axis=0)
+def _varying(leaves: list[tuple[LeafColumn, Numbers]], rows: Numbers, buckets: Numbers, column: Column) -> int | None:
+    """The dimension in which one leaf of entries differs that may meet; the leaf in each table, and its entries."""
+    fixed = {leaf.shape for leaf, _ in leaves}
+    if len(fixed) == 1 and None not in fixed:
+        return None
+    # Of each table first: what is compared then across tables is a line for each of its buckets.
+    found = [_extremes(buckets[entries], *[_shapes(leaf, rows[entries])] * 2) for leaf, entries in leaves]
+    _, lowest, highest = _extremes(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
     axes = np.flatnonzero((lowest != highest).any(axis=0)).tolist()
     if len(axes) > 1:
-        hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+        hint = f'ask for them as they are: pad={{"{column.name}": "list"}}'
         raise FeedError(
-            f"{name}: entries of one batch differ in {len(axes)} dimensions and cannot be padded", hint=hint
+            f"{column.name}: entries of one batch differ in {len(axes)} dimensions and cannot be padded", hint=hint
         )
     return axes[0] if axes else None
 
 
-def _shapes(places: Places, tables: Numbers, rows: Numbers, number: int, rank: int) -> Numbers:
+def _shapes(leaf: LeafColumn, rows: Numbers) -> Numbers:
     """The shape of one leaf of each entry."""
-    shapes = np.zeros((len(rows), rank), np.int64)
-    for at in np.unique(tables).tolist():
-        chosen = tables == at
-        leaf = places.tables[at].table.leaves[number]
-        shapes[chosen] = leaf.shapes[rows[chosen]] if leaf.shapes is not None else np.array(leaf.shape, np.int64)
-    return shapes
+    if leaf.shapes is not None:
+        return leaf.shapes[rows].astype(np.int64)
+    return np.broadcast_to(np.array(leaf.shape, np.int64), (len(rows), leaf.rank))
+
+
+def _extremes(buckets: Numbers, lows: Numbers, highs: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Each bucket once, with the least and the greatest of what stands there for it."""
+    order = np.argsort(buckets, kind="stable")
+    edges = np.flatnonzero(np.diff(buckets[order], prepend=-1))
+    lowest, highest = np.minimum.reduceat(lows[order], edges, axis=0), np.maximum.reduceat(highs[order], edges, axis=0)
+    return buckets[order[edges]], lowest, highest
 
 
 class Padded:

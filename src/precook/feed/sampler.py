@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -170,7 +170,7 @@ def _resolutions(
     return np.repeat(begins, counts) + np.arange(len(items)) - firsts, items
 
 
-def _pick(images: Bytes, purpose: Purpose, draws: Numbers, seed: int, counts: Numbers) -> Numbers:
+def _pick(images: Bytes, purpose: Purpose, draws: Numbers, seed: int, counts: npt.NDArray[Any]) -> Numbers:
     return pick(_bits(images, purpose, draws, seed), counts)
 
 

@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from precook.errors import LockedError, ReadOnlyError, StoreError, StoreWriteError
 from precook.sources.segments import GROWTH, Kind, Segment, checksum, cut, dump, load, merge
 from precook.store import database, files
@@ -32,6 +35,11 @@ _LONGEST_CLAIM = 120.0
 _IN_MEMORY = "memory"
 _SEGMENT_BYTES = 256 << 20
 """The largest row of what is remembered; SQLite takes 10^9 bytes."""
+
+ROW_BITS = 32
+"""Bits of a row, where it stands in one number with its pack."""
+_WALK = 20_000
+"""Places that are read at a time."""
 
 _T = TypeVar("_T")
 
@@ -122,16 +130,57 @@ class Index:
 
     def find_rows(self, keys: Sequence[bytes]) -> tuple[list[tuple[bytes, int, int]], dict[int, str]]:
         """The same for very many keys, without an object for each: key, pack's number and row, and the packs' names."""
-        keys = database.in_order(keys) if len(keys) > 1 else keys
-        rows = self._read(lambda db: database.select(db, "SELECT key, pack, row FROM entry WHERE key IN ({})", keys))
-        packs = self._pack_names({row[1] for row in rows})
+        rows = self._select(keys)
+        packs = self.pack_names({row[1] for row in rows})
         return [row for row in rows if row[1] in packs and type(row[2]) is int], packs
+
+    def places(self) -> int:
+        """Number of places of all entries, as the packs' own rows count them."""
+        return int(self._read(lambda db: db.execute("SELECT coalesce(sum(live), 0) FROM pack").fetchone()[0]))
+
+    def walk(self) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
+        """Every place in order of keys, a few at a time: keys, and the pack's number and the row in one."""
+        query = (
+            f"SELECT key, pack << {ROW_BITS} | row, pack, row FROM entry"  # noqa: S608 - our own words
+            " WHERE (key, pack, row) > (?, ?, ?) ORDER BY key, pack, row LIMIT ?"
+        )
+        last: tuple[Any, ...] = (b"", 0, 0)
+
+        def look(db: sqlite3.Connection) -> tuple[bytes, npt.NDArray[np.int64], tuple[Any, ...]]:
+            page = db.execute(query, (*last, _WALK)).fetchall()
+            if not page:
+                return b"", np.zeros(0, np.int64), ()
+            each, places, _, _ = zip(*page, strict=True)
+            keys = b"".join(each)
+            # A torn page may hold anything, and lead anywhere.
+            if len(keys) != 32 * len(page) or (page[-1][0], *page[-1][2:]) <= last:
+                raise database.DoubtError("keys that are none, or not in order")
+            return keys, np.array(places, np.int64), (page[-1][0], *page[-1][2:])
+
+        while True:
+            keys, places, last = self._read(look)
+            if not last:
+                return
+            yield np.frombuffer(keys, np.uint8).reshape(-1, 32), places
 
     def present(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that have an entry."""
-        keys = database.in_order(keys)
-        rows = self._read(lambda db: database.select(db, "SELECT key FROM entry WHERE key IN ({})", keys))
-        return {row[0] for row in rows}
+        return {row[0] for row in self._select(keys)}
+
+    def _select(self, keys: Sequence[bytes]) -> list[tuple[bytes, int, int]]:
+        """All places of some keys: key, pack's number and row."""
+        wanted = set(keys)
+        # In order: neighbours share the index's pages. Each once: the same place twice is a sign of damage.
+        keys = database.in_order(list(wanted)) if len(wanted) > 1 else list(wanted)
+
+        def look(db: sqlite3.Connection) -> list[tuple[bytes, int, int]]:
+            rows = database.select(db, "SELECT key, pack, row FROM entry WHERE key IN ({})", keys)
+            # A search in a torn page ends anywhere: at another key, or where the one before it ended.
+            if not all(row[0] in wanted for row in rows) or len(set(rows)) < len(rows):
+                raise database.DoubtError("a search found other keys")
+            return rows
+
+        return self._read(look)
 
     def count(self) -> int:
         """Number of different keys."""
@@ -167,8 +216,11 @@ class Index:
             last = (page or found)[-1][0]
 
     def damage(self) -> list[tuple[bytes, str, str]]:
-        """Damaged entries that were found: key, pack and reason."""
-        query = "SELECT key, pack, reason FROM damage ORDER BY key"
+        """Entries that were found damaged and are not to be had elsewhere: key, pack and reason."""
+        query = (
+            "SELECT key, pack, reason FROM damage"
+            " WHERE NOT EXISTS (SELECT 1 FROM entry WHERE entry.key = damage.key) ORDER BY key"
+        )
         return self._read(lambda db: [(key, pack.hex(), reason) for key, pack, reason in db.execute(query)])
 
     def generation(self) -> str:
@@ -253,9 +305,9 @@ class Index:
 
         Claims are advice, not locks.
         """
-        now = time.time()
 
         def change(db: sqlite3.Connection) -> set[bytes]:
+            now = time.time()  # not before the lock: whoever waited long for it would claim for a time that is over
             db.execute("DELETE FROM claim WHERE expires < ? OR expires > ?", (now, now + _LONGEST_CLAIM))
             db.executemany("DELETE FROM claim WHERE key = ? AND owner = ?", ((key, owner) for key in done))
             rows = ((key, owner, now + seconds) for key in keys)
@@ -270,8 +322,8 @@ class Index:
 
     def keep_claims(self, owner: bytes, *, seconds: float) -> None:
         """Prolong a builder's claims."""
-        until = time.time() + seconds
         with self.exclusive():
+            until = time.time() + seconds
             self._write(lambda db: db.execute("UPDATE claim SET expires = ? WHERE owner = ?", (until, owner)))
 
     def release_claims(self, owner: bytes) -> None:
@@ -303,7 +355,7 @@ class Index:
                 self.rebuild()
             return
         with self.exclusive():
-            # Once more under the lock: meanwhile another process may have added what we were about to adopt.
+            # Once more under the lock: meanwhile another process may have added what we were about to add.
             known, ids = self.pack_ids(), list_packs(self._layout)[0]
             self._make_durable(ids ^ known)
             self.add(self._read_heads(sorted(ids - known)))
@@ -548,7 +600,8 @@ class Index:
         log = database.companions(self._path)[0]
         return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, log.exists()
 
-    def _pack_names(self, numbers: set[int]) -> dict[int, str]:
+    def pack_names(self, numbers: set[int]) -> dict[int, str]:
+        """The names of packs by their numbers, of all there are."""
         with self.lock:
             if not numbers <= self._packs.keys():
                 query = "SELECT number, id FROM pack"

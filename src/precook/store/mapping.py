@@ -66,8 +66,8 @@ class _Region:
 
     def __del__(self) -> None:
         address = getattr(self, "_address", None)
-        if address is not None and _Region._munmap is not None:
-            _Region._munmap(address, self._length)
+        if address is not None:
+            self._munmap(address, self._length)  # not by the class's name, which is gone when Python ends
 
 
 def map_file(descriptor: int, length: int, *, private: bool) -> npt.NDArray[np.uint8]:

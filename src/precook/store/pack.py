@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,10 @@ class LeafColumn:
 
     def span(self, row: int) -> tuple[int, int]:
         """First byte and length of a row in the file."""
-        if self.shape is None:
-            begin, end = pair(self.offsets, row)
-            return self.start + begin, end - begin
+        offsets = self.offsets
+        if offsets is not None:
+            begin = offsets.item(row)
+            return self.start + begin, offsets.item(row + 1) - begin
         size = self.row_bytes
         return self.start + row * size, size
 
@@ -159,7 +161,10 @@ class Head:
 def checksum(
     *, key: bytes, recipe: bytes, skeleton: bytes, values: bytes, labels: bytes, leaves: Iterable[tuple[Any, Any]]
 ) -> bytes:
-    """XXH3-128 of everything an entry is; `recipe` is the recipe's digest, `leaves` are (shape, bytes)."""
+    """XXH3-128 of everything an entry is; `recipe` is the recipe's digest, `leaves` are (shape, bytes).
+
+    The bytes of a leaf may come in pieces: a generator of them.
+    """
     leaves = tuple(leaves)
     dims: tuple[int, ...] = ()
     for shape, _ in leaves:
@@ -167,7 +172,11 @@ def checksum(
     sizes = struct.pack(f"<{3 + len(dims)}Q", len(skeleton), len(values), len(labels), *dims)
     state = xxhash.xxh3_128(b"".join((key, recipe, sizes, skeleton, values, labels)))
     for _, data in leaves:
-        state.update(data)
+        if type(data) is GeneratorType:
+            for piece in data:
+                state.update(piece)
+        else:
+            state.update(data)
     return state.digest()
 
 

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ LARGE = 16 << 10
 
 AROUND = 128 << 10
 """Bytes read ahead around a small leaf: as much as the system reads around a fault in a mapping."""
+
+_PIECE = 1 << 20
+"""Bytes of a large row that are held at a time."""
 
 Array = npt.NDArray[Any]
 
@@ -200,7 +203,7 @@ class TableFile:
     def read_into(self, row: int, arrays: list[Array], *, check: bool) -> None:
         """Read a row's leaves from the disk into contiguous arrays of their shapes."""
         with self.pack.open() as descriptor:
-            self._announce(descriptor, row)
+            self._announce(descriptor, [row])
             self.read_from(descriptor, row, arrays, check=check)
 
     def read_from(self, descriptor: int, row: int, arrays: list[Array], *, check: bool) -> None:
@@ -225,14 +228,22 @@ class TableFile:
         self.check(row, arrays)
         return arrays
 
+    def verify_large(self, descriptor: int, row: int) -> None:
+        """The same for a row that need not fit into memory; nothing of it is kept."""
+        if not self.pack.whole:
+            raise RowDamagedError("the pack is cut short")
+        self._compare(row, [(leaf.row_shape(row), _pieces(descriptor, *leaf.span(row))) for leaf in self.table.leaves])
+
     def announce(self, *rows: int) -> None:
         """Ask the system to read rows ahead: many small waits for the disk become one."""
         with self.pack.open() as descriptor:
-            for row in rows:
-                self._announce(descriptor, row)
+            self._announce(descriptor, rows)
 
     def check(self, row: int, arrays: list[Array]) -> None:
         """Compare a row's leaves with its checksum."""
+        self._compare(row, [(array.shape, array) for array in arrays])
+
+    def _compare(self, row: int, leaves: list[tuple[tuple[int, ...], Any]]) -> None:
         table = self.table
         found = checksum(
             key=table.keys[row].tobytes(),
@@ -240,7 +251,7 @@ class TableFile:
             skeleton=table.skeleton,
             values=table.values.row(row),
             labels=table.labels.row(row),
-            leaves=[(array.shape, array) for array in arrays],
+            leaves=leaves,
         )
         if found != table.checksums[row].tobytes():
             raise RowDamagedError("its checksum does not match")
@@ -272,6 +283,17 @@ class TableFile:
         """A checked row's leaves as they are mapped, read-only."""
         return [_row(leaf, column, row) for leaf, column in zip(self.table.leaves, self.columns(), strict=True)]
 
+    def taker(self, number: int) -> Callable[[int], Any]:
+        """What gives one leaf of any checked row as it is mapped: made once for many rows, which then cost little."""
+        leaf, column = self.table.leaves[number], self.columns()[number]
+        if leaf.shape is not None:
+            return column.__getitem__
+        offsets, size = leaf.offsets, leaf.dtype.size
+        assert offsets is not None
+        if leaf.rank == 1:
+            return lambda row: column[offsets.item(row) // size : offsets.item(row + 1) // size]
+        return lambda row: _row(leaf, column, row)
+
     def forget(self) -> None:
         """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
         with self.pack.guard.lock:
@@ -287,15 +309,18 @@ class TableFile:
         for leaf, array in zip(self.table.leaves, arrays, strict=True):
             _read_span(descriptor, array, leaf.span(row)[0])
 
-    def _announce(self, descriptor: int, row: int) -> None:
+    def _announce(self, descriptor: int, rows: Sequence[int]) -> None:
         """Large leaves are read ahead as they are, small ones with their neighbours, which will be wanted too."""
         if _ADVISE is None:
             return
         for number, leaf in enumerate(self.table.leaves):
-            begin, size = leaf.span(row)
-            if size >= LARGE:
-                _ADVISE(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
-            elif (around := (number, begin // AROUND)) not in self._announced:
+            near = set()
+            for begin, size in map(leaf.span, rows):
+                if size >= LARGE:
+                    _ADVISE(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
+                else:
+                    near.add((number, begin // AROUND))
+            for around in near - self._announced:
                 self._announced.add(around)
                 _ADVISE(descriptor, around[1] * AROUND, AROUND, os.POSIX_FADV_WILLNEED)
 
@@ -374,6 +399,15 @@ def _read_head(descriptor: int, path: Path, name: str) -> Head:
         return parse_head(header, head)
     except ValueError as error:
         raise DamagedPackError(path, f"not a pack: {error}") from error
+
+
+def _pieces(descriptor: int, offset: int, size: int) -> Generator[Array, None, None]:
+    """Some bytes of a file, one piece after the other in the same memory."""
+    buffer = np.empty(min(size, _PIECE), np.uint8)
+    for at in range(0, size, _PIECE):
+        piece = buffer[: min(_PIECE, size - at)]
+        _read_span(descriptor, piece, offset + at)
+        yield piece
 
 
 def _pread(descriptor: int, size: int, offset: int) -> bytes:

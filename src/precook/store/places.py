@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from precook.errors import DamagedEntryError, MissingEntryError
 from precook.store.index import Index, Place
+from precook.store.lookup import by_pack, propose
 from precook.store.packfile import Array, RowDamagedError, TableFile
 from precook.store.reader import Admission, Reader
 from precook.store.stack import Verify
@@ -21,9 +23,34 @@ _CHUNK = 100_000
 """Keys that are looked up at a time: Python objects are made for so many only."""
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
+_READ = 1 << 62
+"""Set where this process has read the entry from the disk, checked it, and may take it from the mapped file."""
+_TABLE_MASK = (_READ >> _ROW_BITS) - 1
 _NOWHERE = -1
 _ATTEMPTS = 3
 """How often an entry is looked for again when its pack is gone: compaction may have moved it."""
+
+
+class ReshapedError(Exception):
+    """An entry was made anew, in another shape, since it was looked up; its place is known by now."""
+
+    def __init__(self, key: Key) -> None:
+        super().__init__(f"entry {key.hex[:16]} has another shape than the place it is read into")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Some entries, and the table and row of each at one moment."""
+
+    numbers: Numbers
+    at: Numbers
+    tables: list[TableFile]
+    rows: list[int]
+
+    @property
+    def distinct(self) -> list[TableFile]:
+        """Each table once."""
+        return list(dict.fromkeys(self.tables))
 
 
 class Places:
@@ -39,10 +66,30 @@ class Places:
         self._fresh = itertools.count()
         # Table and row in one number: whoever reads it while another thread looks again gets both of one moment.
         self._at = np.full(len(keys), _NOWHERE, np.int64)
-        self._read = np.zeros(len(keys), bool)
-        """Which entries were copied before: those need not be read ahead."""
-        for at in range(0, len(keys), _CHUNK):
-            self._find(np.arange(at, min(at + _CHUNK, len(keys))))
+
+    @classmethod
+    def find_all(
+        cls, reader: Reader, index: Index, columns: Sequence[npt.NDArray[np.uint8]], *, verify: Verify
+    ) -> list[Places]:
+        """The places of several columns of keys, found in one pass through the index."""
+        found = [cls(reader, index, keys, verify=verify) for keys in columns]
+        proposed = propose(index, columns)
+        edges = np.cumsum([0, *map(len, columns)])
+        doubtful: list[list[Numbers]] = [[] for _ in found]
+        for pack, numbers in by_pack(proposed):
+            name = index.pack_names({pack}).get(pack)
+            owners = np.searchsorted(edges, numbers, side="right") - 1
+            for owner in np.unique(owners).tolist():
+                here = numbers[owners == owner]
+                inside = here - edges[owner]
+                if not found[owner]._confirm_all(name, inside, proposed[here] & _ROW_MASK):  # noqa: SLF001
+                    doubtful[owner].append(inside)
+        for places, some in zip(found, doubtful, strict=True):
+            # Key by key: what the index says is behind, or wrong, or the pack is damaged.
+            for numbers in some:
+                for at in range(0, len(numbers), _CHUNK):
+                    places.look_again(numbers[at : at + _CHUNK])
+        return found
 
     @property
     def missing(self) -> Numbers:
@@ -52,7 +99,7 @@ class Places:
     @property
     def table(self) -> Numbers:
         """The number of each entry's table; -1 where there is no entry."""
-        return self._at >> _ROW_BITS
+        return _split(self._at)[0]
 
     def there(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
         """Which of some entries are there."""
@@ -60,8 +107,7 @@ class Places:
 
     def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """For each of some entries the number of its table, -1 where there is none, and its row."""
-        at = self._at[numbers]
-        return at >> _ROW_BITS, at & _ROW_MASK
+        return _split(self._at[numbers])
 
     def look_again(self, numbers: Numbers) -> None:
         """Look some entries up anew: they were made, or moved, meanwhile."""
@@ -69,22 +115,22 @@ class Places:
 
     def place(self, number: int) -> tuple[TableFile, int]:
         """An entry's table and row; `MissingEntryError` where there is none."""
-        at = int(self._at[number])
-        if at < 0:
-            raise MissingEntryError(self._key(number))
-        return self.tables[at >> _ROW_BITS], at & _ROW_MASK
+        found = self.place_all(np.array([number]))
+        return found.tables[0], found.rows[0]
 
-    def place_all(self, numbers: Numbers) -> list[tuple[TableFile, int]]:
+    def place_all(self, numbers: Numbers) -> Found:
         """The same for many entries."""
-        tables, rows = self.locate(numbers)
-        if (tables < 0).any():
-            raise MissingEntryError(self._key(int(numbers[tables < 0][0])))
-        return [(self.tables[table], row) for table, row in zip(tables.tolist(), rows.tolist(), strict=True)]
+        at = self._at[numbers]
+        if (at < 0).any():
+            raise MissingEntryError(self._key(int(numbers[at < 0][0])))
+        tables = [self.tables[table] for table in (at >> _ROW_BITS & _TABLE_MASK).tolist()]
+        return Found(numbers, at, tables, (at & _ROW_MASK).tolist())
 
     def copy(self, number: int, arrays: Sequence[Array]) -> None:
         """Copy an entry's leaves into arrays of their shapes, checked as the store is told to check.
 
-        `DamagedEntryError` and `MissingEntryError` name the entry.
+        `DamagedEntryError` and `MissingEntryError` name the entry. `ReshapedError` where it turns out to lie elsewhere
+        and to have other shapes there.
         """
         damaged: DamagedEntryError | None = None
         for _ in range(_ATTEMPTS):
@@ -92,6 +138,9 @@ class Places:
                 table, row = self.place(number)
             except MissingEntryError:
                 raise damaged or MissingEntryError(self._key(number)) from None
+            # Else bytes of another entry would be read, and taken for damage.
+            if [leaf.row_shape(row) for leaf in table.table.leaves] != [array.shape for array in arrays]:
+                raise ReshapedError(self._key(number))
             try:
                 self._copy(table, row, arrays)
             except FileNotFoundError:
@@ -104,41 +153,62 @@ class Places:
                 return
         raise damaged or MissingEntryError(self._key(number))
 
-    def copy_all(
-        self, numbers: Numbers, found: Sequence[tuple[TableFile, int]], arrays: Sequence[Sequence[Array]]
-    ) -> None:
-        """The same for many entries that `place_all` found: a pack is opened once for all that come from the disk."""
-        unread: dict[TableFile, list[int]] = {}
-        for at, (table, row) in enumerate(found):
-            if not table.checked[row] or not table.pack.whole:
-                unread.setdefault(table, []).append(at)
-                continue
-            try:
-                self._copy_mapped(table, row, arrays[at])
-            except (RowDamagedError, OSError):
-                self.copy(int(numbers[at]), arrays[at])  # which looks for it elsewhere, or says what is wrong
-        for table, some in unread.items():
-            for at in self._read_all(table, found, some, arrays):
-                self.copy(int(numbers[at]), arrays[at])
-        self._read[numbers] = True
+    def copy_all(self, found: Found, leaves: Sequence[Sequence[Array]]) -> None:
+        """The same for many entries that `place_all` found; `leaves` has of each leaf an array for every entry."""
+        entries = list(zip(*leaves, strict=True)) if leaves else [()] * len(found.rows)
+        if not (found.at & _READ).all():
+            self._copy_unread(found, entries)
+            return
+        try:
+            if self._verify == "always":
+                for table, row, arrays in zip(found.tables, found.rows, entries, strict=True):
+                    self._copy_mapped(table, row, arrays)
+            else:
+                _copy_leaves(found, leaves)
+        except (RowDamagedError, OSError):
+            # Each for itself: what is damaged is looked for elsewhere, or named.
+            for number, arrays in zip(found.numbers.tolist(), entries, strict=True):
+                self.copy(number, arrays)
 
     def announce(self, numbers: npt.NDArray[np.int64]) -> None:
         """Ask the system to read entries ahead that were not read yet."""
-        read = self._read[numbers]
-        if read.all():
+        at = self._at[numbers]
+        unread = at[(at >= 0) & (at & _READ == 0)]
+        if not len(unread):
             return
-        tables, rows = self.locate(numbers[~read])
-        for number in np.unique(tables[tables >= 0]).tolist():
+        tables, rows = _split(unread)
+        for number in np.unique(tables).tolist():
             table = self.tables[number]
             try:
                 table.announce(*(row for row in rows[tables == number].tolist() if not table.checked[row]))
             except OSError:
                 return  # whoever reads it finds out what is wrong, and says so
 
+    def _copy_unread(self, found: Found, entries: Sequence[Sequence[Array]]) -> None:
+        """Copy entries of which some come from the disk: a pack is opened once for all of them."""
+        unread: dict[TableFile, list[int]] = {}
+        again: list[int] = []
+        for at, (table, row) in enumerate(zip(found.tables, found.rows, strict=True)):
+            if not table.checked[row] or not table.pack.whole:
+                unread.setdefault(table, []).append(at)
+                continue
+            try:
+                self._copy_mapped(table, row, entries[at])
+            except (RowDamagedError, OSError):
+                again.append(at)
+        for table, some in unread.items():
+            again += self._read_all(table, found.rows, some, entries)
+        for at in again:
+            self.copy(int(found.numbers[at]), entries[at])
+        read = [table.pack.whole and table.checked[row] for table, row in zip(found.tables, found.rows, strict=True)]
+        # Of those that are still there: in another place the entry has to be checked first.
+        now = self._at[found.numbers]
+        self._at[found.numbers] = np.where((now == found.at) & np.array(read, bool), now | _READ, now)
+
     def _read_all(
         self,
         table: TableFile,
-        found: Sequence[tuple[TableFile, int]],
+        rows: list[int],
         some: list[int],
         arrays: Sequence[Sequence[Array]],
     ) -> list[int]:
@@ -148,7 +218,7 @@ class Places:
         try:
             with table.pack.open() as descriptor:
                 for at in some:
-                    one, row = arrays[at], found[at][1]
+                    one, row = arrays[at], rows[at]
                     if all(array.flags.c_contiguous for array in one):
                         table.read_from(descriptor, row, list(one), check=check)
                     else:
@@ -170,15 +240,12 @@ class Places:
 
     def _copy_mapped(self, table: TableFile, row: int, arrays: Sequence[Array]) -> None:
         """Copy an entry that this process has checked before."""
-        if table.signature is not None:
-            for array, column in zip(arrays, table.columns(), strict=True):
-                array[...] = column[row]
-        else:
-            for array, source in zip(arrays, table.view(row), strict=True):
-                array[...] = source
+        sources = table.view(row) if table.signature is None else [column[row] for column in table.columns()]
+        for array, source in zip(arrays, sources, strict=True):
+            array[...] = source
         if self._verify == "always":
             # The copy, which is still in the processor's cache.
-            table.check(row, [np.ascontiguousarray(array) for array in arrays])
+            table.check(row, [array if array.flags.c_contiguous else array.copy() for array in arrays])
 
     def _find(self, numbers: Numbers) -> None:
         """Look keys up, equal ones once; a place counts once its pack's own key column confirms it."""
@@ -192,8 +259,14 @@ class Places:
             if not asked or not self._find_some(keys, asked, found):
                 break
             asked = {key: at for key, at in asked.items() if found[at] < 0}
-        self._read[numbers] = False
         self._at[numbers] = found[alike]
+
+    def _confirm_all(self, pack: str | None, numbers: Numbers, rows: Numbers) -> bool:
+        """Believe that some entries lie in rows of a pack if all of its own keys say so; whether they do."""
+        sure = self._reader.confirm_all(pack, self.keys[numbers], rows) if pack is not None else []
+        for table, at, row in sure:
+            self._at[numbers[at]] = self._number(table) << _ROW_BITS | row
+        return bool(sure)
 
     def _find_some(self, keys: npt.NDArray[np.uint8], asked: dict[bytes, int], found: Numbers) -> bool:
         """Look up where some rows of `keys` lie; whether the index was wrong and should be asked again."""
@@ -226,3 +299,16 @@ class Places:
 
     def _key(self, number: int) -> Key:
         return Key(self.keys[number].tobytes())
+
+
+def _split(at: Numbers) -> tuple[Numbers, Numbers]:
+    """The numbers of tables and the rows in them; -1 and whatever where there is no entry."""
+    return np.where(at < 0, _NOWHERE, at >> _ROW_BITS & _TABLE_MASK), at & _ROW_MASK
+
+
+def _copy_leaves(found: Found, leaves: Sequence[Sequence[Array]]) -> None:
+    """Copy entries from mapped files, as plainly as can be: this loop is what reading a batch costs."""
+    for number, arrays in enumerate(leaves):
+        takers = {table: table.taker(number) for table in found.distinct}
+        for array, table, row in zip(arrays, found.tables, found.rows, strict=True):
+            array[...] = takers[table](row)

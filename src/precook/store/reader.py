@@ -340,7 +340,7 @@ class Reader:
 
         Nothing where a single one is in doubt: `confirm` then tells which, and what is wrong with it.
         """
-        if self.bad_rows or name in self.bad_packs:
+        if name in self.bad_packs or any(place.pack == name for place in self.bad_rows):
             return []
         try:
             pack = self.pack(name)

@@ -258,8 +258,13 @@ class Store:
 
     def places(self, keys: npt.NDArray[np.uint8]) -> Places | None:
         """Where the entries of many keys lie, one key per row of 32 bytes, to read them from; None without a store."""
+        found = self.places_of([keys])
+        return found[0] if found is not None else None
+
+    def places_of(self, columns: Sequence[npt.NDArray[np.uint8]]) -> list[Places] | None:
+        """The same for several columns of keys, in little more time than for one."""
         index = self._ready()
-        return Places(self._reader, index, keys, verify=self._verify_reads) if index is not None else None
+        return Places.find_all(self._reader, index, columns, verify=self._verify_reads) if index is not None else None
 
     def generation(self) -> str:
         """Changes whenever entries may have been removed: what was present stays so until then."""
