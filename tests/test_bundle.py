@@ -202,6 +202,9 @@ def test_a_file_that_is_there_stays(home: Path, tmp_path: Path) -> None:
                 export_bundle(store, "test", tmp_path / "out.tar")
             assert (tmp_path / name).read_text() == "mine"
             (tmp_path / name).unlink()
+        with pytest.raises(precook.PrecookError, match="no such directory") as caught:
+            export_bundle(store, "test", tmp_path / "nowhere" / "out.tar")
+        assert caught.value.hint == "create it first"
 
 
 def test_damaged_and_missing_entries_stop_an_export_with_a_list(home: Path, tmp_path: Path) -> None:

@@ -240,6 +240,17 @@ def test_an_encoder_that_breaks_its_promise_is_told(path: Path, samples: list[di
         assert not any(manager.get_cache_stats().values())
 
 
+@pytest.mark.parametrize(("prompt", "told"), [(None, "no prompt"), (7, "a int as its prompt")])
+def test_a_prompt_that_is_no_text_is_refused(
+    path: Path, samples: list[dict[str, Any]], prompt: object, told: str
+) -> None:
+    """A sample without a prompt does not share the results of a prompt that spells "None"."""
+    with EmbeddingCacheManager(path) as manager:
+        with pytest.raises(precook.PrecookError, match=told):
+            cache_dataset(manager, [*samples, {**samples[0], "prompt": prompt}], {"prompt_embed": lambda batch: batch})
+        assert not any(manager.get_cache_stats().values())
+
+
 def test_a_torch_module_can_say_what_it_is(path: Path) -> None:
     """The module itself may be given for an encoder: its weights are in the key."""
     torch = pytest.importorskip("torch", reason="torch is not installed")

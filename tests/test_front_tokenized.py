@@ -215,12 +215,16 @@ def test_the_least_recently_used_sections_make_room(path: Path) -> None:
         assert cache.store.stats().pack_bytes <= bound
 
 
-def test_a_run_that_does_not_fit_goes_on_without(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_run_that_does_not_fit_goes_on_without(
+    path: Path, caplog: pytest.LogCaptureFixture, *, flushed: bool
+) -> None:
     """Where this run alone fills the cache, its first sections stay, later ones are not kept, and the log says so."""
     with TokenizedCache.open(path, max_bytes=300_000) as cache:
         for number in range(8):
             cache.put(CacheKey(f"section {number}", "t", 8), large(number))
-            cache.flush()
+            if flushed:
+                cache.flush()
         found = [cache.get(CacheKey(f"section {n}", "t", 8)) is not None for n in range(8)]
     assert found[0]
     assert not found[-1]

@@ -158,6 +158,27 @@ def test_1_other_weights_never_get_the_old_values(tmp_path: Path, cats: Path) ->
     assert run(tmp_path, [concept(cats)], vae=model) == (doubled, (0, 0))
 
 
+def test_1_weights_that_change_during_a_run_leave_no_entry_under_the_old_name(tmp_path: Path, cats: Path) -> None:
+    """What a later epoch builds is found by the weights that made it, and never by those the run began with."""
+    concepts = [concept(cats, image_variations=2)]
+    with Run(tmp_path / "right", concepts, vae=weights(1.0)) as run_:
+        expected = [by_path(run_.epoch()) for _ in range(2)]
+    model = weights(1.0)
+    with Run(tmp_path, concepts, vae=model) as run_:
+        assert by_path(run_.epoch()) == expected[0]
+        with torch.no_grad():
+            model.weight.fill_(5.0)
+        run_.epoch()
+        assert run_.encoded == (4, 0)
+    with Run(tmp_path, concepts, vae=weights(1.0)) as run_:
+        assert [by_path(run_.epoch()), run_.encoded] == [expected[0], (0, 0)]
+        assert [by_path(run_.epoch()), run_.encoded] == [expected[1], (4, 0)]
+    # The snapshot names what is there, and nothing else: the first variation of the changed weights was never made.
+    with Run(tmp_path, concepts, vae=weights(5.0)) as run_:
+        run_.epoch()
+        assert run_.encoded == (4, 0)
+
+
 def test_1_a_setting_of_a_module_is_part_of_the_key(tmp_path: Path, cats: Path) -> None:
     """Another dtype in an attribute of an upstream module is another entry."""
     run(tmp_path, [concept(cats)])

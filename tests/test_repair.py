@@ -210,6 +210,27 @@ def test_a_subset_looks_at_what_is_meant(made: precook.Project) -> None:
         check_store(store, Scope(dataset="nothing"))
 
 
+def test_what_a_look_found_damaged_is_missing_from_then_on(tmp_path: Path) -> None:
+    """SCENARIOS D3: after `precook verify` a plan counts damaged entries as missing, and one build makes them all."""
+    dataset(tmp_path / "data", 4)
+    config = tmp_path / "precook.yaml"
+    sections = "dataset: test\nconcepts: [{name: things, path: data}]\nencoders: {pixels: {uses: image}}\n"
+    config.write_text(sections + "image: {resolutions: [64], step: 16}\n")
+    with precook.load(config) as made:
+        made.build()
+        for key in keys_of(made.store)[:2]:
+            flip(made.store, key)
+    for _ in range(2):
+        assert run("verify", "--config", config).code == 4
+        assert "pixels: 2 entry damaged" in run("plan", "--config", config).out
+    assert run("build", "--config", config).code == 0
+    with precook.load(config) as made:
+        assert len(list(made.feed(batch_size=4).epoch(0))) == 1
+    assert run("verify", "--config", config, "--repair", "--yes").code == 4
+    assert run("verify", "--config", config).code == 0
+    assert "to build: nothing" in run("plan", "--config", config).out
+
+
 def test_short_looks_go_on_until_everything_was_seen(path: Path) -> None:
     """With a limit of time each run goes on behind the last one; the pass is complete when all packs were seen."""
     fill(path, packs=5)
@@ -231,7 +252,7 @@ def test_short_looks_go_on_until_everything_was_seen(path: Path) -> None:
 
 
 def test_the_command_shows_what_a_repair_would_drop_before_it_does(made: precook.Project) -> None:
-    """A preview changes nothing; with --yes it is done; the code says damage was found, until there is none."""
+    """A preview changes no file; with --yes it is done; the code says damage was found, until there is none."""
     key = keys_of(made.store)[1]
     flip(made.store, key)
     made.close()
@@ -244,7 +265,9 @@ def test_the_command_shows_what_a_repair_would_drop_before_it_does(made: precook
     assert "a repair: 1 entry to be made again, 1 pack written anew without them" in ended.out
     assert "--yes does it" in ended.err
     with precook.open(store, read_only=True) as opened:
-        assert state(opened) == before
+        files, entries = state(opened)
+        assert files == before[0]
+        assert [entry for entry in before[1] if entry.key != key.bytes] == entries
     document = run("verify", "--store", store, "--json").document
     assert document["damage"][0]["samples"][0]["dataset"] == "test"
     assert document["repair"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,14 +85,34 @@ def test_a_folder_that_is_there_stays(made: precook.Project, tmp_path: Path) -> 
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
-    with pytest.raises(precook.PrecookError, match="exists already"):
+    with pytest.raises(precook.PrecookError, match="exists already") as caught:
         export_shards(made.store, "test", mine, force=True)
+    assert "--force" not in caught.value.hint, "that would not help"
     assert (mine / "thesis.txt").read_text() == "mine"
     folder = tmp_path / "out"
     export_shards(made.store, "test", folder)
     with pytest.raises(precook.PrecookError, match="exists already"):
         export_shards(made.store, "test", folder)
     export_shards(made.store, "test", folder, force=True)
+
+
+def test_a_folder_named_like_an_unfinished_export_stays(made: precook.Project, tmp_path: Path) -> None:
+    """`out.partial` is removed only where an interrupted export has left it."""
+    mine = tmp_path / "out.partial"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+    with pytest.raises(precook.PrecookError, match=r"out\.partial exists already"):
+        export_shards(made.store, "test", tmp_path / "out", force=True)
+    assert (mine / "thesis.txt").read_text() == "mine"
+    shutil.rmtree(mine)
+    mine.write_text("mine")
+    with pytest.raises(precook.PrecookError, match=r"out\.partial exists already"):
+        export_shards(made.store, "test", tmp_path / "out")
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    mine.mkdir()
+    done = export_shards(made.store, "test", tmp_path / "out")
+    assert sorted(path.name for path in done.path.iterdir()) == sorted([*done.files, "manifest.json"])
 
 
 def test_damage_stops_the_export(made: precook.Project, tmp_path: Path) -> None:

@@ -186,6 +186,9 @@ def test_leaves_can_be_asked_for_in_another_library(store: precook.Store, recipe
     assert same(store.get(recipe.key(1)), tree)
     assert same(store.get(recipe.key(1), tensors="numpy"), {"n": np.arange(3), "t": np.arange(3)})
     assert same(store.get_many([recipe.key(1)], tensors="torch"), [{"n": torch.arange(3), "t": torch.arange(3)}])
+    for ask in (store.get_many, store.stack):
+        with pytest.raises(ValueError, match='"numpy" or "torch", not \'jax\''):
+            ask([recipe.key(1)], tensors="jax")
 
 
 def test_a_group_is_committed_by_size_by_time_and_by_flush(path: Path, recipe: precook.Recipe) -> None:
@@ -320,7 +323,7 @@ def test_two_stores_are_not_mixed_up(tmp_path: Path, recipe: precook.Recipe) -> 
     with precook.open(tmp_path / "a") as a, precook.open(tmp_path / "b") as b:
         a.put(recipe.key(1), "a")
         b.put(recipe.key(2), "b")
-        a._index.mark_damaged(Place(recipe.key(1).bytes, "00" * 32, 0), "a's own damage")  # type: ignore[union-attr]
+        a._index.mark_damaged(Place(recipe.key(9).bytes, "00" * 32, 0), "a's own damage")  # type: ignore[union-attr]
         assert a.stats().damaged
     (tmp_path / "a" / "index.sqlite").replace(tmp_path / "b" / "index.sqlite")
     with precook.open(tmp_path / "b") as b:

@@ -76,11 +76,11 @@ def format_size(nbytes: int) -> str:
 def format_duration(seconds: float) -> str:
     """How long something took.
 
-    >>> format_duration(0.25), format_duration(42), format_duration(200), format_duration(9000)
-    ('0.25 s', '42 s', '3 min 20 s', '2 h 30 min')
+    >>> format_duration(0.25), format_duration(42), format_duration(200), format_duration(9000), format_duration(4e-5)
+    ('0.25 s', '42 s', '3 min 20 s', '2 h 30 min', '0 s')
     """
     if seconds < 10:  # noqa: PLR2004 - whole seconds say enough from here on
-        return f"{max(seconds, 0):.2g} s"
+        return f"{max(round(seconds, 3), 0):.2g} s"
     whole = round(seconds)
     for large, large_name, small, small_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= large:

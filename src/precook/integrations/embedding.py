@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from precook.errors import EncodeError, PrecookError, SourceChangedError
+from precook.errors import EncodeError, PrecookError, SourceChangedError, printable
 from precook.identity.canonical import canonical
 from precook.identity.digests import digest
 from precook.identity.identify import identify
@@ -218,9 +218,19 @@ def _hashes(manager: EmbeddingCacheManager, types: tuple[str, ...], samples: Seq
         return [None if path is None else digests[path] for path in pictures]
     empty = types[0].startswith("empty")
     return [
-        manager.hash_of_prompt(None if path is None else digests[path], "" if empty else str(sample["prompt"]))
+        manager.hash_of_prompt(None if path is None else digests[path], "" if empty else _prompt(sample))
         for path, sample in zip(pictures, samples, strict=True)
     ]
+
+
+def _prompt(sample: Sample) -> str:
+    prompt = sample.get("prompt")
+    if not isinstance(prompt, str):
+        # Not as the text 'None': that is a prompt, and another one than the empty one.
+        what = f"a {type(prompt).__name__} as its prompt" if prompt is not None else "no prompt"
+        hint = "write '' where it is empty"
+        raise PrecookError(f"the sample of {printable(sample.get('image'))} has {what}", hint=hint)
+    return prompt
 
 
 def _picture(cache_type: str, sample: Sample) -> Path | None:

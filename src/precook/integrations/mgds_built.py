@@ -50,7 +50,18 @@ class BuiltCache(Cache):
         counted = options.groups.variations or options.names[0]
         length = pipeline.length(counted) or 0
         groups = IndexMap(gather_groups(self._root, options.groups, length))
-        naming = name_entries(
+        naming = self._name()
+        paths = naming.everything.path_outputs() | set(naming.uses)
+        self._passed = frozenset(paths & set(options.names))
+        self._paths = list_paths(pipeline.ask, sorted({*naming.uses, *self._passed}), length)
+        self._naming = naming
+        self._map = groups
+        return groups
+
+    def _name(self) -> Naming:
+        """What keys are made of, with the weights as they are now."""
+        options, pipeline = self._options, self._pipeline
+        return name_entries(
             pipeline.stages,
             split=options.split,
             aggregate=options.aggregate,
@@ -61,12 +72,6 @@ class BuiltCache(Cache):
             given=options.identities,
             model=options.model,
         )
-        paths = naming.everything.path_outputs() | set(naming.uses)
-        self._passed = frozenset(paths & set(options.names))
-        self._paths = list_paths(pipeline.ask, sorted({*naming.uses, *self._passed}), length)
-        self._naming = naming
-        self._map = groups
-        return groups
 
     def prepare(self, epoch: int, memory: Memory) -> None:
         index_map = self.gather()
@@ -77,7 +82,9 @@ class BuiltCache(Cache):
             self._learn(memory)
         missing = self._missing(parts, memory)
         if missing and known:
-            # Something is to be read: what the files hold now counts, not what they held when this process began.
+            # Something is to be made: what the files hold and who the encoders are now counts, not what they were when
+            # this process began.
+            self._naming = self._name()
             self._learn(memory)
             missing = self._missing(parts, memory)
         if missing:
@@ -213,7 +220,8 @@ class BuiltCache(Cache):
         assert self._map is not None
         assert self._maker is not None
         if part in self._keys:
-            return self._keys[part]
+            # Made in an earlier epoch, perhaps, of files or by weights that are others now.
+            return self._keys[part] if bool(self.store.present(self._keys[part]).all()) else None
         if part not in self._earlier:
             keys = self._maker.known(self._map.groups[part[0]].members.tolist(), part[1], memory)
             whole = keys is not None and bool(self.store.present(keys).all())

@@ -17,12 +17,14 @@ from precook.identity.digests import digest
 from precook.identity.identify import identify
 from precook.identity.recipe import Recipe
 from precook.integrations.front import MISSING, Front, Place
-from precook.store.store import Store
+from precook.store.store import FLUSH_BYTES, Store
 from precook.store.tree import Tree
 from precook.values import Key
 
 KIND = "tokenized-sections"
 MAX_BYTES = 10 << 30
+_GROUPS = 16
+"""Into so many commits what fills the cache is divided, at least."""
 _log = logging.getLogger("precook")
 Ids = npt.NDArray[Any]
 
@@ -64,8 +66,12 @@ class TokenizedCache(Front):
     """
 
     def __init__(self, place: Place, **options: Any) -> None:
-        bound = {} if isinstance(place, Store) else {"max_bytes": MAX_BYTES}
-        super().__init__(place, KIND, **bound | options)
+        if not isinstance(place, Store):
+            options = {"max_bytes": MAX_BYTES, **options}
+            if options["max_bytes"] is not None:
+                # What does not fit is refused by the group: small ones, so that a small cache fills up, too.
+                options.setdefault("flush_bytes", min(FLUSH_BYTES, max(1, options["max_bytes"] // _GROUPS)))
+        super().__init__(place, KIND, **options)
         self._hits = 0
         self._misses = 0
         self._recipes: dict[str, Recipe] = {}

@@ -20,7 +20,7 @@ from blake3 import blake3
 from precook.errors import LockedError, NoSnapshotError, PrecookError, SnapshotEntriesError, printable
 from precook.identity.digests import derived_digest
 from precook.maintain.manifest import MAX_MEMBERS, Manifest, Member, Sheet, manifest_name
-from precook.maintain.rows import Row, Rows, find_rows, protected
+from precook.maintain.rows import Row, RowReader, find_rows, protected
 from precook.maintain.tar import BLOCK, END, make_header, padding
 from precook.report import SILENT, Reporter, Task
 from precook.store import files
@@ -82,6 +82,9 @@ def is_meant(file: SnapshotFile, wanted: str) -> bool:
     return len(wanted) >= 4 and file.id.startswith(wanted.lower())  # noqa: PLR2004 - fewer are a number
 
 
+FOREIGN = "precook did not write it: move it away, or export to another name"
+
+
 def export_bundle(
     store: Store,
     dataset: str,
@@ -98,8 +101,12 @@ def export_bundle(
     `keep` names what else goes with it, `captions` and `paths`, if the snapshot has them; labels of entries never do.
     A file that is there stays unless `force` is given. `SnapshotEntriesError` lists what is damaged or missing.
     """
+    if path.is_dir():
+        raise taken(path, FOREIGN)
     if path.exists() and not force:
         raise taken(path)
+    if not path.parent.is_dir():
+        raise _wrong_place(f"{printable(path.parent)}: no such directory", "create it first")
     chosen = choose_snapshot(store, dataset, snapshot)
     content = _stripped(chosen, keep)
     keys = chosen.entry_keys()
@@ -130,16 +137,20 @@ def export_bundle(
     return Exported(path, dataset, chosen.file.id, chosen.samples, len(rows), len(groups), size, resumed)
 
 
-def taken(path: Path) -> PrecookError:
+def taken(path: Path, hint: str = "--force replaces it") -> PrecookError:
     """The error for a name that is taken."""
-    error = PrecookError(f"{printable(path)} exists already", hint="--force replaces it")
+    return _wrong_place(f"{printable(path)} exists already", hint)
+
+
+def _wrong_place(message: str, hint: str) -> PrecookError:
+    error = PrecookError(message, hint=hint)
     error.exit_code = 2
     return error
 
 
 def _copy(store: Store, snapshot: Snapshot, groups: list[list[Row]], draft: _Draft, task: Task) -> None:
     """Add the packs that are still to be written; once an entry is lost, the rest is only looked at, for the list."""
-    reader = Rows(store)
+    reader = RowReader(store)
     for number in range(draft.done - 1, len(groups)):
         entries = reader.read(groups[number])
         if not reader.lost:
@@ -289,7 +300,7 @@ def _partial(path: Path) -> Iterator[int]:
             raise LockedError(partial, "another export has just finished this file")
         first = os.pread(descriptor, BLOCK, 0)
         if any(first) and not first.startswith(b"manifest-"):
-            raise taken(partial)
+            raise taken(partial, FOREIGN)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,10 +12,11 @@ from precook.errors import NoSnapshotError
 from precook.identity.canonical import canonical
 from precook.identity.digests import digest
 from precook.report import SILENT, Reporter
+from precook.store.index import Place
 from precook.store.keysets import split
 from precook.store.snapshots import read_snapshot
 from precook.store.store import Store
-from precook.store.verify import Selection, Verification
+from precook.store.verify import Damage, Selection, Verification
 
 _NOTES = "verify"
 _KEPT = 50
@@ -90,8 +92,12 @@ def check_store(
     )
 
 
-def remember_pass(store: Store, done: Pass) -> None:
-    """Keep how far a pass has come, in the index."""
+def remember_pass(store: Store, done: Pass, damage: Sequence[Damage] = ()) -> None:
+    """Keep how far a pass has come, in the index, and which entries it found damaged: from now on they are missing."""
+    index = store.workings().index
+    for one in damage:
+        if one.key is not None and one.row is not None:
+            index.mark_damaged(Place(one.key.bytes, one.pack.stem, one.row), one.reason)
     memory = store.memory()
     notes = memory.notes(_NOTES)
     kept = sorted(notes, key=lambda key: _time_of(notes[key]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,9 @@ TARGET = 64 << 20
 """Bytes of a pack that is large enough; merged ones are no larger."""
 _SMALL = 4
 """A pack of less than this part of the target is merged with others."""
+
+Lives = Callable[[int], Numbers]
+"""The living rows of a pack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def plan_compact(
     last: tuple[int, int] = (0, 0)
     with report.task("look", total=int(census.entries.sum()), unit="entries") as task:
         for chunk in census.chunks():
-            tally.add(chunk)
+            tally.add(chunk.packs, chunk.rows, chunk.nbytes)
             found.append(second_copies(chunk, last))
             last = int(chunk.packs[-1]), int(chunk.rows[-1])
             task.advance(len(chunk.keys))
@@ -133,13 +136,13 @@ def plan_compact(
     alive = np.where(census.payload > 0, living / np.maximum(census.payload, 1), rows / np.maximum(census.entries, 1))
     worth = ~gone & (rows < census.entries) & (1 - alive >= thresholds.of_pack)
     chosen = ~gone & (worth | (census.nbytes * _SMALL < target))
-    lives = {
-        pack: np.setdiff1d(numbers, copies["row"][copies["pack"] == pack])
-        for pack, numbers in tally.rows_of(np.flatnonzero(chosen).tolist())
-    }
+
+    def lives(pack: int) -> Numbers:
+        return np.setdiff1d(tally.rows_of(pack), copies["row"][copies["pack"] == pack])
+
     groups = [
         group
-        for packs in _together(census, lives, living, target)
+        for packs in _together(census, np.flatnonzero(chosen).tolist(), rows, living, target)
         if len(packs) > 1 or worth[packs[0]]
         for group in _groups(workings, census, lives, packs)
     ]
@@ -156,27 +159,29 @@ def plan_compact(
     )
 
 
-def _together(census: Census, lives: dict[int, Numbers], living: Numbers, target: int) -> Iterator[list[int]]:
+def _together(census: Census, packs: Sequence[int], rows: Numbers, living: Numbers, target: int) -> Iterator[list[int]]:
     """Packs to merge, neighbours in time: what was written together is read together."""
     group: list[int] = []
-    nbytes = rows = 0
-    for pack in sorted(lives, key=lambda pack: (int(census.born[pack]), census.ids[pack])):
+    nbytes = count = 0
+    for pack in sorted(packs, key=lambda pack: (int(census.born[pack]), census.ids[pack])):
         # The head is counted whole: an upper bound that needs no look into the file.
         size = int(living[pack]) + int(census.nbytes[pack] - census.payload[pack])
-        if group and (nbytes + size > target or rows + len(lives[pack]) > MAX_ROWS):
+        if group and (nbytes + size > target or count + int(rows[pack]) > MAX_ROWS):
             yield group
-            group, nbytes, rows = [], 0, 0
+            group, nbytes, count = [], 0, 0
         group.append(pack)
-        nbytes, rows = nbytes + size, rows + len(lives[pack])
+        nbytes, count = nbytes + size, count + int(rows[pack])
     if group:
         yield group
 
 
-def _groups(workings: Workings, census: Census, lives: dict[int, Numbers], packs: Sequence[int]) -> Iterator[Group]:
+def _groups(workings: Workings, census: Census, lives: Lives, packs: Sequence[int]) -> Iterator[Group]:
     """The packs as one group, or as several where one head could not hold them."""
     try:
-        pieces = [Piece(workings.open_pack(census.ids[pack]), lives[pack]) for pack in packs]
+        pieces = [Piece(workings.open_pack(census.ids[pack]), lives(pack)) for pack in packs]
         size = repack(pieces).nbytes
+        for piece in pieces:
+            piece.pack.tables = ()  # they hold one another: else they would wait for the garbage collector
     except (FileNotFoundError, StoreError):
         return  # a pack that cannot be read is left to `verify`
     except HeaderError:

@@ -10,7 +10,7 @@ from precook.identity.recipe import recipe_digest
 from precook.report import SILENT, Reporter
 from precook.store.census import Census
 from precook.store.eviction import plan_eviction
-from precook.store.keysets import among, beginnings, keyset
+from precook.store.keysets import in_columns
 from precook.store.protection import Protection, Roots, Young
 from precook.store.removal import RemovalPlan, Wanted, plan_removal
 from precook.store.snapshots import list_snapshots, read_snapshot
@@ -79,8 +79,8 @@ def plan_clear(
         snapshots = [file for file in snapshots if file.dataset == dataset]
         if not snapshots:
             raise NoSnapshotError(store.path, dataset)
-        keys = keyset(beginnings(read_snapshot(file).all_keys()) for file in snapshots)
-        roots, wanted = Roots(but=(dataset,)), lambda chunk: among(chunk.starts, keys)
+        keys = in_columns([column for file in snapshots for column in read_snapshot(file).key_columns()])
+        roots, wanted = Roots(but=(dataset,)), lambda chunk: keys.among(chunk.starts)
         reason = f"only {dataset} names it"
     return plan_removal(
         workings,

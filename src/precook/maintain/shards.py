@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from precook.errors import SnapshotEntriesError
-from precook.maintain.bundle import choose_snapshot, taken
-from precook.maintain.rows import Row, Rows, find_rows, protected
+from precook.maintain.bundle import FOREIGN, choose_snapshot, taken
+from precook.maintain.rows import Row, RowReader, find_rows, protected
 from precook.report import SILENT, Reporter, Task
 from precook.store import files
 from precook.store.header import Column, dump_header
@@ -33,6 +33,8 @@ FORMAT = 1
 SHARD_BYTES = 512 << 20
 """About what a file holds, at the most."""
 _MANIFEST = "manifest.json"
+_MARK = ".precook-export"
+"""In a folder that is not finished: whoever finds it there may remove the folder."""
 _BATCH = 256
 """Entries read at a time."""
 
@@ -64,14 +66,12 @@ def export_shards(
 
     A folder that is there stays unless `force` is given and a manifest of ours lies in it.
     """
-    if path.exists() and not (force and _is_ours(path)):
-        raise taken(path)
+    if os.path.lexists(path) and not (force and _is_ours(path)):
+        raise taken(path) if _is_ours(path) else taken(path, FOREIGN)
     chosen = choose_snapshot(store, dataset, snapshot)
     partial = path.with_name(path.name + files.PARTIAL)
     with protected(store, f"export of {dataset}", chosen.entry_keys()), files.explained(path.parent):
-        if partial.exists():
-            shutil.rmtree(partial)  # what an interrupted export has left
-        partial.mkdir(parents=True)
+        _begin(partial)
         shelves = {name: _Shelf(name, partial, shard_bytes) for name in chosen.encoders}
         rows = _find(store, chosen)
         total = sum(row.nbytes for found in rows.values() for row in found)
@@ -81,6 +81,7 @@ def export_shards(
         files.publish(partial / _MANIFEST, [json.dumps(content, indent=1).encode()])
         if path.exists():
             shutil.rmtree(path)
+        (partial / _MARK).unlink()
         os.rename(partial, path)  # noqa: PTH104 - the order of writes stands here by name
         files.sync_directory(path.parent)
     names = tuple(name for shelf in shelves.values() for name in shelf.files)
@@ -145,6 +146,19 @@ class _Shelf:
                 yield name, first.leaves[at], len(stack.entries), [data for data in parts if data.nbytes]
 
 
+def _begin(partial: Path) -> None:
+    """An empty folder to write into; what an interrupted export has left there goes, and nothing else."""
+    if (partial / _MARK).is_file():
+        shutil.rmtree(partial)
+    elif os.path.lexists(partial):
+        try:
+            partial.rmdir()  # killed before it had its mark
+        except OSError:
+            raise taken(partial, FOREIGN) from None
+    partial.mkdir(parents=True)
+    (partial / _MARK).touch()
+
+
 def _is_ours(path: Path) -> bool:
     try:
         form = json.loads((path / _MANIFEST).read_bytes())
@@ -175,7 +189,7 @@ def _find(store: Store, snapshot: Snapshot) -> dict[str, list[Row]]:
 
 
 def _fill(store: Store, snapshot: Snapshot, shelves: dict[str, _Shelf], rows: dict[str, list[Row]], task: Task) -> None:
-    reader = Rows(store)
+    reader = RowReader(store)
     for encoder, shelf in shelves.items():
         for at in range(0, len(rows[encoder]), _BATCH):
             batch = rows[encoder][at : at + _BATCH]

@@ -9,7 +9,7 @@ import numpy as np
 
 from precook.errors import DamagedPackError, NewerFormatError
 from precook.store.census import Census, Chunk
-from precook.store.keysets import KeySet, among, beginnings, keyset
+from precook.store.keysets import KeySet, among, beginnings, in_columns, keyset
 from precook.store.snapshots import Snapshot, SnapshotFile, read_snapshot
 from precook.store.store import Store
 
@@ -111,12 +111,12 @@ class _Shelf:
     def __init__(self, snapshot: Snapshot, snapshots: int) -> None:
         self._snapshot = snapshot
         self._snapshots = snapshots
-        self._keys = keyset([beginnings(snapshot.all_keys())])
+        self._keys = in_columns(snapshot.key_columns())
         self._resolutions = {name: (keys, _Sum()) for name, keys in _by_resolution(snapshot).items()}
         self._all, self._shared = _Sum(), _Sum()
 
     def holds(self, chunk: Chunk) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return among(chunk.starts, self._keys)
+        return self._keys.among(chunk.starts)
 
     def add(
         self,

@@ -21,7 +21,7 @@ from precook.plan.history import History
 from precook.plan.ready import find_ready
 from precook.plan.reasons import Reasons, Why
 from precook.plan.samples import Framed, Samples, Target, frame
-from precook.plan.snapshot import snapshot_tree
+from precook.plan.snapshot import complete_samples, snapshot_tree
 from precook.plan.table import show
 from precook.plan.wants import Encoding, Wants, rows_with, want
 from precook.report import SILENT, Reporter
@@ -151,6 +151,11 @@ class Plan:
         rates = find_rates(list(recipes.values()), self.store, self._memory) if recipes else {}
         return forecast(counts, rates, self.store.path)
 
+    @cached_property
+    def complete(self) -> int:
+        """How many samples have everything that is wanted of them."""
+        return len(complete_samples(self))
+
     def explain(self, path: str | Path) -> Explanation:
         """Every entry of the samples at a path: its key, its state and, where it is missing, what differs."""
         return explain(self, Path(path))
@@ -164,12 +169,16 @@ class Plan:
     def freeze(self) -> Snapshot:
         """Keep the samples and their keys as the dataset's latest snapshot.
 
-        Samples that failed are left out of it. While entries are missing there is nothing to keep: `IncompleteError`.
+        Samples that failed are left out of it. While entries are missing there is nothing to keep: `IncompleteError`;
+        nor is there where no sample is left, so that an empty folder takes no older snapshot's place.
         """
         if set(self.encoders) != set(self.settings.encoders):
             raise IncompleteError("a plan of some encoders only cannot be frozen", hint="plan for all of them")
         if len(self.missing):
             raise IncompleteError(f"{len(self.missing):,} entries of {self.settings.dataset} are missing")
+        if not self.complete:
+            hint = "is the drive mounted? `precook plan` says what is left out, and why"
+            raise IncompleteError(f"{self.settings.dataset}: no sample to keep", hint=hint)
         chosen, tree = snapshot_tree(self)
         keys = np.concatenate([one.wants.keys[one.ready_rows] for one in self.encoders.values()])
         snapshot = self.store.freeze(self.settings.dataset, tree, needs=keys, seen=self.generation)
@@ -233,7 +242,7 @@ def make_plan(
     for encoding in encodings:
         wants = want(encoding, samples, framed, settings.image, settings.text, memory)
         if lease is not None:
-            lease.protect(wants.keys)
+            lease.protect(wants.keys[wants.first])
         ready = find_ready(wants.keys, store, memory)
         failures = {}
         if failed:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from precook.errors import SourceChangedError
 from precook.identity.digests import digest
-from precook.plan.wants import NOBODY
+from precook.plan.wants import NOBODY, text_rows
 from precook.sources.geometry import TARGET
 from precook.sources.pairing import Numbers
 from precook.store.snapshots import FORMAT
@@ -25,7 +25,7 @@ def snapshot_tree(plan: Plan, *, missing: bool = False, captions: bool = False) 
 
     `missing`: also those whose entries are still to be made; `captions`: with their texts, whatever the config keeps.
     """
-    complete = _complete(plan, missing=missing)
+    complete = complete_samples(plan, missing=missing)
     ids = np.array([np.frombuffer(plan.samples.id(sample), np.uint8) for sample in complete.tolist()], np.uint8)
     ids = ids.reshape(-1, 32)
     order = np.lexsort(ids.T[::-1])
@@ -35,7 +35,8 @@ def snapshot_tree(plan: Plan, *, missing: bool = False, captions: bool = False) 
 
     settings = plan.settings
     pictures, picture_keys = _pictures(plan, number)
-    lines, line_keys, owners = _lines(plan, number)
+    captions = captions or "captions" in settings.keep
+    lines, line_keys, owners = _lines(plan, number, captions=captions)
     tree: dict[str, Any] = {
         "format": FORMAT,
         "dataset": settings.dataset,
@@ -63,18 +64,25 @@ def snapshot_tree(plan: Plan, *, missing: bool = False, captions: bool = False) 
         "picture_keys": picture_keys,
         "lines": lines,
         "line_keys": line_keys,
-        "empty_keys": {
-            name: one.wants.keys[one.wants.samples == NOBODY][0].copy()
-            for name, one in plan.encoders.items()
-            if one.wants.encoding.input == "text" and settings.text.empty_prompt
-        },
+        "empty_keys": _empty_keys(plan),
     }
     if "paths" in settings.keep:
         paths = [os.fsencode(plan.samples.path(sample)) for sample in chosen.tolist()]
         tree["paths"] = _texts(paths)
-    if captions or "captions" in settings.keep:
+    if captions:
         tree["captions"] = _texts([text.encode("utf-8") for text in _captions(plan, owners)])
     return chosen, tree
+
+
+def _empty_keys(plan: Plan) -> dict[str, npt.NDArray[np.uint8]]:
+    """The key of the empty prompt, by text encoder; one that could not make it has none, as a sample that failed."""
+    keys: dict[str, npt.NDArray[np.uint8]] = {}
+    for name, one in plan.encoders.items():
+        if one.wants.encoding.input == "text":
+            made = one.wants.keys[(one.wants.samples == NOBODY) & ~one.failed_rows]
+            if len(made):
+                keys[name] = made[0].copy()
+    return keys
 
 
 def _encoders(plan: Plan) -> dict[str, Any]:
@@ -89,7 +97,7 @@ def _encoders(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _complete(plan: Plan, *, missing: bool) -> Numbers:
+def complete_samples(plan: Plan, *, missing: bool = False) -> Numbers:
     """Samples of which nothing failed, and nothing is missing unless that is allowed."""
     complete = np.any(plan.framed.usable, axis=0) if plan.samples.count else np.zeros(0, bool)
     for one in plan.encoders.values():
@@ -130,17 +138,26 @@ def _placed(one: EncoderPlan, row_of: Numbers, place: Numbers, count: int) -> np
     return keys
 
 
-def _lines(plan: Plan, number: Numbers) -> tuple[dict[str, Any], dict[str, Any], list[tuple[int, int, bytes]]]:
-    """For each caption that is kept: whose it is, and the keys of what text encoders made of it."""
+def _lines(
+    plan: Plan, number: Numbers, *, captions: bool
+) -> tuple[dict[str, Any], dict[str, Any], list[tuple[int, int, bytes]]]:
+    """For each caption that is kept: whose it is, and the keys of what text encoders made of it.
+
+    Without a text encoder there is nothing to find by them: they are listed where their texts are wanted.
+    """
     texts = [one for one in plan.encoders.values() if one.wants.encoding.input == "text"]
-    if not texts:
+    if texts:
+        wants = texts[0].wants  # every text encoder wants the same lines in the same order
+        digests, owners, parts = wants.rows, wants.samples, wants.parts
+    elif captions:
+        digests, owners, parts = text_rows(plan.samples, plan.framed, plan.settings.text)
+    else:
         return {"sample": np.zeros(0, np.int32)}, {}, []
-    wants = texts[0].wants  # every text encoder wants the same lines in the same order
-    owners = wants.samples
-    rows = np.flatnonzero((owners != NOBODY) & (number[owners] >= 0))
-    rows = rows[np.lexsort((wants.parts[rows], number[owners[rows]]))]
+    rows = np.flatnonzero(owners != NOBODY)
+    rows = rows[number[owners[rows]] >= 0]
+    rows = rows[np.lexsort((parts[rows], number[owners[rows]]))]
     keys = {one.wants.encoding.name: one.wants.keys[rows] for one in texts}
-    who = [(int(owners[row]), int(wants.parts[row]), wants.rows[row].tobytes()) for row in rows.tolist()]
+    who = [(int(owners[row]), int(parts[row]), digests[row].tobytes()) for row in rows.tolist()]
     return {"sample": number[owners[rows]].astype(np.int32)}, keys, who
 
 

@@ -56,7 +56,7 @@ def want(
     """What an encoder needs for these samples."""
     if encoding.input == "text":
         kind = text_kind(encoding.recipe)
-        rows, owners, parts = _text_rows(samples, framed, text)
+        rows, owners, parts = text_rows(samples, framed, text)
     else:
         kind = picture_kind(encoding.recipe)
         rows, owners, parts = _picture_rows(encoding, samples, framed, image)
@@ -64,7 +64,8 @@ def want(
     return Wants(encoding, kind, rows, owners, parts, keys, first_of_each(keys))
 
 
-def _text_rows(samples: Samples, framed: Framed, settings: TextSettings) -> tuple[Bytes, Numbers, Numbers]:
+def text_rows(samples: Samples, framed: Framed, settings: TextSettings) -> tuple[Bytes, Numbers, Numbers]:
+    """The texts that are kept, with whose each is and which of its captions; the empty prompt comes last."""
     owners = np.repeat(np.arange(samples.count), samples.line_counts)
     starts = np.cumsum(samples.line_counts) - samples.line_counts
     parts = np.arange(len(owners)) - starts[owners]

@@ -63,8 +63,8 @@ class Listing:
         return np.asarray((self.modes > 0) & (self.modes & 0o170000 == stat.S_IFREG))
 
     def absent(self) -> npt.NDArray[np.bool_]:
-        """Which are not there at all."""
-        return np.isin(self.modes, (-errno.ENOENT, -errno.ENOTDIR))
+        """Which are not there at all; a name that is too long cannot be."""
+        return np.isin(self.modes, (-errno.ENOENT, -errno.ENOTDIR, -errno.ENAMETOOLONG))
 
     def problem(self, row: int) -> str:
         """Why something is not a file that can be read."""

@@ -67,6 +67,9 @@ def converter(dtype: DType, library: Library) -> Callable[[npt.NDArray[Any]], An
             return from_numpy
         torch_type = getattr(torch, dtype.torch)
         return lambda array: torch.from_numpy(array).view(torch_type)
+    if library != "numpy":
+        message = f'tensors come as "numpy" or "torch", not {library!r}'
+        raise ValueError(message)
     if not dtype.foreign:
         return lambda array: array
     numpy_type = dtype.numpy_type()
