@@ -6,17 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import gc
 import importlib.util
 import json
-import os
-import platform
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -24,11 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 if not __package__:
-    # Run as a script: this folder's parent holds the package, and precook's sources unless it is installed.
-    _ROOT = Path(__file__).resolve().parents[1]
-    sys.path[0] = str(_ROOT)
-    if importlib.util.find_spec("precook") is None:
-        sys.path.insert(1, str(_ROOT / "src"))
+    import script  # noqa: F401 - finds the rest
 
 import numpy as np
 import torch
@@ -39,9 +30,10 @@ from bench.feedset import DATASET, store_entries, store_samples
 from bench.layout import Peer
 from bench.perfile import OnePt
 from bench.samples import FIELDS, KINDS, Kind, Tree
+from bench.script import ROOT, facts, fill, folder, parser, some_of, tell
 from bench.table import Column, Goal, Section
 from bench.ways import BATCH, PEERS, WORKERS, FeedLoaderWay, FeedWay, PeerWay, Way
-from bench.work import ROOT, DifferentError, Run, child_environment
+from bench.work import DifferentError, Run, child_environment
 
 SECTIONS = ("assembly", "warm", "cold", "growth")
 GB, MB = 1e9, 1e6
@@ -58,25 +50,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.child:
         child(options.child)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the files of a run that is ended go with it
     present, missing = peers.usable()
     present = [peer for peer in present if peer in PEERS]
     missing = {name: reason for name, reason in missing.items() if name in {peer.name for peer in PEERS}}
     gc.freeze()
-    print(f"date: {dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d %H:%M UTC}")
-    print(f"machine: {platform.system()}, {os.cpu_count()} cores; python {platform.python_version()}")
-    print("versions: " + ", ".join(f"{name} {version}" for name, version in peers.versions().items()))
-    print("not installed: " + ("; ".join(f"{name} ({why})" for name, why in missing.items()) or "none missing"))
-    print(flush=True)
-    with tempfile.TemporaryDirectory(prefix="precook-bench-", dir=options.dir) as folder:
-        run = Run(
-            folder=Path(folder),
-            counts={"large": options.samples, "small": options.small_samples},
-            repeats=options.repeats,
-            least=0.1 if options.quick else 1.0,
-            taking_part=present,
-            quick=options.quick,
-        )
+    tell(facts(**peers.told(missing)))
+    with folder(options.dir) as made:
+        run = Run.asked(made, options, present)
         for section in _sections(run, options):
             print(section, flush=True)
     return 0
@@ -321,6 +301,7 @@ def growth(run: Run, counts: list[int]) -> Section:
         Column("samples"),
         Column("open, s", ".2f"),
         Column("feed, s", ".2f"),
+        Column("feed, CPU s", ".2f"),
         Column("first batch, s", ".2f"),
         Column("own memory, MB"),
         Column("first epoch, items/s"),
@@ -332,9 +313,14 @@ def growth(run: Run, counts: list[int]) -> Section:
         folder = run.folder / f"growth-{count}"
         made.append(store_entries(folder, {"latent": "image", "tokens": "text"}, count, _small_entries(count)))
         answers = [_child({"do": "growth", "folder": str(folder), "most": _MOST}) for _ in range(run.repeats)]
-        fields = ("open", "feed", "batch", "memory", "first", "again")
+        fields = ("open", "feed", "busy", "batch", "memory", "first", "again")
         section.rows.append([f"{count:,}", *(measure.median(one[field] for one in answers) for field in fields)])
         shutil.rmtree(folder)
+    most = section.rows[-1]
+    section.goals += [
+        Goal(f"open a feed of {most[0]} samples, CPU", most[3], 3, "at most", ".1f", " s"),
+        Goal("own memory per entry", most[5] * MB / (2 * counts[-1]), 200, "under", ".0f", " bytes"),
+    ]
     section.notes += [
         f"fresh processes, warm page cache; batches of {BATCH['small']}; an epoch is read up to {_MOST:,} samples.",
         (
@@ -392,9 +378,9 @@ def _grown(asked: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     with precook.open(asked["folder"]) as store:
         snapshot = store.snapshot(DATASET)
-        opened = time.perf_counter()
+        opened, busy = time.perf_counter(), time.process_time()
         with snapshot.feed(batch_size=BATCH["small"]) as feed:
-            fed = time.perf_counter()
+            fed, busy = time.perf_counter(), time.process_time() - busy
             next(iter(feed.epoch(0)))
             begun = time.perf_counter()
             first = _rate(feed, 1, asked["most"])
@@ -403,6 +389,7 @@ def _grown(asked: dict[str, Any]) -> dict[str, Any]:
     return {
         "open": opened - start,
         "feed": fed - opened,
+        "busy": busy,
         "batch": begun - fed,
         "memory": memory / MB,
         "first": first,
@@ -440,33 +427,19 @@ def _store(run: Run, kind: Kind) -> Path:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few samples, one repeat: does it run?")
-    parser.add_argument("--only", type=_names, default=SECTIONS, help=f"comma-separated: {', '.join(SECTIONS)}")
-    parser.add_argument("--kinds", type=_names, default=KINDS, help="kinds of samples, comma-separated: large, small")
-    parser.add_argument("--samples", type=int, help="large samples of 393 kB (default: 1000)")
-    parser.add_argument("--small-samples", type=int, help="small samples of 3 kB (default: 20000)")
-    parser.add_argument("--growth", type=_counts, help="numbers of samples (default: 10000,100000,1000000)")
-    parser.add_argument("--repeats", type=int, help="of which medians are taken (default: 3)")
-    parser.add_argument(
-        "--dir", type=Path, help="where to write, on the disk to be measured (default: the temp folder)"
+    asked = parser(__doc__)
+    asked.add_argument("--only", **some_of(SECTIONS))
+    asked.add_argument("--kinds", **some_of(KINDS))
+    asked.add_argument("--samples", type=int, help="large samples of 393 kB (default: 1000)")
+    asked.add_argument("--small-samples", type=int, help="small samples of 3 kB (default: 20000)")
+    asked.add_argument("--growth", type=_counts, help="numbers of samples (default: 10000,100000,1000000)")
+    asked.add_argument("--repeats", type=int, help="of which medians are taken (default: 3)")
+    asked.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    return fill(
+        asked.parse_args(arguments),
+        full={"samples": 1_000, "small_samples": 20_000, "growth": [10_000, 100_000, 1_000_000], "repeats": 3},
+        quick={"samples": 48, "small_samples": 300, "growth": [500], "repeats": 1},
     )
-    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    defaults = (48, 300, [500], 1) if options.quick else (1_000, 20_000, [10_000, 100_000, 1_000_000], 3)
-    for name, value in zip(("samples", "small_samples", "growth", "repeats"), defaults, strict=True):
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    return options
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in (*SECTIONS, *KINDS):
-            message = f"no {name!r}; there are {', '.join((*SECTIONS, *KINDS))}"
-            raise argparse.ArgumentTypeError(message)
-    return names
 
 
 def _counts(text: str) -> list[int]:

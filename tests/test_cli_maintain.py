@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,14 @@ def test_people_see_what_goes_what_stays_and_why(cache: Path) -> None:
     done = run("gc", "--store", cache, "--yes")
     assert "removed 7 entries" in done.out
     assert "nothing to remove" in run("gc", "--store", cache).out
+
+
+def test_what_packs_free_is_a_part_of_what_they_take(cache: Path) -> None:
+    """Snapshots that go are counted beside the packs: no more is freed than there is."""
+    (line,) = [line for line in run("clear", "--all", "--store", cache).out.splitlines() if line.startswith("frees")]
+    told = re.fullmatch(r"frees (.+) of (.+): 2 packs removed, and (.+) of 1 snapshot", line)
+    assert told is not None, line
+    assert told[1] == told[2]
 
 
 def test_evict_says_when_it_cannot_reach_the_size(cache: Path) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import precook
+from precook.maintain.evict import plan_clear
 from precook.store.layout import Layout
 from precook.store.lock import locked
+from tests.descriptors import descriptors
 from tests.trees import same
 
 TREES: list[Any] = [
@@ -22,6 +24,11 @@ TREES: list[Any] = [
     [np.arange(4), (1, 2)],
     "only plain",
 ]
+
+
+def noise(nbytes: int, seed: int = 0) -> bytes:
+    """Bytes that mean nothing: the same in every process that collects tests, and the next time."""
+    return np.random.default_rng(seed).bytes(nbytes)
 
 
 @pytest.fixture
@@ -100,8 +107,13 @@ def test_a_flipped_bit_in_data_costs_one_entry(built: Path, keys: list[precook.K
         assert (damage.key, damage.pack, damage.offset) == (keys[1], pack, at)
     assert check_never_wrong(built, keys) == 1
     with precook.open(built) as store:
+        assert len(store.stats().damaged) == 1
         store.put(keys[1], TREES[1])
+        assert store.stats().damaged == ()
     assert check_never_wrong(built, keys) == 0
+    with precook.open(built) as store:
+        plan_clear(store, everything=True).execute()
+        assert store.damaged() == {}
 
 
 def test_putting_again_over_a_rotten_entry_stores_it(built: Path, keys: list[precook.Key]) -> None:
@@ -126,7 +138,7 @@ def test_an_index_with_torn_pages_is_made_anew_by_whoever_writes(
     good = index.read_bytes()
     size = 4096
     for page in range(1, len(good) // size):
-        index.write_bytes(good[: page * size] + os.urandom(size) + good[(page + 1) * size :])
+        index.write_bytes(good[: page * size] + noise(size, page) + good[(page + 1) * size :])
         with precook.open(built) as store:
             store.put(recipe.key("new", page), page)
             assert store.get(recipe.key("new", page)) == page
@@ -144,7 +156,7 @@ def test_an_index_with_torn_pages_is_made_anew_by_whoever_writes(
 def test_the_other_copy_of_a_damaged_entry_is_served(
     tmp_path: Path, recipe: precook.Recipe, keys: list[precook.Key]
 ) -> None:
-    """A key that lies in two packs survives damage to either of them."""
+    """A key that lies in two packs survives damage to either of them, and is not listed as damaged."""
     for name in "ab":
         with precook.open(tmp_path / name) as store:
             store.put(keys[0], TREES[0])
@@ -160,6 +172,7 @@ def test_the_other_copy_of_a_damaged_entry_is_served(
         assert same(answers(tmp_path / "a", [keys[0]])[0], TREES[0])
         pack.write_bytes(good)
         with precook.open(tmp_path / "a") as store:
+            assert store.damaged() == {}
             store.reindex()
 
 
@@ -190,7 +203,7 @@ def replaced(pack: Path, what: str) -> None:
     elif what == "fifo":
         os.mkfifo(pack)
     elif what == "garbage":
-        pack.write_bytes(os.urandom(len(good)))
+        pack.write_bytes(noise(len(good)))
     elif what == "pickle":
         pack.write_bytes(b"cos\nsystem\n(S'touch canary'\ntR.")
 
@@ -247,7 +260,7 @@ def test_a_flipped_bit_in_the_index_costs_nothing(built: Path, keys: list[precoo
         assert not wrong, f"byte {offset}"
 
 
-@pytest.mark.parametrize("content", [b"", b"not a database at all", os.urandom(8192)])
+@pytest.mark.parametrize("content", [b"", b"not a database at all", noise(8192)], ids=["empty", "text", "noise"])
 def test_an_index_that_is_no_database_is_made_anew(built: Path, keys: list[precook.Key], content: bytes) -> None:
     """Garbage, an empty file and a missing one all end in the same answers."""
     (built / "index.sqlite").write_bytes(content)
@@ -261,12 +274,13 @@ def test_an_index_that_is_no_database_is_made_anew(built: Path, keys: list[preco
 
 
 def test_an_index_older_or_newer_than_the_packs_is_caught_up(built: Path, recipe: precook.Recipe) -> None:
-    """Packs without rows are adopted at open, rows without packs are dropped."""
+    """Packs without rows are indexed at open, rows without packs are dropped."""
     old = (built / "index.sqlite").read_bytes()
+    before = set(built.glob("packs/*/*"))
     with precook.open(built) as store:
         store.put(recipe.key("late"), "late")
     new = (built / "index.sqlite").read_bytes()
-    late = max(built.glob("packs/*/*"), key=lambda pack: pack.stat().st_mtime_ns)
+    (late,) = set(built.glob("packs/*/*")) - before
     (built / "index.sqlite").write_bytes(old)
     for read_only in (True, False):
         with precook.open(built, read_only=read_only) as store:
@@ -290,7 +304,7 @@ def test_an_index_that_names_a_wrong_row_is_not_believed(built: Path, keys: list
 
 
 def test_a_store_restored_from_a_partial_backup_serves_what_it_has(tmp_path: Path, recipe: precook.Recipe) -> None:
-    """Packs that are missing are misses, packs that are extra are adopted."""
+    """Packs that are missing are misses, packs that are extra are indexed."""
     with precook.open(tmp_path / "a") as store:
         for i in range(6):
             store.put(recipe.key(i), i)
@@ -368,6 +382,7 @@ def test_running_out_of_descriptors_is_not_damage(built: Path, keys: list[precoo
     store.missing(keys)  # SQLite has its files open
     if when == "opening the store":
         (built / "index.sqlite").unlink()
+    descriptors()  # no garbage that is collected meanwhile makes room
     used = [os.open("/dev/null", os.O_RDONLY)]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (used[0] + 1, limits[1]))

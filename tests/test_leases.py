@@ -18,6 +18,7 @@ from precook.maintain.evict import plan_clear, plan_evict, plan_prune
 from precook.maintain.gc import plan_gc
 from precook.store import forks
 from tests.commands import run
+from tests.descriptors import descriptors
 from tests.frozen import columns, put_packs
 
 
@@ -162,11 +163,11 @@ def test_a_closed_store_holds_no_lease(path: Path, recipe: precook.Recipe) -> No
 def test_a_lease_that_nobody_keeps_ends(store: precook.Store, recipe: precook.Recipe) -> None:
     """Who drops a lease without closing it leaves neither it nor an open file behind, while the store stays open."""
     put_packs(store, recipe, [range(4)])
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(3):
         store.lease("forgotten").protect(columns([recipe.key(0)]))
     assert store.leases() == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_whoever_comes_while_a_fork_waits_is_told_of_it() -> None:

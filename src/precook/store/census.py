@@ -40,8 +40,10 @@ class Chunk:
     nbytes: Numbers
     born: Numbers
     """When its pack was written, in nanoseconds."""
+    moments: Numbers
+    """Number of the moment when it was last used, in the census."""
     used: Numbers
-    """When it was last used, zero where nobody says."""
+    """That moment, zero where nobody says."""
     fresh: npt.NDArray[np.bool_]
     """Whether the entry before it, in this or the last chunk, has another key."""
 
@@ -58,7 +60,7 @@ class Census:
         self._index = index
         self.now = clock(layout.root)
         """The moment, in nanoseconds, by the file system's clock."""
-        found = index.query(_packs)
+        self._made, found = index.query(_packs)
         self.numbers = np.array([row[0] for row in found], np.int64)
         """The index's own number of each pack, in order."""
         self.ids = [row[1].hex() for row in found]
@@ -68,9 +70,19 @@ class Census:
         self.payload = np.array([row[4] for row in found], np.int64)
         """Bytes of all rows of each pack, the living and the dead."""
         self.born = np.array([self._born(layout, name) for name in self.ids], np.int64)
-        self._first = np.cumsum(self.entries) - self.entries
-        self._used = np.zeros(int(self.entries.sum()), np.int64)
-        self._load_uses(index)
+        self.first = np.cumsum(self.entries) - self.entries
+        """Where the rows of each pack begin, where all rows of all packs are numbered through."""
+        # Each row's number among the moments at which its pack was used. Of packs that were used as a whole, which
+        # most are, nothing is ever written here: pages of zeros that take no memory.
+        self._codes = np.zeros(int(self.entries.sum()), np.uint32)
+        found_moments = index.query(self._load_uses)
+        sizes = np.array([len(moments) for moments in found_moments], np.int64)
+        self._first_moment = np.cumsum(sizes) - sizes
+        self.moments = np.concatenate([np.zeros(0, np.int64), *found_moments])
+        """The moments at which rows of a pack were last used, pack by pack, as they were recorded."""
+        self.moment_packs = np.repeat(np.arange(self.packs), sizes)
+        """The pack of each."""
+        self._known = self.numbers, np.arange(self.packs)
 
     @property
     def packs(self) -> int:
@@ -79,7 +91,13 @@ class Census:
 
     def uses(self, pack: int) -> Numbers:
         """When each row of a pack was last used, as it was recorded."""
-        return self._used[self._first[pack] : self._first[pack] + self.entries[pack]]
+        return self.moments[self.moments_of(pack)]
+
+    def moments_of(self, pack: int) -> Numbers:
+        """The number of that moment, for each row of a pack."""
+        first = self.first[pack]
+        numbers: Numbers = self._first_moment[pack] + self._codes[first : first + self.entries[pack]].astype(np.int64)
+        return numbers
 
     def chunks(self) -> Iterator[Chunk]:
         """Every entry, a page at a time."""
@@ -89,8 +107,19 @@ class Census:
         )
         last: tuple[Any, ...] = (b"", 0, 0)
         before = b""
+
+        def look(db: sqlite3.Connection) -> tuple[bytes, list[Any]]:
+            page = db.execute(query, (*last, _PAGE)).fetchall()
+            if page and page[-1][:3] <= last:
+                raise database.DoubtError("keys that are not in order")  # a torn page leads anywhere, also back
+            return db.execute("SELECT made FROM store").fetchone()[0], page
+
         while True:
-            page = self._index.query(lambda db, last=last: db.execute(query, (*last, _PAGE)).fetchall())  # type: ignore[misc]
+            made, page = self._index.query(look)
+            if made != self._made:
+                # Another index, made anew meanwhile, which numbers packs its own way.
+                self._renumber()
+                continue
             if not page:
                 return
             chunk = self._chunk(page, before)
@@ -99,16 +128,28 @@ class Census:
                 yield chunk
             last = page[-1][:3]
 
+    def _renumber(self) -> None:
+        """Find the packs again by their names."""
+        self._made, found = self._index.query(_packs)
+        places = {name: at for at, name in enumerate(self.ids)}
+        known = [(number, places[name.hex()]) for number, name, *_ in found if name.hex() in places]
+        numbers, at = np.array(known, np.int64).reshape(-1, 2).T
+        self._known = numbers, at
+
     def _chunk(self, page: list[tuple[bytes, int, int, int, int]], before: bytes) -> Chunk:
         keys = np.frombuffer(b"".join(row[0] for row in page), np.uint8).reshape(-1, 32)
         numbers, rows, recipes, nbytes = np.array([row[1:] for row in page], np.int64).T
-        at = np.searchsorted(self.numbers, numbers)
+        ours, places = self._known
+        found = np.searchsorted(ours, numbers)
         # A pack that was added meanwhile, or a row that no pack of ours has: not part of this census.
-        known = at < self.packs
-        known[known] = self.numbers[at[known]] == numbers[known]
+        known = found < len(ours)
+        known[known] = ours[found[known]] == numbers[known]
+        at = np.zeros(len(numbers), np.int64)
+        at[known] = places[found[known]]
         known[known] &= (rows[known] >= 0) & (rows[known] < self.entries[at[known]])
         keys, at, rows = keys[known], at[known], rows[known]
         starts = beginnings(keys)
+        moments = self._first_moment[at] + self._codes[self.first[at] + rows]
         fresh = np.ones(len(keys), bool)
         if len(keys):
             fresh[0] = keys[0].tobytes() != before
@@ -121,7 +162,8 @@ class Census:
             recipes=recipes[known],
             nbytes=nbytes[known],
             born=self.born[at],
-            used=np.minimum(self._used[self._first[at] + rows], self.now),
+            moments=moments,
+            used=np.minimum(self.moments[moments], self.now),
             fresh=fresh,
         )
 
@@ -132,15 +174,21 @@ class Census:
             return self.now  # nothing is known about it, and nothing is taken from it
         return min(written, self.now)
 
-    def _load_uses(self, index: Index) -> None:
-        def load(db: sqlite3.Connection) -> None:
-            for at, name in enumerate(self.ids):
-                entries = int(self.entries[at])
-                times = database.read_used(db, bytes.fromhex(name), entries)
-                self._used[self._first[at] : self._first[at] + entries] = times
+    def _load_uses(self, db: sqlite3.Connection) -> list[Numbers]:
+        """The moments at which rows of each pack were last used, each once."""
+        moments = []
+        for at, name in enumerate(self.ids):
+            times = database.read_used(db, bytes.fromhex(name), int(self.entries[at]))
+            if len(times) and (times != times[0]).any():
+                found, codes = np.unique(times, return_inverse=True)
+                self._codes[self.first[at] : self.first[at] + len(times)] = codes
+            else:
+                found = times[:1]
+            moments.append(found)
+        return moments
 
-        index.query(load)
 
-
-def _packs(db: sqlite3.Connection) -> list[tuple[int, bytes, int, int, int]]:
-    return db.execute("SELECT number, id, bytes, entries, payload FROM pack ORDER BY number").fetchall()
+def _packs(db: sqlite3.Connection) -> tuple[bytes, list[tuple[int, bytes, int, int, int]]]:
+    """What tells this index from one that is made anew, and its packs."""
+    made = db.execute("SELECT made FROM store").fetchone()[0]
+    return made, db.execute("SELECT number, id, bytes, entries, payload FROM pack ORDER BY number").fetchall()

@@ -19,6 +19,7 @@ from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError,
 from precook.identity.recipe import recipe_digest
 from precook.sources.segments import checksum
 from precook.store import files
+from precook.store.keysets import split
 from precook.store.pack import Head
 
 _APPLICATION = 0x70726563  # "prec"
@@ -175,6 +176,15 @@ def add(db: sqlite3.Connection, head: Head) -> None:
             ),
         )
         first += table.rows
+    _forget_damage(db, head, live)
+
+
+def _forget_damage(db: sqlite3.Connection, head: Head, live: npt.NDArray[np.bool_]) -> None:
+    """Entries that were damaged and have now been added, whole, are damaged no longer."""
+    damaged = [key for (key,) in db.execute("SELECT DISTINCT key FROM damage")]
+    if damaged:
+        added = set(split(np.concatenate([table.keys for table in head.tables])[live]))
+        db.executemany("DELETE FROM damage WHERE key = ?", [(key,) for key in damaged if key in added])
 
 
 def read_dropped(db: sqlite3.Connection, pack: bytes, rows: int) -> npt.NDArray[np.bool_]:

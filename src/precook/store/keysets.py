@@ -6,13 +6,18 @@ counts as in the set that is not: sets say what must stay, and one too many stay
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 KeySet = npt.NDArray[np.uint64]
 """Beginnings of keys, in order, each once."""
+
+BLOCK = 1 << 16
+"""Keys that are read at a time."""
+_PART = 1 << 18
+"""Keys that are held in order at a time."""
 
 
 def split(keys: npt.NDArray[np.uint8]) -> list[bytes]:
@@ -23,12 +28,16 @@ def split(keys: npt.NDArray[np.uint8]) -> list[bytes]:
 
 def beginnings(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """The first eight bytes of each key, one key per row, as numbers in the order of the keys."""
-    return np.ascontiguousarray(keys[:, :8]).view(">u8").reshape(-1).astype(np.uint64)
+    numbers = np.ascontiguousarray(keys).view(">u8")[:, 0]
+    return numbers.astype(np.uint64)
 
 
 def keyset(parts: Iterable[npt.NDArray[np.uint64]]) -> KeySet:
     """One set of many beginnings."""
-    return np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]))
+    found = np.sort(np.concatenate([np.zeros(0, np.uint64), *parts]))
+    # Not `np.unique`, which takes ten times as long for numbers that hardly ever repeat.
+    new: npt.NDArray[np.bool_] = np.append(True, found[1:] != found[:-1])[: len(found)]
+    return found[new]
 
 
 def among(keys: npt.NDArray[np.uint64], found: KeySet) -> npt.NDArray[np.bool_]:
@@ -38,3 +47,48 @@ def among(keys: npt.NDArray[np.uint64], found: KeySet) -> npt.NDArray[np.bool_]:
     at = np.minimum(np.searchsorted(found, keys), len(found) - 1)
     same: npt.NDArray[np.bool_] = found[at] == keys
     return same
+
+
+class ManyKeys:
+    """Keys in any order and of any number, which stay where they lie: in a file, or in memory that others hold.
+
+    Of all that there may be, a part is held in order: those that begin alike. Ask in the order of the keys, and each
+    part is made once.
+    """
+
+    def __init__(self, count: int, blocks: Callable[[], Iterator[npt.NDArray[np.uint64]]]) -> None:
+        self._blocks = blocks
+        # A power of two of parts, told by the first bits of a key.
+        self._shift = np.uint64(64 - max((max(count, 1) - 1) // _PART, 1).bit_length())
+        self._held = -1
+        self._part: KeySet = np.zeros(0, np.uint64)
+
+    def among(self, starts: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Which of some beginnings are among these keys."""
+        found = np.zeros(len(starts), bool)
+        parts = starts >> self._shift
+        for part in sorted({*parts[:1].tolist(), *parts[1:][parts[1:] != parts[:-1]].tolist()}):
+            here = parts == np.uint64(part)
+            found[here] = among(starts[here], self._ordered(part))
+        return found
+
+    def _ordered(self, part: int) -> KeySet:
+        if part != self._held:
+            # Without a look at which are equal: `among` does not mind.
+            chosen = (block[block >> self._shift == np.uint64(part)] for block in self._blocks())
+            self._part = np.zeros(0, np.uint64)  # not two of them at a time
+            self._part = np.concatenate([self._part, *chosen])
+            self._part.sort()
+            self._held = part
+        return self._part
+
+
+def in_columns(columns: Sequence[npt.NDArray[np.uint8]]) -> ManyKeys:
+    """The keys of columns, one key per row of 32 bytes."""
+
+    def blocks() -> Iterator[npt.NDArray[np.uint64]]:
+        for column in columns:
+            for at in range(0, len(column), BLOCK):
+                yield beginnings(column[at : at + BLOCK])
+
+    return ManyKeys(sum(map(len, columns)), blocks)

@@ -18,7 +18,7 @@ import socket
 import stat
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ from blake3 import blake3
 from precook.errors import ClosedStoreError, LockedError, LostLeaseError, NoLeaseError
 from precook.store import files, forks
 from precook.store.index import Index
+from precook.store.keysets import BLOCK, beginnings
 from precook.store.layout import Layout
 
 Keys = npt.NDArray[np.uint8]
@@ -173,19 +174,48 @@ class Lease:
         return descriptor
 
 
-def live_leases(layout: Layout) -> Iterator[tuple[Holder, Keys]]:
+class LeaseKeys:
+    """The keys that a lease protects, read from its file when they are asked for: however many, they take no memory.
+
+    Read and not mapped: its holder shortens the file where a key could be written by half only.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.begin = self.count = 0
+        # The file may be gone by then, with its holder.
+        self._end = weakref.finalize(self, os.close, descriptor)
+
+    def after(self, seen: int) -> Callable[[], Iterator[npt.NDArray[np.uint64]]]:
+        """The beginnings of all keys but the first so many, a block at a time, as often as they are asked for."""
+
+        def blocks() -> Iterator[npt.NDArray[np.uint64]]:
+            for at in range(seen, self.count, BLOCK):
+                raw = os.pread(self._descriptor, 32 * min(BLOCK, self.count - at), self.begin + 32 * at)
+                yield beginnings(np.frombuffer(raw, np.uint8, len(raw) // 32 * 32).reshape(-1, 32))
+
+        return blocks
+
+
+def live_leases(layout: Layout) -> Iterator[tuple[Holder, LeaseKeys]]:
     """Each lease that is held, with the keys it protects."""
     for path in _paths(layout):
-        content = _read_if_held(path)
-        if content is not None:
-            yield _parse(path.name, content)
+        descriptor = _open_if_held(path)
+        if descriptor is not None:
+            keys = LeaseKeys(descriptor)
+            holder, keys.begin = _parse(path.name, descriptor)
+            keys.count = holder.keys
+            yield holder, keys
 
 
 def sweep_leases(layout: Layout) -> None:
     """Remove the leases of the dead; the caller holds the store's lock."""
     for path in _paths(layout):
-        if _read_if_held(path) is None:
+        descriptor = _open_if_held(path)
+        if descriptor is None:
             files.unlink_inside(layout.root, path)
+        else:
+            os.close(descriptor)
 
 
 def break_lease(layout: Layout, index: Index, prefix: str) -> Holder:
@@ -194,7 +224,8 @@ def break_lease(layout: Layout, index: Index, prefix: str) -> Holder:
         found = [path for path in _paths(layout) if prefix and path.name.startswith(prefix)]
         if len(found) != 1:
             raise NoLeaseError(layout.root, prefix, len(found))
-        holder, _ = _parse(found[0].name, found[0].read_bytes())
+        with found[0].open("rb") as file:
+            holder, _ = _parse(found[0].name, file.fileno())
         with files.explained(layout.root):
             found[0].unlink()
     return holder
@@ -209,36 +240,36 @@ def _paths(layout: Layout) -> list[Path]:
     return [layout.leases / name for name in sorted(names)]
 
 
-def _read_if_held(path: Path) -> bytes | None:
-    """What a lease says, None where nobody holds it."""
+def _open_if_held(path: Path) -> int | None:
+    """A lease to read from, None where nobody holds it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None  # let go meanwhile, or not a lease of ours
+    held = False
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
             # Shared: two who look at the same time do not take each other for its holder.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with open(descriptor, "rb", closefd=False) as file:
-                return file.read()
-        return None
+    except BlockingIOError:
+        held = True
     finally:
-        os.close(descriptor)
+        if not held:
+            os.close(descriptor)
+    return descriptor if held else None
 
 
-def _parse(name: str, content: bytes) -> tuple[Holder, Keys]:
-    line, _, rest = content.partition(b"\n")
+def _parse(name: str, descriptor: int) -> tuple[Holder, int]:
+    """Who holds a lease, and where its keys begin."""
+    line, end, _ = os.pread(descriptor, _LINE, 0).partition(b"\n")
+    begin = len(line) + 1
+    keys = (os.fstat(descriptor).st_size - begin) // 32 if end else 0
     told: dict[str, Any] = {}
-    with contextlib.suppress(ValueError):
-        read = json.loads(line[:_LINE])
+    with contextlib.suppress(ValueError, RecursionError):
+        read = json.loads(line)
         told = read if isinstance(read, dict) else {}
-    keys = np.frombuffer(rest, np.uint8, len(rest) // 32 * 32).reshape(-1, 32)
     numbers = [value if type(value := told.get(field)) is int else 0 for field in ("pid", "since")]
-    holder = Holder(name, str(told.get("purpose", "")), numbers[0], str(told.get("host", "")), numbers[1], len(keys))
-    return holder, keys
+    return Holder(name, str(told.get("purpose", "")), numbers[0], str(told.get("host", "")), numbers[1], keys), begin
 
 
 def _lock(descriptor: int, path: Path) -> None:

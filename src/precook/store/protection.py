@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.store.census import Chunk
-from precook.store.keysets import KeySet, among, beginnings, keyset
+from precook.store.keysets import ManyKeys, in_columns
 from precook.store.layout import Layout
 from precook.store.leases import live_leases
 from precook.store.snapshots import SnapshotFile, list_snapshots, read_snapshot
@@ -36,11 +36,11 @@ class Named:
     """Keeps what somebody names: a lease, a snapshot, this run."""
 
     name: str
-    keys: KeySet
+    keys: ManyKeys
 
     def holds(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
         """Entries of these keys."""
-        return among(chunk.starts, self.keys)
+        return self.keys.among(chunk.starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,15 @@ class Protection:
         found = []
         for holder, keys in live_leases(self._layout):
             seen = self._leases.get(holder.id, 0)
-            if len(keys) > seen:
+            if holder.keys > seen:
                 who = f"{holder.purpose} (pid {holder.pid} on {holder.host})"
-                found.append(Named(f"lease: {who}", keyset([beginnings(keys[seen:])])))
-                self._leases[holder.id] = len(keys)
+                found.append(Named(f"lease: {who}", ManyKeys(holder.keys - seen, keys.after(seen))))
+                self._leases[holder.id] = holder.keys
         for file in self.roots.of(list_snapshots(self._layout)):
             # By name, not by inode: a snapshot is written once.
             if file.id not in self._snapshots:
                 kind = "pinned snapshot" if file.pinned else "snapshot"
-                keys = read_snapshot(file).all_keys()
-                found.append(Named(f"{kind}: {file.dataset} {file.number}", keyset([beginnings(keys)])))
+                columns = read_snapshot(file).key_columns()
+                found.append(Named(f"{kind}: {file.dataset} {file.number}", in_columns(columns)))
                 self._snapshots.add(file.id)
         return found

@@ -8,8 +8,9 @@ rewritten; until then its dead rows stay where they are and are told apart by a 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +19,26 @@ from precook.errors import DamagedPackError, NoSpaceError
 from precook.report import SILENT, Reporter
 from precook.store import database
 from precook.store.census import Census, Chunk
-from precook.store.keysets import KeySet, among, beginnings, split
+from precook.store.keysets import ManyKeys, beginnings, split
 from precook.store.moving import live_rows, move
 from precook.store.protection import Protection, Protector
 from precook.store.repacking import Piece
 from precook.store.snapshots import SnapshotFile, list_snapshots, remove_snapshot
-from precook.store.space import DEFAULT, VICTIM, Tally, Thresholds, Victims, plan_space, victims_of
+from precook.store.space import DEFAULT, Tally, Thresholds, plan_space
 from precook.store.sweep import unlink_doomed
 from precook.store.syncpoints import syncpoint
 from precook.store.workings import Workings, maintaining
 
 BATCH = 20_000
 """Entries dropped in one transaction: builders wait for the lock no longer than that takes."""
+
+
+VICTIM = np.dtype([("key", "u1", (32,)), ("pack", "i8"), ("row", "i8"), ("nbytes", "i8"), ("fresh", "?")])
+"""A place that goes: its key, pack (as the census numbers them) and row, its bytes, and whether it is the first place
+of its key."""
+
+Victims = npt.NDArray[Any]
+"""Rows of `VICTIM`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,7 @@ class RemovalPlan:
     """What it is a plan of, for those who have to wait for it."""
     _workings: Workings = field(repr=False)
     _census: Census = field(repr=False)
-    _victims: Victims = field(repr=False)
+    _victims: Tally = field(repr=False)
     _protection: Protection = field(repr=False)
     _mind_uses: bool = field(repr=False)
 
@@ -130,7 +139,7 @@ class _Execution:
         self._victims = plan._victims  # noqa: SLF001
         self._census = plan._census  # noqa: SLF001
         self._protection = plan._protection  # noqa: SLF001
-        self._late: list[KeySet] = []
+        self._late: list[ManyKeys] = []
         """What has come to be protected since the plan."""
         self._entries = self._nbytes = self._spared = 0
 
@@ -169,15 +178,22 @@ class _Execution:
         return count, nbytes
 
     def _drop(self) -> None:
-        victims = self._victims
-        # Pack by pack: one record of dropped rows is written for each.
-        order = np.argsort(victims["pack"], kind="stable")
-        with self._report.task("remove", total=len(victims), unit="entries") as task:
-            for at in range(0, len(victims), BATCH):
-                batch = victims[order[at : at + BATCH]]
+        """Walk through the index once more, in the order of the keys: what goes is gathered in a few of its pages."""
+        with self._report.task("remove", total=int(self._victims.rows.sum()), unit="entries") as task:
+            for batch in filter(len, self._batches()):
                 with self._workings.index.exclusive():
                     self._drop_batch(batch)
                 task.advance(len(batch))
+
+    def _batches(self) -> Iterator[Victims]:
+        found: list[Victims] = []
+        for chunk in self._census.chunks():
+            chosen = self._victims.has(chunk.packs, chunk.rows)
+            if sum(map(len, found)) + int(chosen.sum()) > BATCH:
+                yield np.concatenate([np.empty(0, VICTIM), *found])
+                found = []
+            found.append(_victims_of(chunk, chosen))
+        yield np.concatenate([np.empty(0, VICTIM), *found])
 
     def _drop_batch(self, batch: Victims) -> None:
         starts = beginnings(batch["key"])
@@ -185,7 +201,7 @@ class _Execution:
         for protector in self._protection.look():
             self._late.append(protector.keys)
         for keys in self._late:
-            needed |= among(starts, keys)
+            needed |= keys.among(starts)
         syncpoint("removal.checked")
 
         def change(db: sqlite3.Connection) -> tuple[int, int, int]:
@@ -234,8 +250,32 @@ class _Execution:
 
 
 Wanted = Callable[[Chunk], npt.NDArray[np.bool_]]
-Limit = Callable[[Census, Tally, Victims], Victims]
-"""Takes the first so many of all that may go."""
+
+
+class Selection(Protocol):
+    """Chooses among the entries that may go."""
+
+    def offer(self, chunk: Chunk, open_: npt.NDArray[np.bool_]) -> None:
+        """Some that may, in the order of their keys."""
+
+    def choose(self, tally: Tally) -> tuple[Tally, int, int]:
+        """Which do, beside all that lies in the packs; how many entries that are, and their bytes."""
+
+
+class _All:
+    """They all go."""
+
+    def __init__(self, census: Census) -> None:
+        self._victims = Tally(census)
+        self._entries = self._nbytes = 0
+
+    def offer(self, chunk: Chunk, open_: npt.NDArray[np.bool_]) -> None:
+        self._victims.add(chunk.packs[open_], chunk.rows[open_], chunk.nbytes[open_])
+        self._entries += int((open_ & chunk.fresh).sum())
+        self._nbytes += int(chunk.nbytes[open_ & chunk.fresh].sum())
+
+    def choose(self, tally: Tally) -> tuple[Tally, int, int]:  # noqa: ARG002 - others look at it
+        return self._victims, self._entries, self._nbytes
 
 
 def plan_removal(
@@ -246,38 +286,37 @@ def plan_removal(
     protectors: Sequence[Protector] = (),
     reason: str,
     wanted: Wanted | None = None,
-    limit: Limit | None = None,
+    selection: Selection | None = None,
     snapshots: Sequence[SnapshotFile] = (),
     thresholds: Thresholds | None = DEFAULT,
     mind_uses: bool = True,
     census: Census | None = None,
     report: Reporter = SILENT,
 ) -> RemovalPlan:
-    """Plan the removal of every `wanted` entry that nobody protects, or of the first of them up to a `limit`."""
+    """Plan the removal of every `wanted` entry that nobody protects, or of a `selection` of them.
+
+    Of an entry nothing is held but a few bits, so that the plan of a large store takes no more memory than others.
+    """
     census = census or Census(workings.layout, workings.index)
     tally = Tally(census)
+    selection = selection or _All(census)
     everybody: list[Protector] = [*protection.look(), *protectors]
     kept = [[0, 0] for _ in everybody]
-    found: list[Victims] = []
     with report.task("look", total=int(census.entries.sum()), unit="entries") as task:
         for chunk in census.chunks():
-            tally.add(chunk)
+            tally.add(chunk.packs, chunk.rows, chunk.nbytes)
             open_ = np.ones(len(chunk.keys), bool) if wanted is None else wanted(chunk)
             for counts, protector in zip(kept, everybody, strict=True):
                 held = open_ & protector.holds(chunk)
                 counts[0] += int((held & chunk.fresh).sum())
                 counts[1] += int(chunk.nbytes[held & chunk.fresh].sum())
                 open_ &= ~held
-            if open_.any():
-                found.append(victims_of(chunk, open_))
+            selection.offer(chunk, open_)
             task.advance(len(chunk.keys))
-    victims = np.concatenate([np.empty(0, VICTIM), *found])
-    if limit is not None:
-        victims = limit(census, tally, victims)
+    victims, entries, nbytes = selection.choose(tally)
     gain = plan_space(workings, census, tally, victims, thresholds)
-    goes = Share(reason, int(victims["fresh"].sum()), int(victims["nbytes"][victims["fresh"]].sum()))
     return RemovalPlan(
-        goes=(goes,) if goes.entries else (),
+        goes=(Share(reason, entries, nbytes),) if entries else (),
         kept=tuple(
             Share(one.name, entries, nbytes) for one, (entries, nbytes) in zip(everybody, kept, strict=True) if entries
         ),
@@ -295,3 +334,16 @@ def plan_removal(
         _protection=protection,
         _mind_uses=mind_uses,
     )
+
+
+def _victims_of(chunk: Chunk, chosen: npt.NDArray[np.bool_]) -> Victims:
+    victims = np.empty(int(chosen.sum()), VICTIM)
+    for name, column in (
+        ("key", chunk.keys),
+        ("pack", chunk.packs),
+        ("row", chunk.rows),
+        ("nbytes", chunk.nbytes),
+        ("fresh", chunk.fresh),
+    ):
+        victims[name] = column[chosen]
+    return victims

@@ -94,10 +94,13 @@ class Snapshot:
 
     def all_keys(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The same as they come, some more than once: sorting a million keys takes a while."""
-        columns = [*self.content["picture_keys"].values(), *self.content["line_keys"].values()]
-        columns += [column.reshape(1, 32) for column in self.content["empty_keys"].values()]
-        keys = np.concatenate([np.zeros((0, 32), np.uint8), *columns])
+        keys = np.concatenate([np.zeros((0, 32), np.uint8), *self.key_columns()])
         return keys[keys.any(axis=1)]  # zeros stand for a mask that nobody has
+
+    def key_columns(self) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """The same where they lie, in the mapped file, with the zeros of masks that nobody has."""
+        columns = [*self.content["picture_keys"].values(), *self.content["line_keys"].values()]
+        return columns + [column.reshape(1, 32) for column in self.content["empty_keys"].values()]
 
 
 def is_dataset(name: str) -> bool:
@@ -181,7 +184,10 @@ def write_snapshot(
 
 
 def read_snapshot(file: SnapshotFile) -> Snapshot:
-    """Read a snapshot whole and check every byte; `DamagedPackError` where it is not what was written."""
+    """Read a snapshot whole and check every byte; `DamagedPackError` where it is not what was written.
+
+    Large columns are then mapped, not held: pages of the file, which the system takes back when it needs them.
+    """
     return _open(file)[0]
 
 
@@ -189,7 +195,10 @@ def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
     try:
         pack = PackFile(file.path, file.id, Guard())
         (table,) = pack.tables
-        leaves = table.read(0, check=True)
+        with pack.open() as descriptor:
+            table.verify_large(descriptor, 0)
+        # Of a private mapping: whoever writes to a column changes nothing but its own copy.
+        leaves, _ = table.take(0)
         make = table.converters("numpy")
         content = build_tree(table, 0, [convert(leaf) for convert, leaf in zip(make, leaves, strict=True)])
         key = table.key(0)
@@ -226,7 +235,7 @@ def _check(file: SnapshotFile, content: dict[str, Any]) -> None:
             (pictures["sample"], count),
             (lines["sample"], count),
         ]
-        right &= all(((column >= 0) & (column < limit)).all() for column, limit in bounds)
+        right &= all(column.min(initial=0) >= 0 and column.max(initial=-1) < limit for column, limit in bounds)
         right &= set(content["encoders"]) >= {*content["picture_keys"], *content["line_keys"], *content["empty_keys"]}
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedPackError(file.path, f"not a snapshot: {error!r}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import StoreError
-from precook.store.census import Census, Chunk, Numbers
+from precook.store.census import Census, Numbers
 from precook.store.repacking import Piece, repack
 from precook.store.workings import Workings
-
-VICTIM = np.dtype(
-    [("key", "u1", (32,)), ("pack", "i8"), ("row", "i8"), ("nbytes", "i8"), ("fresh", "?"), ("time", "i8")]
-)
-"""A place that goes: its key, pack (as the census numbers them) and row, its bytes, whether it is the first place of
-its key, and when it was last written or used."""
-
-Victims = npt.NDArray[Any]
-"""Rows of `VICTIM`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,57 +41,52 @@ class Gain:
 
 
 class Tally:
-    """What lives in each pack."""
+    """Some places of a census: a bit for each, their number and their bytes by pack."""
 
     def __init__(self, census: Census) -> None:
         self.rows = np.zeros(census.packs, np.int64)
         self.nbytes = np.zeros(census.packs, np.int64)
-        self._packs: list[npt.NDArray[np.int32]] = []
-        self._numbers: list[npt.NDArray[np.int32]] = []
+        self._first = census.first
+        self._entries = census.entries
+        self._bits = np.zeros(-(-int(census.entries.sum()) // 8), np.uint8)
 
-    def add(self, chunk: Chunk) -> None:
-        """Count some entries."""
+    def add(self, packs: npt.NDArray[Any], rows: npt.NDArray[Any], nbytes: npt.NDArray[Any]) -> None:
+        """Count some places, which were not counted before."""
         count = len(self.rows)
-        self.rows += np.bincount(chunk.packs, minlength=count)
-        self.nbytes += np.bincount(chunk.packs, chunk.nbytes, minlength=count).astype(np.int64)
-        self._packs.append(chunk.packs.astype(np.int32))
-        self._numbers.append(chunk.rows.astype(np.int32))
+        self.rows += np.bincount(packs, minlength=count)
+        self.nbytes += np.bincount(packs, nbytes, minlength=count).astype(np.int64)
+        byte, bit = self._find(packs, rows)
+        np.bitwise_or.at(self._bits, byte, bit)
 
-    def rows_of(self, packs: Sequence[int]) -> Iterator[tuple[int, Numbers]]:
-        """The living rows of some packs, in order."""
-        owners = np.concatenate([np.zeros(0, np.int32), *self._packs])
-        numbers = np.concatenate([np.zeros(0, np.int32), *self._numbers])
-        chosen = np.isin(owners, packs)
-        owners, numbers = owners[chosen], numbers[chosen]
-        order = np.lexsort((numbers, owners))
-        owners, numbers = owners[order], numbers[order]
-        for pack in packs:
-            first, last = np.searchsorted(owners, [pack, pack + 1])
-            yield pack, numbers[first:last].astype(np.int64)
+    def add_pack(self, pack: int, rows: Numbers, nbytes: int) -> None:
+        """The same for rows of one pack that take so many bytes together."""
+        self.rows[pack] += len(rows)
+        self.nbytes[pack] += nbytes
+        byte, bit = self._find(np.full(len(rows), pack), rows)
+        np.bitwise_or.at(self._bits, byte, bit)
 
+    def has(self, packs: Numbers, rows: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of some places are among these."""
+        byte, bit = self._find(packs, rows)
+        found: npt.NDArray[np.bool_] = self._bits[byte] & bit != 0
+        return found
 
-def victims_of(chunk: Chunk, chosen: npt.NDArray[np.bool_]) -> Victims:
-    """Some entries as victims."""
-    victims = np.empty(int(chosen.sum()), VICTIM)
-    for name, column in (
-        ("key", chunk.keys),
-        ("pack", chunk.packs),
-        ("row", chunk.rows),
-        ("nbytes", chunk.nbytes),
-        ("fresh", chunk.fresh),
-        ("time", chunk.touched),
-    ):
-        victims[name] = column[chosen]
-    return victims
+    def rows_of(self, pack: int) -> Numbers:
+        """The rows of one pack, in order."""
+        first, entries = int(self._first[pack]), int(self._entries[pack])
+        begin = first // 8
+        bits = np.unpackbits(self._bits[begin : -(-(first + entries) // 8)], bitorder="little")
+        return np.flatnonzero(bits[first - 8 * begin :][:entries])
+
+    def _find(self, packs: npt.NDArray[Any], rows: npt.NDArray[Any]) -> tuple[Numbers, npt.NDArray[np.uint8]]:
+        at = self._first[packs] + rows
+        return at >> 3, np.left_shift(1, at & 7).astype(np.uint8)
 
 
-def plan_space(
-    workings: Workings, census: Census, tally: Tally, victims: Victims, thresholds: Thresholds | None
-) -> Gain:
-    """What to do about packs once the victims are gone; without thresholds nothing is rewritten."""
-    packs = victims["pack"]
-    rows = tally.rows - np.bincount(packs, minlength=census.packs)
-    living = tally.nbytes - np.bincount(packs, victims["nbytes"], minlength=census.packs).astype(np.int64)
+def plan_space(workings: Workings, census: Census, tally: Tally, going: Tally, thresholds: Thresholds | None) -> Gain:
+    """What to do about packs once the places that are `going` are gone; without thresholds nothing is rewritten."""
+    rows = tally.rows - going.rows
+    living = tally.nbytes - going.nbytes
     gone = rows == 0
     dead = np.where(gone, 0, census.payload - living)
     share = dead / np.maximum(census.payload, 1)
@@ -114,11 +99,8 @@ def plan_space(
     freed = int(census.nbytes[gone].sum())
     rewrite: list[str] = []
     stays = int(dead[~chosen].sum())
-    order = np.argsort(packs, kind="stable")
-    owners = packs[order]
-    for pack, living_rows in tally.rows_of(np.flatnonzero(chosen).tolist()):
-        first, last = np.searchsorted(owners, [pack, pack + 1])
-        left = np.setdiff1d(living_rows, victims["row"][order[first:last]])
+    for pack in np.flatnonzero(chosen).tolist():
+        left = np.setdiff1d(tally.rows_of(pack), going.rows_of(pack), assume_unique=True)
         size = _rewritten(workings, census.ids[pack], left)
         if size is not None and size < census.nbytes[pack]:
             rewrite.append(census.ids[pack])
@@ -132,6 +114,10 @@ def plan_space(
 def _rewritten(workings: Workings, name: str, rows: Numbers) -> int | None:
     """The size of a pack with these rows alone, None where the pack cannot be read."""
     try:
-        return repack([Piece(workings.open_pack(name), rows)]).nbytes
+        pack = workings.open_pack(name)
+        size = repack([Piece(pack, rows)]).nbytes
     except (FileNotFoundError, StoreError):
         return None
+    # A pack and its tables hold one another: the heads of many would wait in memory for the garbage collector.
+    pack.tables = ()
+    return size
