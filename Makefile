@@ -1,6 +1,9 @@
 # Every target sets up what it needs: a machine with Python, git and make is enough.
 PYTHON ?= python3
 BIN = .venv/bin
+# A registry that is slow to answer is asked again, and for longer than pip does by itself.
+export PIP_RETRIES ?= 10
+export PIP_DEFAULT_TIMEOUT ?= 60
 
 .PHONY: demo test check faults soak fuzz bench bench-feed bench-maintain bench-mgds bench-plan bench-build images models matrix format clean
 

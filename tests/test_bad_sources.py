@@ -301,6 +301,15 @@ def test_masks_may_lie_elsewhere(data: Path, pattern: str) -> None:
         assert len(plan.missing) == 2
 
 
+def test_a_mask_whose_name_would_be_too_long_is_not_there(data: Path) -> None:
+    """A picture with the longest name there can be has no mask beside it, and is a sample all the same."""
+    (data / "p0.png").rename(data / f"{'x' * 251}.png")
+    concept = {"name": "things", "path": "data", "masks": "{stem}-masklabel.png"}
+    with project(data.parent, concepts=[concept], encoders={"mask": {"uses": "mask"}}) as opened:
+        plan = opened.plan()
+        assert (plan.samples.count, plan.failed) == (2, ())
+
+
 def test_tables_of_samples(tmp_path: Path) -> None:
     """A table names pictures, captions and masks; a bad row or an absent file is named, and the others go on."""
     for number in range(3):

@@ -678,16 +678,27 @@ class TestManners:
             assert process.communicate()[0].decode() == run("status", "--store", store, "--json").out
 
     def test_no_command_imports_torch(self, store: Path) -> None:
-        """Importing torch takes seconds, and looking into a store needs none of it; --help needs not even numpy."""
+        """Importing torch takes seconds, and looking into a store needs none of it; help needs not even numpy."""
         commands = [[*command.split(), "--store", str(store)] for command in COMMANDS]
         script = f"""if True:
             import sys
             from precook.cli.main import app
-            app(["--help"], standalone_mode=False)
-            assert not {{"numpy", "sqlite3"}} & sys.modules.keys()
+            for help in [["--help"], *([name, "--help"] for name in {NAMES!r})]:
+                app(help, standalone_mode=False)
+                assert not {{"numpy", "sqlite3", "PIL", "yaml"}} & sys.modules.keys(), help
             for command in {commands!r}:
                 assert not app(command, standalone_mode=False)
                 assert "torch" not in sys.modules, command
+        """
+        subprocess.run([sys.executable, "-c", script], env=environment(), stdout=subprocess.DEVNULL, check=True)
+
+    def test_a_command_does_not_wait_for_the_others(self, store: Path) -> None:
+        """Of all the modules of commands only its own is imported."""
+        script = f"""if True:
+            import sys
+            from precook.cli.main import app
+            app(["reindex", "--store", {str(store)!r}], standalone_mode=False)
+            assert {{name for name in {NAMES!r} if f"precook.cli.{{name}}" in sys.modules}} == {{"reindex"}}
         """
         subprocess.run([sys.executable, "-c", script], env=environment(), stdout=subprocess.DEVNULL, check=True)
 

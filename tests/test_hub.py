@@ -156,7 +156,7 @@ def run_all(
     """Plan, or build, with each of these in a process of their own: the library reads its environment at its import."""
     command = [sys.executable, "-c", CHILD, str(base), json.dumps(encoders), do]
     done = subprocess.run(
-        command, env={**environment(base, hub), **extra}, check=True, capture_output=True, text=True, timeout=120
+        command, env={**environment(base, hub), **extra}, check=True, capture_output=True, text=True, timeout=300
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -260,7 +260,7 @@ def test_what_a_cache_lacks_of_a_folder_is_downloaded(base: Path, hub: Hub) -> N
     whole = vae_folder(base.parent / "vae")
     hub.push(whole, "main")
     look = "import huggingface_hub; huggingface_hub.hf_hub_download('owner/name', 'config.json')"
-    subprocess.run([sys.executable, "-c", look], env=environment(base, hub), check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", look], env=environment(base, hub), check=True, timeout=300)
     found, local = run_all(base, hub, [VAE, {**VAE, "revision": None, "model": str(whole)}])
     assert found["downloaded"] > 0
     assert found["keys"] == local["keys"]
@@ -304,5 +304,5 @@ def test_a_branch_that_moves_after_the_plan_changes_nothing_in_the_build(base: P
     hub.push(vae_folder(base.parent / "vae"), "main")
     other = hub.push(vae_folder(base.parent / "other", seed=1), "next")
     command = [sys.executable, "-c", MOVED, str(base), other]
-    done = subprocess.run(command, env=environment(base, hub), check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment(base, hub), check=True, capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["True", "True"]

@@ -39,6 +39,7 @@ from precook.sources.remembered import remembered_digests
 from precook.sources.segments import Kind
 from precook.sources.stamps import FILES, look, settled, stamp_keys
 from precook.sources.walk import Listing, walk
+from tests.descriptors import descriptors
 
 HOUR = 3600 * 10**9
 _watching: list[list[str]] = []
@@ -245,13 +246,16 @@ def test_a_touched_file_is_read_and_is_what_it_was(root: Path, memory: Memory) -
 
 def test_a_file_that_was_just_written_is_not_remembered(root: Path, memory: Memory) -> None:
     """Within a tick of the clock it could change unseen, so its digest is not kept; by the real clock of its disk."""
+    # As late as it may be: a moment before all of it was written, however long this test then takes.
+    ground = Ground(clock(root), trusted=True)
+    for name in ALL:
+        (root / name).touch()
     past = (root / "a.png").stat().st_mtime_ns - HOUR
     os.utime(root / "a.png", ns=(past, past))  # the change time is now all the same
-    ground = Ground(clock(root), trusted=True)
     study(root, Bytes(), memory, ground=ground)
     assert known(root, memory) == []
     with opened(root) as names:
-        study(root, Bytes(), memory, ground=Ground(clock(root), trusted=True))
+        study(root, Bytes(), memory, ground=ground)
     assert names == ALL
 
 
@@ -418,14 +422,14 @@ def test_what_takes_a_files_place_after_the_walk_is_named(root: Path, memory: Me
     listing = walk(root, {"png": 1}, recursive=True)
     (root / "a.png").unlink()
     replace(root / "a.png")
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     _, learnt = study(root, Bytes(), memory, listing=listing)
     assert answers(listing, learnt) == {
         "a.png": reason,
         "b.png": digest(b"second"),
         "sub/c.png": digest(b""),
     }
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_a_file_too_large_to_be_a_source_is_named_and_not_read(root: Path, memory: Memory) -> None:
@@ -512,7 +516,7 @@ def test_what_was_read_before_ctrl_c_is_not_read_again(root: Path, path: Path, m
             super().shutdown(wait=wait)
 
     def hold(content: bytes) -> None:
-        if len(first.studied) > 500 and not ending.wait(20):
+        if len(first.studied) > 500 and not ending.wait(120):
             ending.set()  # nobody ended it: the test fails, and need not take all day
 
     with precook.open(path) as store, monkeypatch.context() as patch:
@@ -658,6 +662,7 @@ def test_a_lesson_that_breaks_on_one_file_does_not_end_the_others(root: Path, me
 def test_too_few_descriptors_stop_the_reading_and_condemn_no_file(root: Path, memory: Memory) -> None:
     """The error names the cause; afterwards everything can be learnt."""
     listing = walk(root, {"png": 1}, recursive=True)
+    descriptors()  # no garbage that is collected meanwhile makes room
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = os.open("/dev/null", os.O_RDONLY)
     try:
@@ -871,8 +876,15 @@ def test_a_weight_that_changes_while_it_is_read_is_not_remembered(weights: list[
         assert memory.recall(FILES, stamp_keys(stamps))[0].tolist() == [True, False]
 
 
-def test_a_weight_that_was_just_written_is_read_again(weights: list[Path], memory: Memory) -> None:
-    """By the real clock: a download that ended this second is not yet to be relied on."""
+def test_a_weight_that_was_just_written_is_read_again(
+    weights: list[Path], memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock of its disk: a download that ended this second is not yet to be relied on."""
+    now = clock(weights[0].parent)
+    for weight in weights:
+        weight.touch()
+    # However long this test takes, no more than this second passes.
+    monkeypatch.setattr(remembered_module, "clock", lambda _: now)
     for _ in range(2):
         with opened(weights[0].parent) as names:
             weigh(weights, memory, trust=True)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import DamagedEntryError, MissingEntryError
+from precook.store.copying import copy_leaves, copy_mapped, copy_row, read_rows
 from precook.store.index import Index, Place
 from precook.store.lookup import by_pack, propose
 from precook.store.packfile import Array, RowDamagedError, TableFile
@@ -142,7 +143,7 @@ class Places:
             if [leaf.row_shape(row) for leaf in table.table.leaves] != [array.shape for array in arrays]:
                 raise ReshapedError(self._key(number))
             try:
-                self._copy(table, row, arrays)
+                copy_row(table, row, arrays, verify=self._verify)
             except FileNotFoundError:
                 self._reader.forget_pack(self._index, table)
                 self.look_again(np.array([number]))
@@ -162,9 +163,9 @@ class Places:
         try:
             if self._verify == "always":
                 for table, row, arrays in zip(found.tables, found.rows, entries, strict=True):
-                    self._copy_mapped(table, row, arrays)
+                    copy_mapped(table, row, arrays, check=True)
             else:
-                _copy_leaves(found, leaves)
+                copy_leaves(found.tables, found.rows, leaves)
         except (RowDamagedError, OSError):
             # Each for itself: what is damaged is looked for elsewhere, or named.
             for number, arrays in zip(found.numbers.tolist(), entries, strict=True):
@@ -186,6 +187,7 @@ class Places:
 
     def _copy_unread(self, found: Found, entries: Sequence[Sequence[Array]]) -> None:
         """Copy entries of which some come from the disk: a pack is opened once for all of them."""
+        always = self._verify == "always"
         unread: dict[TableFile, list[int]] = {}
         again: list[int] = []
         for at, (table, row) in enumerate(zip(found.tables, found.rows, strict=True)):
@@ -193,59 +195,17 @@ class Places:
                 unread.setdefault(table, []).append(at)
                 continue
             try:
-                self._copy_mapped(table, row, entries[at])
+                copy_mapped(table, row, entries[at], check=always)
             except (RowDamagedError, OSError):
                 again.append(at)
         for table, some in unread.items():
-            again += self._read_all(table, found.rows, some, entries)
+            again += read_rows(table, found.rows, some, entries, check=self._verify is not False)
         for at in again:
             self.copy(int(found.numbers[at]), entries[at])
         read = [table.pack.whole and table.checked[row] for table, row in zip(found.tables, found.rows, strict=True)]
         # Of those that are still there: in another place the entry has to be checked first.
         now = self._at[found.numbers]
         self._at[found.numbers] = np.where((now == found.at) & np.array(read, bool), now | _READ, now)
-
-    def _read_all(
-        self,
-        table: TableFile,
-        rows: list[int],
-        some: list[int],
-        arrays: Sequence[Sequence[Array]],
-    ) -> list[int]:
-        """Read entries of one table from the disk; those that remain, from the first on where that went wrong."""
-        check = self._verify is not False
-        done = 0
-        try:
-            with table.pack.open() as descriptor:
-                for at in some:
-                    one, row = arrays[at], rows[at]
-                    if all(array.flags.c_contiguous for array in one):
-                        table.read_from(descriptor, row, list(one), check=check)
-                    else:
-                        self._copy(table, row, one)
-                    done += 1
-        except (RowDamagedError, OSError):
-            return some[done:]
-        return []
-
-    def _copy(self, table: TableFile, row: int, arrays: Sequence[Array]) -> None:
-        check = self._verify is not False
-        if table.checked[row] and table.pack.whole:
-            self._copy_mapped(table, row, arrays)
-        elif all(array.flags.c_contiguous for array in arrays):
-            table.read_into(row, list(arrays), check=check)
-        else:
-            for array, source in zip(arrays, table.read(row, check=check), strict=True):
-                array[...] = source
-
-    def _copy_mapped(self, table: TableFile, row: int, arrays: Sequence[Array]) -> None:
-        """Copy an entry that this process has checked before."""
-        sources = table.view(row) if table.signature is None else [column[row] for column in table.columns()]
-        for array, source in zip(arrays, sources, strict=True):
-            array[...] = source
-        if self._verify == "always":
-            # The copy, which is still in the processor's cache.
-            table.check(row, [array if array.flags.c_contiguous else array.copy() for array in arrays])
 
     def _find(self, numbers: Numbers) -> None:
         """Look keys up, equal ones once; a place counts once its pack's own key column confirms it."""
@@ -304,11 +264,3 @@ class Places:
 def _split(at: Numbers) -> tuple[Numbers, Numbers]:
     """The numbers of tables and the rows in them; -1 and whatever where there is no entry."""
     return np.where(at < 0, _NOWHERE, at >> _ROW_BITS & _TABLE_MASK), at & _ROW_MASK
-
-
-def _copy_leaves(found: Found, leaves: Sequence[Sequence[Array]]) -> None:
-    """Copy entries from mapped files, as plainly as can be: this loop is what reading a batch costs."""
-    for number, arrays in enumerate(leaves):
-        takers = {table: table.taker(number) for table in found.distinct}
-        for array, table, row in zip(arrays, found.tables, found.rows, strict=True):
-            array[...] = takers[table](row)
