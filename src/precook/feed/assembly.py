@@ -104,6 +104,11 @@ class Assembly:
         """Where an encoder's entries lie."""
         return self._collators[encoder].places
 
+    @property
+    def unread(self) -> bool:
+        """Whether something was not read from the disk yet."""
+        return any(collator.places.unread for collator in self._collators.values())
+
     def announce(self, items: Items, members: Numbers) -> None:
         """Have the system read what a batch will need."""
         for collator in self._collators.values():

@@ -77,7 +77,7 @@ class Collator:
         """A leaf of the whole batch, and where each entry's part goes."""
         name = self.column.name
         if axis is None:
-            if len(set(shapes)) > 1:
+            if shapes.count(shapes[0]) < len(shapes):
                 hint = f'ask for them as they are: pad={{"{name}": "list"}}'
                 raise FeedError(f"{name}: entries of one batch have shapes {sorted(set(shapes))}", hint=hint)
             array, tensor = buffers.make(leaf.dtype, (len(shapes), *shapes[0]))

@@ -32,13 +32,13 @@ class Texts:
     """Texts of any length, one after the other."""
 
     text: bytes
-    ends: Numbers
+    edges: Numbers
+    """Where each begins, and the last one ends."""
 
     def take(self, numbers: Numbers) -> list[str]:
         """Some of the texts; a negative number means none, and stands for the empty text."""
-        ends = np.where(numbers < 0, 0, self.ends[numbers]).tolist()
-        begins = np.where(numbers <= 0, 0, self.ends[numbers - 1]).tolist()
-        return [self.text[begin:end].decode("utf-8") for begin, end in zip(begins, ends, strict=True)]
+        spans = zip(numbers.tolist(), self.edges[numbers].tolist(), self.edges[numbers + 1].tolist(), strict=True)
+        return [self.text[begin:end].decode("utf-8") if number >= 0 else "" for number, begin, end in spans]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ class Content:
         """For each sample, its resolutions: rows of `cuts`."""
         self.lines = Spans.of(lines["sample"], self.count)
         captions = tree.get("captions")
-        # Without a text encoder there are none to draw.
-        if captions is not None and not len(captions["ends"]):
-            captions = None
-        self.captions = Texts(captions["text"].tobytes(), captions["ends"]) if captions is not None else None
+        self.captions: Texts | None = None
+        # Those that were frozen without a text encoder, by an older precook, have none.
+        if captions is not None and len(captions["ends"]):
+            self.captions = Texts(captions["text"].tobytes(), np.append(0, captions["ends"]).astype(np.int64))
         self.columns = tuple(_column(tree, name, one) for name, one in tree["encoders"].items())
 
     @property

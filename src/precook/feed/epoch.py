@@ -44,6 +44,7 @@ class Epoch:
         self._threads = threads
         self._device = device
         self._stands_at = stands_at
+        self._unread = assembly.unread
 
     def __len__(self) -> int:
         return self._plan.steps - self._start
@@ -86,7 +87,7 @@ class Epoch:
     def _make(self, step: int) -> Handed:
         plan = self._plan
         ahead = step + self._prefetch
-        if ahead < plan.steps:
+        if self._unread and ahead < plan.steps:
             self._assembly.announce(plan.items, plan.batch(ahead, self._rank))
         batch = self._assembly.make(plan.items, plan.batch(step, self._rank), pinned=is_cuda(self._device))
         return [] if batch is None else [batch]

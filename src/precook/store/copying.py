@@ -32,9 +32,8 @@ def copy_mapped(table: TableFile, row: int, arrays: Sequence[Array], *, check: b
 def copy_leaves(tables: Sequence[TableFile], rows: Sequence[int], leaves: Sequence[Sequence[Array]]) -> None:
     """Copy many such rows, leaf by leaf, as plainly as can be: this loop is what reading a batch costs."""
     for number, arrays in enumerate(leaves):
-        takers = {table: table.taker(number) for table in set(tables)}
         for array, table, row in zip(arrays, tables, rows, strict=True):
-            array[...] = takers[table](row)
+            array[...] = table.takers()[number](row)
 
 
 def read_rows(

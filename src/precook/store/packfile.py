@@ -150,6 +150,7 @@ class TableFile:
         "_large",
         "_source",
         "_taken",
+        "_takers",
         "checked",
         "most_bytes",
         "pack",
@@ -175,6 +176,7 @@ class TableFile:
         self._source: list[Array] | None = None
         self._gift: list[Array] | None = None
         self._taken = bytearray()
+        self._takers: list[Callable[[int], Any]] | None = None
         self._converters: dict[Library | None, list[Callable[[Array], Any]]] = {}
         self._announced: set[tuple[int, int]] = set()
 
@@ -283,16 +285,13 @@ class TableFile:
         """A checked row's leaves as they are mapped, read-only."""
         return [_row(leaf, column, row) for leaf, column in zip(self.table.leaves, self.columns(), strict=True)]
 
-    def taker(self, number: int) -> Callable[[int], Any]:
-        """What gives one leaf of any checked row as it is mapped: made once for many rows, which then cost little."""
-        leaf, column = self.table.leaves[number], self.columns()[number]
-        if leaf.shape is not None:
-            return column.__getitem__
-        offsets, size = leaf.offsets, leaf.dtype.size
-        assert offsets is not None
-        if leaf.rank == 1:
-            return lambda row: column[offsets.item(row) // size : offsets.item(row + 1) // size]
-        return lambda row: _row(leaf, column, row)
+    def takers(self) -> list[Callable[[int], Any]]:
+        """For each leaf what gives it of any checked row as it is mapped: made once, so that rows cost little."""
+        takers = self._takers
+        if takers is None:
+            columns = zip(self.table.leaves, self.columns(), strict=True)
+            takers = self._takers = [_taker(leaf, column) for leaf, column in columns]
+        return takers
 
     def forget(self) -> None:
         """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
@@ -347,6 +346,16 @@ def _row(leaf: LeafColumn, column: Array, row: int) -> Array:
     size = leaf.dtype.size
     array = column[begin // size : end // size]
     return array if leaf.rank == 1 else array.reshape(leaf.row_shape(row))
+
+
+def _taker(leaf: LeafColumn, column: Array) -> Callable[[int], Any]:
+    if leaf.shape is not None:
+        return column.__getitem__
+    offsets, size = leaf.offsets, leaf.dtype.size
+    assert offsets is not None
+    if leaf.rank == 1:
+        return lambda row: column[offsets.item(row) // size : offsets.item(row + 1) // size]
+    return lambda row: _row(leaf, column, row)
 
 
 def _read_span(descriptor: int, array: Array, offset: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,14 +39,15 @@ class ReshapedError(Exception):
         super().__init__(f"entry {key.hex[:16]} has another shape than the place it is read into")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """Some entries, and the table and row of each at one moment."""
 
     numbers: Numbers
     at: Numbers
     tables: list[TableFile]
     rows: list[int]
+    read: bool
+    """Whether all of them may be taken from mapped files."""
 
     @property
     def distinct(self) -> list[TableFile]:
@@ -98,6 +99,11 @@ class Places:
         return np.flatnonzero(self._at < 0)
 
     @property
+    def unread(self) -> bool:
+        """Whether an entry was not read from the disk yet."""
+        return bool(((self._at >= 0) & (self._at & _READ == 0)).any())
+
+    @property
     def table(self) -> Numbers:
         """The number of each entry's table; -1 where there is no entry."""
         return _split(self._at)[0]
@@ -122,10 +128,11 @@ class Places:
     def place_all(self, numbers: Numbers) -> Found:
         """The same for many entries."""
         at = self._at[numbers]
-        if (at < 0).any():
+        lowest = at.min(initial=_READ)
+        if lowest < 0:
             raise MissingEntryError(self._key(int(numbers[at < 0][0])))
         tables = [self.tables[table] for table in (at >> _ROW_BITS & _TABLE_MASK).tolist()]
-        return Found(numbers, at, tables, (at & _ROW_MASK).tolist())
+        return Found(numbers, at, tables, (at & _ROW_MASK).tolist(), read=bool(lowest >= _READ))
 
     def copy(self, number: int, arrays: Sequence[Array]) -> None:
         """Copy an entry's leaves into arrays of their shapes, checked as the store is told to check.
@@ -156,20 +163,14 @@ class Places:
 
     def copy_all(self, found: Found, leaves: Sequence[Sequence[Array]]) -> None:
         """The same for many entries that `place_all` found; `leaves` has of each leaf an array for every entry."""
-        entries = list(zip(*leaves, strict=True)) if leaves else [()] * len(found.rows)
-        if not (found.at & _READ).all():
-            self._copy_unread(found, entries)
-            return
-        try:
-            if self._verify == "always":
-                for table, row, arrays in zip(found.tables, found.rows, entries, strict=True):
-                    copy_mapped(table, row, arrays, check=True)
-            else:
+        if found.read and self._verify != "always":
+            try:
                 copy_leaves(found.tables, found.rows, leaves)
-        except (RowDamagedError, OSError):
-            # Each for itself: what is damaged is looked for elsewhere, or named.
-            for number, arrays in zip(found.numbers.tolist(), entries, strict=True):
-                self.copy(number, arrays)
+            except (RowDamagedError, OSError):
+                pass  # each for itself: what is damaged is looked for elsewhere, or named
+            else:
+                return
+        self._copy_each(found, list(zip(*leaves, strict=True)) if leaves else [()] * len(found.rows))
 
     def announce(self, numbers: npt.NDArray[np.int64]) -> None:
         """Ask the system to read entries ahead that were not read yet."""
@@ -185,8 +186,8 @@ class Places:
             except OSError:
                 return  # whoever reads it finds out what is wrong, and says so
 
-    def _copy_unread(self, found: Found, entries: Sequence[Sequence[Array]]) -> None:
-        """Copy entries of which some come from the disk: a pack is opened once for all of them."""
+    def _copy_each(self, found: Found, entries: Sequence[Sequence[Array]]) -> None:
+        """Copy entries one by one; of those that come from the disk, a pack is opened once for all."""
         always = self._verify == "always"
         unread: dict[TableFile, list[int]] = {}
         again: list[int] = []
@@ -202,6 +203,8 @@ class Places:
             again += read_rows(table, found.rows, some, entries, check=self._verify is not False)
         for at in again:
             self.copy(int(found.numbers[at]), entries[at])
+        if found.read:
+            return
         read = [table.pack.whole and table.checked[row] for table, row in zip(found.tables, found.rows, strict=True)]
         # Of those that are still there: in another place the entry has to be checked first.
         now = self._at[found.numbers]
