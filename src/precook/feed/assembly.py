@@ -17,6 +17,7 @@ from precook.feed.moments import has_moments, sample
 from precook.feed.padding import Pad
 from precook.feed.sampler import Items
 from precook.store.leaves import Library
+from precook.store.packfile import LARGE
 from precook.store.places import Places, ReshapedError
 from precook.store.store import Store
 from precook.values import Key
@@ -108,6 +109,11 @@ class Assembly:
     def unread(self) -> bool:
         """Whether something was not read from the disk yet."""
         return any(collator.places.unread for collator in self._collators.values())
+
+    @property
+    def small(self) -> bool:
+        """Whether all entries are so small that a batch is work for Python more than for memory or disk."""
+        return all(collator.places.most_bytes < LARGE for collator in self._collators.values())
 
     def announce(self, items: Items, members: Numbers) -> None:
         """Have the system read what a batch will need."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -45,6 +47,8 @@ class Epoch:
         self._device = device
         self._stands_at = stands_at
         self._unread = assembly.unread
+        # Threads that make small batches at once pass Python to and fro for every entry.
+        self._turn = threading.Lock() if assembly.small else nullcontext()
 
     def __len__(self) -> int:
         return self._plan.steps - self._start
@@ -89,5 +93,6 @@ class Epoch:
         ahead = step + self._prefetch
         if self._unread and ahead < plan.steps:
             self._assembly.announce(plan.items, plan.batch(ahead, self._rank))
-        batch = self._assembly.make(plan.items, plan.batch(step, self._rank), pinned=is_cuda(self._device))
+        with self._turn:
+            batch = self._assembly.make(plan.items, plan.batch(step, self._rank), pinned=is_cuda(self._device))
         return [] if batch is None else [batch]

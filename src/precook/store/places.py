@@ -104,6 +104,11 @@ class Places:
         return bool(((self._at >= 0) & (self._at & _READ == 0)).any())
 
     @property
+    def most_bytes(self) -> int:
+        """What an entry takes at most."""
+        return max((table.most_bytes for table in list(self.tables.values())), default=0)
+
+    @property
     def table(self) -> Numbers:
         """The number of each entry's table; -1 where there is no entry."""
         return _split(self._at)[0]
