@@ -205,6 +205,15 @@ class TestSkip:
         assert counts == [4, 4, 4]
         assert sum("left out" in record.message for record in caplog.records) == 2
 
+    def test_a_caption_that_was_frozen_without_a_key_is_left_out(self, tmp_path: Path) -> None:
+        """A snapshot from elsewhere may name no entry for a caption: its sample is left out, and the epoch ends."""
+        owner = watched(images(tmp_path, lines=1))
+        owner.build()
+        snapshot = owner.store.snapshot("test")
+        snapshot.content["line_keys"]["words"][0] = 0
+        feed = snapshot.feed(batch_size=2, threads=0, on_missing="skip")
+        assert sum(len(batch["sample"]) for batch in feed.epoch(0)) == 5
+
 
 class TestProtection:
     """What a feed needs stays."""

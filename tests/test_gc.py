@@ -175,6 +175,16 @@ def test_a_young_snapshot_keeps_its_entries_although_a_newer_one_is_there(
     assert plan_gc(store, grace=0).entries == 3
 
 
+def test_a_plan_that_is_executed_again_spares_the_same(store: precook.Store, recipe: precook.Recipe) -> None:
+    """What was leased after the plan was made stays, however often the plan is executed, say after an interruption."""
+    put_packs(store, recipe, [range(4)])
+    plan = plan_gc(store, grace=0)
+    with store.lease("late") as lease:
+        lease.protect(columns(keys(recipe, [2])))
+        assert (plan.execute().entries, plan.execute().entries) == (3, 0)
+        assert store.missing(keys(recipe, [2])) == []
+
+
 def test_a_snapshot_that_cannot_be_read_stops_a_collection(store: precook.Store, recipe: precook.Recipe) -> None:
     """Nobody knows what it keeps, so nothing is removed."""
     put_packs(store, recipe, [range(4)])

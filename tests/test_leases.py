@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 import signal
 import subprocess
@@ -213,3 +214,25 @@ def test_a_lease_that_nobody_closes_ends_quietly_with_the_process(tmp_path: Path
     )
     assert (done.stdout, done.stderr) == ("1\n", "")
     assert list((tmp_path / "cache/leases").iterdir()) == []
+
+
+def test_a_lease_that_cannot_be_opened_is_not_taken_for_one_that_has_ended(
+    store: precook.Store, recipe: precook.Recipe
+) -> None:
+    """With more leases than a process may open files, a collection is refused: it must not pass over some of them."""
+    put_packs(store, recipe, [range(12)])
+    leases = [store.lease(f"number {number}") for number in range(12)]
+    for number, lease in enumerate(leases):
+        lease.protect(columns([recipe.key(number)]))
+    assert plan_gc(store, grace=0).empty
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 6, hard))
+    try:
+        with pytest.raises(precook.StoreReadError, match="this lease cannot be read") as caught:
+            plan_gc(store, grace=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "ulimit" in caught.value.hint
+    assert plan_gc(store, grace=0).empty

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import sqlite3
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ from hypothesis import strategies as st
 
 import precook
 from precook.maintain.compact import plan_compact
+from precook.store.index import Place
 from precook.store.places import Places
 from tests.frozen import packs, put_packs
 
@@ -107,3 +113,42 @@ def flip(pack: Path, content: bytes) -> None:
         byte = file.read(1)
         file.seek(at + 80)
         file.write(bytes([byte[0] ^ 1]))
+
+
+def test_damage_that_another_thread_finds_disturbs_no_look_up(store: precook.Store, recipe: precook.Recipe) -> None:
+    """While one thread finds damaged entries, others go on looking theirs up."""
+    put_packs(store, recipe, [range(3)])
+    places = places_of(store, [recipe.key(number) for number in range(3)])
+    bad = store.workings().reader.bad_rows
+    found = threading.Thread(target=lambda: bad.update(Place(bytes(32), "elsewhere", row) for row in range(20_000)))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        found.start()
+        while found.is_alive():
+            places.look_again(np.arange(3))
+    finally:
+        sys.setswitchinterval(interval)
+        found.join()
+    assert len(places.missing) == 0
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_an_index_that_is_wrong_everywhere_is_made_anew_once(
+    path: Path, recipe: precook.Recipe, caplog: pytest.LogCaptureFixture, *, many: bool
+) -> None:
+    """Every row that it names is another entry's: all entries are found all the same, and not at a rebuild for each."""
+    keys = [recipe.key(number) for number in range(30)]
+    with precook.open(path) as store:
+        put_packs(store, recipe, [range(10), range(10, 30)])
+    with contextlib.closing(sqlite3.connect(path / "index.sqlite")) as db:
+        db.execute("CREATE TEMP TABLE wrong AS SELECT key, pack, (row + 1) % 10 AS row, recipe, bytes FROM entry")
+        db.execute("DELETE FROM entry")
+        db.execute("INSERT INTO entry SELECT * FROM wrong")
+        db.commit()
+    with precook.open(path) as store, caplog.at_level(logging.WARNING, "precook"):
+        if many:
+            assert len(places_of(store, keys).missing) == 0
+        else:
+            assert [tree["number"] for tree in store.get_many(keys)] == list(range(30))
+    assert sum("names a wrong row" in record.message for record in caplog.records) == 1

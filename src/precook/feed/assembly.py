@@ -151,14 +151,16 @@ class Assembly:
             there = places.there(rows)
             if there.all():
                 continue
-            lacking = rows[~there & places.keys[rows].any(axis=1)]
+            # Zeros stand for a mask that nobody has, and for nothing else.
+            needed = places.keys[rows].any(axis=1) | column.of_text
+            lacking = rows[~there & needed]
             if not len(lacking):
                 continue
             if self._on_missing == "error":
                 self._refuse({column.name: lacking})
             if self._on_missing == "encode":
                 self._encode(collator, lacking)
-            there = places.there(rows) | ~places.keys[rows].any(axis=1)
+            there = places.there(rows) | ~needed
             for member, row in zip(members[~there].tolist(), rows[~there].tolist(), strict=True):
                 reason = self._given_up.get(places.keys[row].tobytes(), "it is not in the store")
                 self._leave_out(int(items.samples[member]), f"{column.name}: {reason}")

@@ -76,7 +76,7 @@ class ManyKeys:
         if part != self._held:
             # Without a look at which are equal: `among` does not mind.
             chosen = (block[block >> self._shift == np.uint64(part)] for block in self._blocks())
-            self._part = np.zeros(0, np.uint64)  # not two of them at a time
+            self._held, self._part = -1, np.zeros(0, np.uint64)  # not two of them at a time, nor half of one
             self._part = np.concatenate([self._part, *chosen])
             self._part.sort()
             self._held = part

@@ -9,6 +9,7 @@ the keys, or is over before the look-up and then the look-up misses.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -28,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from precook.errors import ClosedStoreError, LockedError, LostLeaseError, NoLeaseError
+from precook.errors import ClosedStoreError, LockedError, LostLeaseError, NoLeaseError, StoreReadError
 from precook.store import files, forks
 from precook.store.index import Index
 from precook.store.keysets import BLOCK, beginnings
@@ -39,6 +40,8 @@ Keys = npt.NDArray[np.uint8]
 _NAME = re.compile(r"[0-9a-f]{32}")
 _LINE = 4096
 """Most bytes of the line for people."""
+_NO_LEASE = {errno.ENOENT, errno.ELOOP, errno.ENXIO}
+"""What the system says of a lease that was let go, of a link and of a socket; after anything else it may be held."""
 _NO_LOCKS = "put the store on a local disk, or open it with read_only=True"
 
 
@@ -198,9 +201,16 @@ class LeaseKeys:
 
 
 def live_leases(layout: Layout) -> Iterator[tuple[Holder, LeaseKeys]]:
-    """Each lease that is held, with the keys it protects."""
+    """Each lease that is held, with the keys it protects.
+
+    One that cannot be opened is an error: nobody knows what it keeps.
+    """
     for path in _paths(layout):
-        descriptor = _open_if_held(path)
+        try:
+            descriptor = _open_if_held(path)
+        except OSError as error:
+            hint = "close some files or raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else None
+            raise StoreReadError(path, f"this lease cannot be read: {error.strerror or error}", hint=hint) from error
         if descriptor is not None:
             keys = LeaseKeys(descriptor)
             holder, keys.begin = _parse(path.name, descriptor)
@@ -211,7 +221,10 @@ def live_leases(layout: Layout) -> Iterator[tuple[Holder, LeaseKeys]]:
 def sweep_leases(layout: Layout) -> None:
     """Remove the leases of the dead; the caller holds the store's lock."""
     for path in _paths(layout):
-        descriptor = _open_if_held(path)
+        try:
+            descriptor = _open_if_held(path)
+        except OSError:
+            continue  # its holder may live
         if descriptor is None:
             files.unlink_inside(layout.root, path)
         else:
@@ -244,8 +257,10 @@ def _open_if_held(path: Path) -> int | None:
     """A lease to read from, None where nobody holds it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None  # let go meanwhile, or not a lease of ours
+    except OSError as error:
+        if error.errno in _NO_LEASE:
+            return None
+        raise
     held = False
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -223,8 +223,8 @@ class Places:
         alike = [asked.setdefault(raw[at : at + 32], at // 32) for at in range(0, len(raw), 32)]
         asked.pop(bytes(32), None)  # no key: nobody has asked for an entry there
         found = np.full(len(numbers), _NOWHERE, np.int64)
-        for _ in range(_ATTEMPTS):
-            if not asked or not self._find_some(keys, asked, found):
+        for left in reversed(range(_ATTEMPTS)):
+            if not asked or not self._find_some(keys, asked, found, last=not left):
                 break
             asked = {key: at for key, at in asked.items() if found[at] < 0}
         self._at[numbers] = found[alike]
@@ -236,8 +236,11 @@ class Places:
             self._at[numbers[at]] = self._number(table) << _ROW_BITS | row
         return bool(sure)
 
-    def _find_some(self, keys: npt.NDArray[np.uint8], asked: dict[bytes, int], found: Numbers) -> bool:
-        """Look up where some rows of `keys` lie; whether the index was wrong and should be asked again."""
+    def _find_some(self, keys: npt.NDArray[np.uint8], asked: dict[bytes, int], found: Numbers, *, last: bool) -> bool:
+        """Look up where some rows of `keys` lie; whether the index was wrong and should be asked again.
+
+        At once, unless it is the `last` time: what else it said is wrong, too, and would be mended row by row.
+        """
         listed, packs = self._index.find_rows(list(asked))
         numbers = np.array([asked[key] for key, _, _ in listed], np.int64)
         owners = np.array([pack for _, pack, _ in listed], np.int64)
@@ -252,6 +255,8 @@ class Places:
             for at, row in zip(inside.tolist(), rows[some].tolist(), strict=True) if not sure else ():
                 place = self._reader.confirm(self._index, Place(keys[at].tobytes(), name, row))
                 stale |= place is Admission.STALE
+                if stale and not last:
+                    return True
                 if not isinstance(place, Admission):
                     found[at] = self._number(place[0]) << _ROW_BITS | place[1]
         return stale

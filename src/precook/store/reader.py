@@ -148,8 +148,8 @@ class Reader:
         """Look up the places of all keys at once."""
         unknown = [key.bytes for key in keys if key.bytes not in self._places]
         for place in index.find(unknown) if unknown else ():
-            if place.key not in self._places:
-                self._admit(index, place)
+            if place.key not in self._places and self._admit(index, place) is Admission.STALE:
+                break  # what else it said is behind, too: each key is looked up again when it is read
         if len(keys) > 1:
             self._announce(keys)
 
@@ -340,7 +340,8 @@ class Reader:
 
         Nothing where a single one is in doubt: `confirm` then tells which, and what is wrong with it.
         """
-        if name in self.bad_packs or any(place.pack == name for place in self.bad_rows):
+        # A copy, made in one step: other threads may find more of them meanwhile.
+        if name in self.bad_packs or any(place.pack == name for place in self.bad_rows.copy()):
             return []
         try:
             pack = self.pack(name)

@@ -97,6 +97,8 @@ class RemovalPlan:
     _victims: Tally = field(repr=False)
     _protection: Protection = field(repr=False)
     _mind_uses: bool = field(repr=False)
+    _late: list[ManyKeys] = field(default_factory=list, repr=False)
+    """What has come to be protected since it was made: also where it is executed again, after an interruption."""
 
     @property
     def entries(self) -> int:
@@ -139,8 +141,7 @@ class _Execution:
         self._victims = plan._victims  # noqa: SLF001
         self._census = plan._census  # noqa: SLF001
         self._protection = plan._protection  # noqa: SLF001
-        self._late: list[ManyKeys] = []
-        """What has come to be protected since the plan."""
+        self._late = plan._late  # noqa: SLF001
         self._entries = self._nbytes = self._spared = 0
 
     def run(self) -> Removal:
