@@ -72,10 +72,8 @@ class Census:
         self.born = np.array([self._born(layout, name) for name in self.ids], np.int64)
         self.first = np.cumsum(self.entries) - self.entries
         """Where the rows of each pack begin, where all rows of all packs are numbered through."""
-        # Each row's number among the moments at which its pack was used. Of packs that were used as a whole, which
-        # most are, nothing is ever written here: pages of zeros that take no memory.
-        self._codes = np.zeros(int(self.entries.sum()), np.uint32)
-        found_moments = index.query(self._load_uses)
+        self._codes, found_moments = index.query(self._load_uses)
+        """Each row's number among the moments at which its pack was used."""
         sizes = np.array([len(moments) for moments in found_moments], np.int64)
         self._first_moment = np.cumsum(sizes) - sizes
         self.moments = np.concatenate([np.zeros(0, np.int64), *found_moments])
@@ -174,18 +172,20 @@ class Census:
             return self.now  # nothing is known about it, and nothing is taken from it
         return min(written, self.now)
 
-    def _load_uses(self, db: sqlite3.Connection) -> list[Numbers]:
-        """The moments at which rows of each pack were last used, each once."""
+    def _load_uses(self, db: sqlite3.Connection) -> tuple[npt.NDArray[np.uint32], list[Numbers]]:
+        """The moments at which rows of each pack were last used, each once, and the number of each row's among them."""
+        # Of packs that were used as a whole, which most are, nothing is written here: zeros that take no memory.
+        numbers = np.zeros(int(self.entries.sum()), np.uint32)
         moments = []
         for at, name in enumerate(self.ids):
             times = database.read_used(db, bytes.fromhex(name), int(self.entries[at]))
             if len(times) and (times != times[0]).any():
                 found, codes = np.unique(times, return_inverse=True)
-                self._codes[self.first[at] : self.first[at] + len(times)] = codes
+                numbers[self.first[at] : self.first[at] + len(times)] = codes
             else:
                 found = times[:1]
             moments.append(found)
-        return moments
+        return numbers, moments
 
 
 def _packs(db: sqlite3.Connection) -> tuple[bytes, list[tuple[int, bytes, int, int, int]]]:
