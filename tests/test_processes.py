@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import precook
+from precook.store import files
 from tests.trees import same
 
 
@@ -120,6 +121,23 @@ def test_processes_write_overlapping_keys_at_once(path: Path, recipe: precook.Re
         assert same(store.get_many(keys), [{"x": np.full(1000, i), "i": i} for i in range(120)])
         assert store.verify().clean
         assert len(store) == 120
+
+
+def test_a_file_is_its_writers_until_it_has_its_name(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens the store, and sweeps it, at the last moment of a write takes nothing away."""
+    rename, swept = os.rename, []
+
+    def late(partial: Path, path: Path) -> None:
+        swept.append(files.sweep_partial(Path(partial)))
+        rename(partial, path)
+
+    monkeypatch.setattr(os, "rename", late)
+    store.put(recipe.key(1), {"x": 1}, recipe=recipe)
+    assert store.get(recipe.key(1)) == {"x": 1}
+    assert swept
+    assert not any(swept)
 
 
 class Samples:

@@ -43,9 +43,10 @@ def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int
             if modified is not None:
                 os.utime(descriptor, ns=(modified, modified))
             sync_file(descriptor)
+            # While it is still locked: a sweep takes it for what a dead writer has left.
+            os.rename(partial, path)  # noqa: PTH104 - each step of the order of writes stands here by name
         finally:
             os.close(descriptor)
-        os.rename(partial, path)  # noqa: PTH104 - each step of the order of writes stands here by name
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(partial)  # noqa: PTH108
