@@ -19,6 +19,9 @@ from tests.descriptors import descriptors, listed
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Some virtual machines announce AMX and then refuse its instructions: bfloat16 on the CPU ends there with SIGILL.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 # Neither how busy the machine is nor how many draws were of no use says anything about a property.
 CHANCE = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 settings.register_profile("quick", deadline=None, suppress_health_check=CHANCE)
