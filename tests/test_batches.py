@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -136,8 +137,8 @@ class Sink:
         self.stored: list[Job] = []
         self.failed: list[tuple[str, bool]] = []
 
-    def store(self, job: Job, parts: Parts) -> None:
-        self.stored.append(job)
+    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+        self.stored += [job for job, _ in results]
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         self.failed.append((reason, lasting))
@@ -222,7 +223,7 @@ def test_jobs_after_an_error_are_refused_with_it() -> None:
     """Whoever goes on giving learns what happened instead of waiting for ever."""
 
     class Full(Sink):
-        def store(self, job: Job, parts: Parts) -> None:
+        def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
             raise OSError("disk full")
 
     some = crew(Worker(), Full())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,14 +28,16 @@ from tests.projects import Watched, content, dataset, project
 BAD = "picture 3, line 0"
 
 
-class One:
-    """Keeps results one by one."""
+class Kept:
+    """Keeps what it is told, and how many results at a time."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
+        self.calls: list[int] = []
 
-    def store(self, job: Job, parts: Parts) -> None:
-        self.told.append((job.item.text or "", parts.leaves[0].data.tobytes().decode()))
+    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+        self.calls.append(len(results))
+        self.told += [(job.item.text or "", parts.leaves[0].data.tobytes().decode()) for job, parts in results]
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         self.told.append((job.item.text or "", reason))
@@ -43,22 +46,9 @@ class One:
         pass
 
 
-class Many(One):
-    """Keeps the results of a batch in one go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[int] = []
-
-    def store_all(self, results: list[tuple[Job, Parts]]) -> None:
-        self.calls.append(len(results))
-        for job, parts in results:
-            self.store(job, parts)
-
-
 @given(st.lists(st.sampled_from(["good", "nan", "raises"]), min_size=1, max_size=20), st.integers(1, 6))
 def test_results_told_together_are_those_told_one_by_one(kinds: list[str], size: int) -> None:
-    """Whoever takes a batch in one go is told the same as whoever takes each result by itself."""
+    """What is told of the results of a batch is what is told of each encoded by itself."""
     texts = [f"{kind} {number}" for number, kind in enumerate(kinds)]
 
     def make(item: Item) -> Any:
@@ -67,10 +57,10 @@ def test_results_told_together_are_those_told_one_by_one(kinds: list[str], size:
         return np.array([np.nan]) if (item.text or "").startswith("nan") else content(item)
 
     entry = cast("PlannedEntry", SimpleNamespace(path="somewhere"))
-    one, many = One(), Many()
-    for sink in (one, many):
+    one, many = Kept(), Kept()
+    for sink, together in ((one, 1), (many, size)):
         worker = Watched(make=make)
-        with Crew("words", lambda worker=worker: worker, ["cpu"], BatchSize(size), sink, threading.Event()) as crew:
+        with Crew("words", lambda worker=worker: worker, ["cpu"], BatchSize(together), sink, threading.Event()) as crew:
             crew.give([Job(entry, Item(text=text)) for text in texts])
     assert sorted(one.told) == sorted(many.told)
     assert sum(many.calls) == sum(kind == "good" for kind in kinds) or "nan" in kinds

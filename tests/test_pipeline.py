@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,8 +37,9 @@ class Sink:
         self.failed: list[tuple[str, str, bool]] = []
         self.batches = 0
 
-    def store(self, job: Job, parts: Parts) -> None:
-        self.stored.append((job.item.text or "", int(parts.leaves[0].data.view(np.int64)[0])))
+    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+        for job, parts in results:
+            self.stored.append((job.item.text or "", int(parts.leaves[0].data.view(np.int64)[0])))
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         self.failed.append((job.item.text or "", reason, lasting))
@@ -185,7 +186,7 @@ def test_a_sink_that_fails_ends_the_work() -> None:
     """A full disk comes out as what it is."""
 
     class Full(Sink):
-        def store(self, job: Job, parts: Parts) -> None:
+        def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
             raise OSError("disk full")
 
     device = Device()

@@ -15,10 +15,10 @@ from precook.encode.crew import Crew, Worker
 from precook.encode.ledger import Ledger, Page
 from precook.encode.order import in_order
 from precook.encode.prepare import Changed, Job, Prepared, Refused, Unit, make_units
+from precook.encode.results import ready_entries
 from precook.encode.risk import Risk
 from precook.encode.room import Room
 from precook.encode.share import Share
-from precook.errors import TreeError
 from precook.identity.recipe import Recipe
 from precook.plan.entries import entries_of
 from precook.plan.forecast import record_rate
@@ -28,7 +28,7 @@ from precook.sources.memory import Memory
 from precook.sources.pairing import Numbers
 from precook.store.claims import Claims
 from precook.store.tree import Parts
-from precook.store.writer import Writer, ready_entry
+from precook.store.writer import Writer
 
 _WINDOW = 256
 """Entries that are claimed at a time."""
@@ -111,7 +111,7 @@ def run_line(
 
 
 class Line:
-    """Encodes what one encoder has to make; what its crew makes comes back through the methods of a `BatchSink`."""
+    """Encodes what one encoder has to make; what its crew makes comes back through the methods of a `Sink`."""
 
     def __init__(
         self,
@@ -153,24 +153,13 @@ class Line:
                 self._give(left)
                 left = self._share.others_work()
 
-    def store(self, job: Job, parts: Parts) -> None:
-        """Keep a result."""
-        self.store_all([(job, parts)])
-
-    def store_all(self, results: Sequence[tuple[Job, Parts]]) -> None:
+    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
         """Keep the results of a batch, but for those that no pack could hold: they fail."""
-        entries, refused, nbytes = [], [], 0
-        for job, parts in results:
-            try:
-                entries.append(ready_entry(job.entry.key.bytes, parts, recipe=self._one.wants.encoding.recipe))
-            except TreeError as error:
-                refused.append((job, error.message))
-            else:
-                nbytes += parts.nbytes
+        entries, refused = ready_entries(results, self._one.wants.encoding.recipe)
         if entries:
             keys = [entry.key for entry in entries]
             self._share.stored(keys, self._writer.put_entries(entries))
-            self._page.stored(keys, nbytes)
+            self._page.stored(keys, sum(entry.parts.nbytes for entry in entries))
         self._room.give_back(sum(job.nbytes for job, _ in results))
         for job, reason in refused:
             self._page.failed(job.entry, reason, lasting=True)

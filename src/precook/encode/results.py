@@ -9,8 +9,11 @@ from typing import TypeVar
 
 from precook.encode.prepare import Job
 from precook.errors import EncodeError, TreeError
+from precook.identity.recipe import Recipe
 from precook.store.leaves import is_finite
+from precook.store.packing import Entry
 from precook.store.tree import Parts, Tree, take_apart
+from precook.store.writer import ready_entry
 
 _BITS = b'{"$bits":'
 """How a tree writes a plain float that is not finite; inside of a text the quotes would be escaped."""
@@ -80,6 +83,17 @@ class Acceptance:
         if usual is not None and _shapes(parts) != usual:
             return EncodeError(f"{self._encoder} returned {_told(_shapes(parts))}, for the others {_told(usual)}")
         return parts
+
+
+def ready_entries(results: Sequence[tuple[Job, Parts]], recipe: Recipe) -> tuple[list[Entry], list[tuple[Job, str]]]:
+    """Results as entries that are ready to be written; and those that no pack could hold, with the reason."""
+    entries, refused = [], []
+    for job, parts in results:
+        try:
+            entries.append(ready_entry(job.entry.key.bytes, parts, recipe=recipe))
+        except TreeError as error:
+            refused.append((job, error.message))
+    return entries, refused
 
 
 def _shapes(parts: Parts) -> tuple[tuple[int, ...], ...]:

@@ -10,8 +10,8 @@ from precook.encode.batches import BatchSize
 from precook.encode.prepare import Job
 from precook.encode.results import Acceptance
 from precook.encode.trouble import described, device_lost, free_memory, out_of_memory
-from precook.encode.worker import BatchSink, Sink, Worker
-from precook.errors import EncodeError, TreeError
+from precook.encode.worker import Sink, Worker
+from precook.errors import EncodeError
 from precook.store.tree import Parts, Tree
 
 _log = logging.getLogger("precook")
@@ -37,7 +37,6 @@ class Station:
         self.size = size
         self._acceptance = acceptance
         self._sink = sink
-        self._store = sink.store_all if isinstance(sink, BatchSink) else self._store_each
         self.over = over
         """Whether nothing more is to be encoded."""
         self._copy = not getattr(worker, "gives_away", False)
@@ -124,17 +123,10 @@ class Station:
     def _tell(self, batch: Sequence[Job], results: Sequence[Parts | EncodeError]) -> None:
         """Tell the sink what came of a batch; what is good first, because a sink may end the work at what is not."""
         told = list(zip(batch, results, strict=True))
-        self._store([(job, result) for job, result in told if not isinstance(result, EncodeError)])
+        self._sink.store([(job, result) for job, result in told if not isinstance(result, EncodeError)])
         for job, result in told:
             if isinstance(result, EncodeError):
                 self._sink.fail(job, result.message, lasting=True)
-
-    def _store_each(self, results: Sequence[tuple[Job, Parts]]) -> None:
-        for job, parts in results:
-            try:
-                self._sink.store(job, parts)
-            except TreeError as error:
-                self._sink.fail(job, error.message, lasting=True)
 
 
 def work(batch: Sequence[Job]) -> float:

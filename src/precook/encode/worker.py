@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from precook.encode.encoder import Item
 from precook.encode.prepare import Job
@@ -43,19 +43,11 @@ class Flight(Protocol):
 class Sink(Protocol):
     """Where results go; called from any thread of the crew, once for each job unless the work ends early."""
 
-    def store(self, job: Job, parts: Parts) -> None:
-        """Keep a result; `TreeError` if that cannot be done for what it is."""
+    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+        """Keep results of a batch; those that no pack could hold fail, and no others."""
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         """Note that an entry could not be made; `lasting` if trying again would give the same."""
 
     def batch_done(self, seconds: float) -> None:
         """Everything that came of a batch was told; to encode it took so long."""
-
-
-@runtime_checkable
-class BatchSink(Sink, Protocol):
-    """A sink that keeps what a batch gave in one go: small entries cost more in calls than in bytes."""
-
-    def store_all(self, results: Sequence[tuple[Job, Parts]]) -> None:
-        """Keep results; those that cannot be kept for what they are fail, and no others."""

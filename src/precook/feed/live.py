@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -14,6 +14,7 @@ from precook.encode.batches import BatchSize
 from precook.encode.crew import Crew
 from precook.encode.line import Hand
 from precook.encode.prepare import Job, Refused, make_units
+from precook.encode.results import ready_entries
 from precook.errors import FeedError
 from precook.plan.entries import entries_of
 from precook.plan.failures import record_failure
@@ -117,13 +118,16 @@ class _Results:
         self._told = 0
         self._failed: dict[Key, _Reason] = {}
 
-    def store(self, job: Job, parts: Parts) -> None:
-        self.writer.put_parts(job.entry.key, parts, recipe=self._recipe)
-        self._count()
+    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+        entries, refused = ready_entries(results, self._recipe)
+        self.writer.put_entries(entries)
+        self._count(len(entries))
+        for job, reason in refused:
+            self.fail(job, reason, lasting=True)
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         self._failed[job.entry.key] = _Reason(reason, lasting)
-        self._count()
+        self._count(1)
 
     def batch_done(self, seconds: float) -> None:
         """Made durable when everything was told, however long it took."""
@@ -139,9 +143,9 @@ class _Results:
         self.writer.flush()
         return failed
 
-    def _count(self) -> None:
+    def _count(self, told: int) -> None:
         with self._changed:
-            self._told += 1
+            self._told += told
             self._changed.notify_all()
 
 

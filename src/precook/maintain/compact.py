@@ -181,7 +181,7 @@ def _groups(workings: Workings, census: Census, lives: Lives, packs: Sequence[in
         pieces = [Piece(workings.open_pack(census.ids[pack]), lives(pack)) for pack in packs]
         size = repack(pieces).nbytes
         for piece in pieces:
-            piece.pack.tables = ()  # they hold one another: else they would wait for the garbage collector
+            piece.pack.release()
     except (FileNotFoundError, StoreError):
         return  # a pack that cannot be read is left to `verify`
     except HeaderError:

@@ -176,6 +176,6 @@ def _summed(entry: Entry) -> Entry:
         skeleton=entry.parts.skeleton,
         values=entry.parts.values,
         labels=entry.labels,
-        leaves=((leaf.shape, leaf.data) for leaf in entry.parts.leaves),
+        leaves=((leaf.shape, (leaf.data,)) for leaf in entry.parts.leaves),
     )
     return dataclasses.replace(entry, checksum=found)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from precook.store.packfile import Array, RowDamagedError, TableFile
-from precook.store.stack import Verify
+
+Verify = bool | Literal["always"]
+"""When an entry's checksum is checked: True at this process's first read of it, "always" at each read, False never."""
 
 
 def copy_row(table: TableFile, row: int, arrays: Sequence[Array], *, verify: Verify) -> None:
     """Copy a row's leaves into arrays of their shapes."""
     if table.checked[row] and table.pack.whole:
         copy_mapped(table, row, arrays, check=verify == "always")
-    elif _contiguous(arrays):
-        table.read_into(row, list(arrays), check=verify is not False)
     else:
-        for array, source in zip(arrays, table.read(row, check=verify is not False), strict=True):
-            array[...] = source
+        table.read_into(row, arrays, check=verify is not False)
 
 
 def copy_mapped(table: TableFile, row: int, arrays: Sequence[Array], *, check: bool) -> None:
     """Copy a row that this process has read and checked before."""
-    sources = table.view(row) if table.signature is None else [column[row] for column in table.columns()]
-    for array, source in zip(arrays, sources, strict=True):
-        array[...] = source
+    for array, take in zip(arrays, table.takers(), strict=True):
+        array[...] = take(row)
     if check:
         # The copy, which is still in the processor's cache.
         table.check(row, [array if array.flags.c_contiguous else array.copy() for array in arrays])
@@ -44,16 +43,8 @@ def read_rows(
     try:
         with table.pack.open() as descriptor:
             for at in some:
-                if _contiguous(arrays[at]):
-                    table.read_from(descriptor, rows[at], list(arrays[at]), check=check)
-                else:
-                    for array, source in zip(arrays[at], table.read(rows[at], check=check), strict=True):
-                        array[...] = source
+                table.read_from(descriptor, rows[at], arrays[at], check=check)
                 done += 1
     except (RowDamagedError, OSError):
         return some[done:]
     return []
-
-
-def _contiguous(arrays: Sequence[Array]) -> bool:
-    return all(array.flags.c_contiguous for array in arrays)

@@ -12,7 +12,6 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -159,24 +158,24 @@ class Head:
 
 
 def checksum(
-    *, key: bytes, recipe: bytes, skeleton: bytes, values: bytes, labels: bytes, leaves: Iterable[tuple[Any, Any]]
+    *,
+    key: bytes,
+    recipe: bytes,
+    skeleton: bytes,
+    values: bytes,
+    labels: bytes,
+    leaves: Iterable[tuple[Any, Iterable[Any]]],
 ) -> bytes:
-    """XXH3-128 of everything an entry is; `recipe` is the recipe's digest, `leaves` are (shape, bytes).
-
-    The bytes of a leaf may come in pieces: a generator of them.
-    """
+    """XXH3-128 of everything an entry is; `recipe` is the recipe's digest, `leaves` are (shape, bytes in pieces)."""
     leaves = tuple(leaves)
     dims: tuple[int, ...] = ()
     for shape, _ in leaves:
         dims += shape
     sizes = struct.pack(f"<{3 + len(dims)}Q", len(skeleton), len(values), len(labels), *dims)
     state = xxhash.xxh3_128(b"".join((key, recipe, sizes, skeleton, values, labels)))
-    for _, data in leaves:
-        if type(data) is GeneratorType:
-            for piece in data:
-                state.update(piece)
-        else:
-            state.update(data)
+    for _, pieces in leaves:
+        for piece in pieces:
+            state.update(piece)
     return state.digest()
 
 

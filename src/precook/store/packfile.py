@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,16 @@ class PackFile:
             self._file = _look(descriptor)
         finally:
             os.close(descriptor)
-        self.tables = tuple(TableFile(self, table) for table in self.head.tables)
+        self.tables: tuple[TableFile, ...] = tuple(TableFile(self, table) for table in self.head.tables)
 
     @property
     def nbytes(self) -> int:
         """Size of the file as it is; a file cut short has less than its head says."""
         return self._file[2]
+
+    def release(self) -> None:
+        """Let go of the tables: they hold the pack as it holds them, and would wait for the garbage collector."""
+        self.tables = ()
 
     def locate(self, row: int) -> tuple[TableFile, int]:
         """The table that holds a row of the pack, and its number there."""
@@ -202,17 +206,21 @@ class TableFile:
         self.read_into(row, arrays, check=check)
         return arrays
 
-    def read_into(self, row: int, arrays: list[Array], *, check: bool) -> None:
-        """Read a row's leaves from the disk into contiguous arrays of their shapes."""
+    def read_into(self, row: int, arrays: Sequence[Array], *, check: bool) -> None:
+        """Read a row's leaves from the disk into arrays of their shapes."""
         with self.pack.open() as descriptor:
             self._announce(descriptor, [row])
             self.read_from(descriptor, row, arrays, check=check)
 
-    def read_from(self, descriptor: int, row: int, arrays: list[Array], *, check: bool) -> None:
+    def read_from(self, descriptor: int, row: int, arrays: Sequence[Array], *, check: bool) -> None:
         """The same through a descriptor of the pack, which several rows may share."""
-        self._read(descriptor, row, arrays)
+        whole = [array if array.flags.c_contiguous else np.empty(array.shape, array.dtype) for array in arrays]
+        self._read(descriptor, row, whole)
         if check:
-            self.check(row, arrays)
+            self.check(row, whole)
+        for array, one in zip(arrays, whole, strict=True):
+            if one is not array:
+                array[...] = one
         self.checked[row] = 1
 
     def damage(self, descriptor: int, rows: Iterable[int] | None = None) -> Iterator[tuple[int, str]]:
@@ -243,9 +251,9 @@ class TableFile:
 
     def check(self, row: int, arrays: list[Array]) -> None:
         """Compare a row's leaves with its checksum."""
-        self._compare(row, [(array.shape, array) for array in arrays])
+        self._compare(row, [(array.shape, (array,)) for array in arrays])
 
-    def _compare(self, row: int, leaves: list[tuple[tuple[int, ...], Any]]) -> None:
+    def _compare(self, row: int, leaves: list[tuple[tuple[int, ...], Iterable[Array]]]) -> None:
         table = self.table
         found = checksum(
             key=table.keys[row].tobytes(),
@@ -410,7 +418,7 @@ def _read_head(descriptor: int, path: Path, name: str) -> Head:
         raise DamagedPackError(path, f"not a pack: {error}") from error
 
 
-def _pieces(descriptor: int, offset: int, size: int) -> Generator[Array, None, None]:
+def _pieces(descriptor: int, offset: int, size: int) -> Iterator[Array]:
     """Some bytes of a file, one piece after the other in the same memory."""
     buffer = np.empty(min(size, _PIECE), np.uint8)
     for at in range(0, size, _PIECE):

@@ -67,7 +67,7 @@ def make_entry(key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels
         skeleton=parts.skeleton,
         values=parts.values,
         labels=labels,
-        leaves=((leaf.shape, leaf.data) for leaf in parts.leaves),
+        leaves=((leaf.shape, (leaf.data,)) for leaf in parts.leaves),
     )
     return Entry(key, parts, recipe.form if recipe else b"", labels, found)
 

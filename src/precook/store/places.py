@@ -10,24 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import DamagedEntryError, MissingEntryError
-from precook.store.copying import copy_leaves, copy_mapped, copy_row, read_rows
-from precook.store.index import Index, Place
-from precook.store.lookup import by_pack, propose
+from precook.store.copying import Verify, copy_leaves, copy_mapped, copy_row, read_rows
+from precook.store.index import ROW_BITS, Index, Place
+from precook.store.lookup import NOWHERE, by_pack, propose
 from precook.store.packfile import Array, RowDamagedError, TableFile
 from precook.store.reader import Admission, Reader
-from precook.store.stack import Verify
 from precook.values import Key
 
 Numbers = npt.NDArray[np.int64]
 
 _CHUNK = 100_000
 """Keys that are looked up at a time: Python objects are made for so many only."""
-_ROW_BITS = 32
-_ROW_MASK = (1 << _ROW_BITS) - 1
+_ROW_MASK = (1 << ROW_BITS) - 1
 _READ = 1 << 62
 """Set where this process has read the entry from the disk, checked it, and may take it from the mapped file."""
-_TABLE_MASK = (_READ >> _ROW_BITS) - 1
-_NOWHERE = -1
+_TABLE_MASK = (_READ >> ROW_BITS) - 1
 _ATTEMPTS = 3
 """How often an entry is looked for again when its pack is gone: compaction may have moved it."""
 
@@ -67,7 +64,7 @@ class Places:
         self._numbers: dict[int, int] = {}
         self._fresh = itertools.count()
         # Table and row in one number: whoever reads it while another thread looks again gets both of one moment.
-        self._at = np.full(len(keys), _NOWHERE, np.int64)
+        self._at = np.full(len(keys), NOWHERE, np.int64)
 
     @classmethod
     def find_all(
@@ -122,8 +119,21 @@ class Places:
         return _split(self._at[numbers])
 
     def look_again(self, numbers: Numbers) -> None:
-        """Look some entries up anew: they were made, or moved, meanwhile."""
-        self._find(numbers)
+        """Look some entries up anew, equal ones once: they were made, or moved, meanwhile.
+
+        A place counts once its pack's own key column confirms it.
+        """
+        keys = self.keys[numbers]
+        raw = keys.tobytes()
+        asked: dict[bytes, int] = {}
+        alike = [asked.setdefault(raw[at : at + 32], at // 32) for at in range(0, len(raw), 32)]
+        asked.pop(bytes(32), None)  # no key: nobody has asked for an entry there
+        found = np.full(len(numbers), NOWHERE, np.int64)
+        for left in reversed(range(_ATTEMPTS)):
+            if not asked or not self._find_some(keys, asked, found, last=not left):
+                break
+            asked = {key: at for key, at in asked.items() if found[at] < 0}
+        self._at[numbers] = found[alike]
 
     def place(self, number: int) -> tuple[TableFile, int]:
         """An entry's table and row; `MissingEntryError` where there is none."""
@@ -136,7 +146,7 @@ class Places:
         lowest = at.min(initial=_READ)
         if lowest < 0:
             raise MissingEntryError(self._key(int(numbers[at < 0][0])))
-        tables = [self.tables[table] for table in (at >> _ROW_BITS & _TABLE_MASK).tolist()]
+        tables = [self.tables[table] for table in (at >> ROW_BITS & _TABLE_MASK).tolist()]
         return Found(numbers, at, tables, (at & _ROW_MASK).tolist(), read=bool(lowest >= _READ))
 
     def copy(self, number: int, arrays: Sequence[Array]) -> None:
@@ -215,25 +225,11 @@ class Places:
         now = self._at[found.numbers]
         self._at[found.numbers] = np.where((now == found.at) & np.array(read, bool), now | _READ, now)
 
-    def _find(self, numbers: Numbers) -> None:
-        """Look keys up, equal ones once; a place counts once its pack's own key column confirms it."""
-        keys = self.keys[numbers]
-        raw = keys.tobytes()
-        asked: dict[bytes, int] = {}
-        alike = [asked.setdefault(raw[at : at + 32], at // 32) for at in range(0, len(raw), 32)]
-        asked.pop(bytes(32), None)  # no key: nobody has asked for an entry there
-        found = np.full(len(numbers), _NOWHERE, np.int64)
-        for left in reversed(range(_ATTEMPTS)):
-            if not asked or not self._find_some(keys, asked, found, last=not left):
-                break
-            asked = {key: at for key, at in asked.items() if found[at] < 0}
-        self._at[numbers] = found[alike]
-
     def _confirm_all(self, pack: str | None, numbers: Numbers, rows: Numbers) -> bool:
         """Believe that some entries lie in rows of a pack if all of its own keys say so; whether they do."""
         sure = self._reader.confirm_all(pack, self.keys[numbers], rows) if pack is not None else []
         for table, at, row in sure:
-            self._at[numbers[at]] = self._number(table) << _ROW_BITS | row
+            self._at[numbers[at]] = self._number(table) << ROW_BITS | row
         return bool(sure)
 
     def _find_some(self, keys: npt.NDArray[np.uint8], asked: dict[bytes, int], found: Numbers, *, last: bool) -> bool:
@@ -251,14 +247,14 @@ class Places:
             name, inside = packs[int(owners[some[0]])], numbers[some]
             sure = self._reader.confirm_all(name, keys[inside], rows[some])
             for table, at, row in sure:
-                found[inside[at]] = self._number(table) << _ROW_BITS | row
+                found[inside[at]] = self._number(table) << ROW_BITS | row
             for at, row in zip(inside.tolist(), rows[some].tolist(), strict=True) if not sure else ():
                 place = self._reader.confirm(self._index, Place(keys[at].tobytes(), name, row))
                 stale |= place is Admission.STALE
                 if stale and not last:
                     return True
                 if not isinstance(place, Admission):
-                    found[at] = self._number(place[0]) << _ROW_BITS | place[1]
+                    found[at] = self._number(place[0]) << ROW_BITS | place[1]
         return stale
 
     def _number(self, table: TableFile) -> int:
@@ -276,4 +272,4 @@ class Places:
 
 def _split(at: Numbers) -> tuple[Numbers, Numbers]:
     """The numbers of tables and the rows in them; -1 and whatever where there is no entry."""
-    return np.where(at < 0, _NOWHERE, at >> _ROW_BITS & _TABLE_MASK), at & _ROW_MASK
+    return np.where(at < 0, NOWHERE, at >> ROW_BITS & _TABLE_MASK), at & _ROW_MASK

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, StoreError
+from precook.store.copying import Verify
 from precook.store.index import Index, Place
 from precook.store.keysets import beginnings, keyset
 from precook.store.layout import Layout
@@ -35,7 +36,7 @@ from precook.store.packfile import (
     TableFile,
     damage_reason,
 )
-from precook.store.stack import Stack, Verify
+from precook.store.stack import Stack
 from precook.store.tree import Tree, read_values
 from precook.store.uses import Marks
 from precook.values import Key

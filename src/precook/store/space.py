@@ -55,15 +55,13 @@ class Tally:
         count = len(self.rows)
         self.rows += np.bincount(packs, minlength=count)
         self.nbytes += np.bincount(packs, nbytes, minlength=count).astype(np.int64)
-        byte, bit = self._find(packs, rows)
-        np.bitwise_or.at(self._bits, byte, bit)
+        np.bitwise_or.at(self._bits, *self._find(packs, rows))
 
     def add_pack(self, pack: int, rows: Numbers, nbytes: int) -> None:
         """The same for rows of one pack that take so many bytes together."""
         self.rows[pack] += len(rows)
         self.nbytes[pack] += nbytes
-        byte, bit = self._find(np.full(len(rows), pack), rows)
-        np.bitwise_or.at(self._bits, byte, bit)
+        np.bitwise_or.at(self._bits, *self._find(np.full(len(rows), pack), rows))
 
     def has(self, packs: Numbers, rows: Numbers) -> npt.NDArray[np.bool_]:
         """Which of some places are among these."""
@@ -118,6 +116,5 @@ def _rewritten(workings: Workings, name: str, rows: Numbers) -> int | None:
         size = repack([Piece(pack, rows)]).nbytes
     except (FileNotFoundError, StoreError):
         return None
-    # A pack and its tables hold one another: the heads of many would wait in memory for the garbage collector.
-    pack.tables = ()
+    pack.release()
     return size

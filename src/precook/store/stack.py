@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from precook.errors import TreeError
+from precook.store.copying import Verify, copy_row
 from precook.store.leaves import Library, converter
 from precook.store.packfile import Array, TableFile, stack_signature
 from precook.store.tree import Tree, read_values
 from precook.values import Key
-
-Verify = bool | Literal["always"]
-"""When an entry's checksum is checked: True at this process's first read of it, "always" at each read, False never."""
 
 
 class Stack:
@@ -34,22 +32,8 @@ class Stack:
         """Copy one entry to its place in the batch."""
         if table.signature is not self._signature:
             self._compare(key, table, row)
-        if not table.checked[row] or not table.pack.whole:
-            table.read_into(row, self._places(number), check=self._verify is not False)
-        else:
-            if table.signature is not None:
-                for buffer, column in zip(self._buffers, table.columns()):  # noqa: B905 - equal by their signature
-                    buffer[number] = column[row]
-            else:
-                for buffer, source in zip(self._buffers, table.view(row), strict=True):
-                    buffer[number] = source
-            if self._verify == "always":
-                # The copy, which is still in the processor's cache.
-                table.check(row, self._places(number))
+        copy_row(table, row, [buffer[number, ...] for buffer in self._buffers], verify=self._verify)
         self._texts[number] = table.table.values.row(row)
-
-    def _places(self, number: int) -> list[Array]:
-        return [buffer[number, ...] for buffer in self._buffers]
 
     def tree(self, tensors: Library | None) -> Tree:
         """The batch: tensors with a new first dimension, plain parts as lists."""

@@ -26,6 +26,7 @@ from precook.sources.memory import Memory
 from precook.store import database, files, forks
 from precook.store.cached import Cached
 from precook.store.claims import Claims
+from precook.store.copying import Verify
 from precook.store.index import EntryRow, Index
 from precook.store.keysets import split
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
@@ -48,7 +49,6 @@ from precook.store.snapshots import (
     unpin_snapshot,
     write_snapshot,
 )
-from precook.store.stack import Verify
 from precook.store.stats import RecipeStats, Stats
 from precook.store.sweep import sweep_doomed
 from precook.store.verify import EVERYTHING, Selection, Verification, verify_packs

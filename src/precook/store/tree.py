@@ -41,10 +41,7 @@ class Parts:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors."""
-        nbytes = 0
-        for leaf in self.leaves:
-            nbytes += leaf.data.nbytes
-        return nbytes
+        return sum(leaf.data.nbytes for leaf in self.leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,4 +246,4 @@ def _untag(form: JsonValue) -> tuple[str | None, JsonValue]:
 
 
 def _where(path: tuple[object, ...]) -> str:
-    return "tree" + "".join([f"[{part!r}]" for part in path]) if path else "tree"
+    return "tree" + "".join(f"[{part!r}]" for part in path)
