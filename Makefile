@@ -22,11 +22,11 @@ check: .venv/ready
 
 # Every write step of every scenario, killed, torn, shortened and failed; power cuts; seeded bugs. Minutes.
 faults: .venv/ready
-	$(BIN)/python -m tests.faults
+	$(BIN)/python -m tests.crash
 
 # Builders, feeds, gc, evict, compact and kill -9 over one store. SECONDS=600 by default.
 soak: .venv/ready
-	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600)
+	$(BIN)/python -m tests.crash.soak --seconds $(or $(SECONDS),600)
 
 # Coverage-guided fuzzing of the pack reader. SECONDS=60 by default.
 fuzz: .venv/fuzz

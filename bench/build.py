@@ -40,8 +40,8 @@ from bench.measure import median, median_ratio, seconds, settle
 from bench.plan import generate
 from bench.script import facts, fill, folder, parser, some_of, tell, versions
 from bench.table import Column, Goal, Section
+from precook.store.format.build import make_entry
 from precook.store.leaves import is_finite
-from precook.store.packing import make_entry
 from precook.store.tree import take_apart
 
 _KIB = 1024

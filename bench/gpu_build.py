@@ -44,8 +44,8 @@ import precook.project
 from bench.measure import median
 from bench.script import facts, folder, parser, some_of, tell, versions
 from bench.table import Column, Goal, Section
-from precook.config.read import Origin
-from precook.encode.catalog import make_worker
+from precook.config.yaml import Origin
+from precook.encode.registry import make_worker
 
 _WORDS = 2000
 _BUFFERS = 3

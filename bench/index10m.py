@@ -19,9 +19,9 @@ from bench import measure
 from bench.script import ROOT
 from bench.table import Column, Goal, Section
 from bench.work import Run, child_environment
-from precook.store.index import Index
+from precook.store.format.pack import NO_RECIPE, Head, Table, TextColumn
+from precook.store.index.index import Index
 from precook.store.layout import Layout, create_store
-from precook.store.pack import NO_RECIPE, Head, Table, TextColumn
 
 PER_PACK = 160
 """Entries of a 64 MiB pack at 400 kB each: the most packs, and so the slowest open, that one would have."""

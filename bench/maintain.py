@@ -84,7 +84,7 @@ def freeze(path: Path, numbers: np.ndarray) -> None:
 
 PLANS: dict[str, Callable[[precook.Store], Any]] = {
     "gc": lambda store: plan_gc(store, grace=0),
-    "evict to half": lambda store: plan_evict(store, store.workings().index.pack_bytes() // 2),
+    "evict to half": lambda store: plan_evict(store, store.internals().index.pack_bytes() // 2),
     "compact": plan_compact,
 }
 

@@ -107,8 +107,8 @@ def _run(base: Path, step: str, options: argparse.Namespace, *, theirs: bool = F
 def _step(options: argparse.Namespace) -> dict[str, Any]:
     """Start an epoch, read a part of it, and say what that cost."""
     if not REAL:
-        sys.path.insert(1, str(ROOT / "tests" / "mgds_stand_in"))
-    from tests.mgds_pipelines import Theirs  # noqa: PLC0415 - the step's own imports
+        sys.path.insert(1, str(ROOT / "tests" / "support" / "mgds_stand_in"))
+    from tests.support.mgds_pipelines import Theirs  # noqa: PLC0415 - the step's own imports
 
     base = Path(options.dir)
     folder = base / ("elsewhere" if options.step == "folder renamed" else "data")
@@ -134,7 +134,7 @@ def _step(options: argparse.Namespace) -> dict[str, Any]:
 
 def _pipeline(base: Path, folder: Path, options: argparse.Namespace, theirs: Any) -> tuple[Any, Any, Any]:
     import torch  # noqa: PLC0415
-    from tests import mgds_pipelines as parts  # noqa: PLC0415
+    from tests.support import mgds_pipelines as parts  # noqa: PLC0415
 
     from precook.report import SILENT  # noqa: PLC0415
 

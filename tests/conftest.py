@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import precook
-from tests.descriptors import descriptors, listed
+from tests.support.descriptors import descriptors, listed
 
 # Whatever started the tests may ignore Ctrl-C, as a shell does for a job in the background; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

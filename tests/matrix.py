@@ -15,9 +15,30 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 # Everything that neither needs torch nor takes long; tests that need torch skip themselves and say so.
-TESTS = ["test_tree.py", "test_store.py", "test_cached.py", "test_hostile.py", "test_processes.py", "test_format.py"]
-TESTS += ["test_sampler.py", "test_api.py", "test_canonical.py", "test_identify.py", "test_cli.py", "test_units.py"]
-TESTS += ["test_plan.py", "test_memory.py", "test_walk.py", "test_geometry.py", "test_captions.py", "test_batches.py"]
+TESTS = [
+    "store/test_tree.py",
+    "store/test_store.py",
+    "store/test_cached.py",
+    "store/test_hostile.py",
+    "store/test_processes.py",
+    "store/test_format.py",
+]
+TESTS += [
+    "feed/test_sampler.py",
+    "test_api.py",
+    "identity/test_canonical.py",
+    "identity/test_identify.py",
+    "cli/test_cli.py",
+    "test_units.py",
+]
+TESTS += [
+    "plan/test_plan.py",
+    "memo/test_memo.py",
+    "sources/test_walk.py",
+    "sources/test_geometry.py",
+    "sources/test_captions.py",
+    "encode/test_batching.py",
+]
 
 
 def find_python(version: str) -> str | None:

@@ -45,23 +45,23 @@ if TYPE_CHECKING:
         TreeError,
     )
     from precook.feed.feed import Feed, FeedOptions
-    from precook.identity.digests import digest
+    from precook.identity.digest import digest
     from precook.identity.identify import identify
     from precook.identity.recipe import Recipe
     from precook.maintain.bundle import export_bundle
     from precook.maintain.importing import import_bundle
     from precook.maintain.shards import export_shards
+    from precook.maintain.verify import Damage, Verification
+    from precook.open_store import open_store as open  # noqa: A004 - the public name
     from precook.plan.entries import Failure, PlannedEntry
     from precook.plan.explain import Explanation
     from precook.plan.plan import Plan
     from precook.project import Project, load
     from precook.store.cached import Cached
-    from precook.store.lazy import LazyTensor
-    from precook.store.snapshots import Snapshot
+    from precook.store.reader import LazyTensor
+    from precook.store.snapshot import Snapshot
     from precook.store.stats import Stats
     from precook.store.store import Store
-    from precook.store.store import open_store as open  # noqa: A004 - the public name
-    from precook.store.verify import Damage, Verification
     from precook.store.writer import Writer
     from precook.values import Digest, Key
 
@@ -103,7 +103,7 @@ _HOMES = {
     ),
     "precook.encode.encoder": ("Encoder", "Item"),
     "precook.feed.feed": ("Feed", "FeedOptions"),
-    "precook.identity.digests": ("digest",),
+    "precook.identity.digest": ("digest",),
     "precook.identity.identify": ("identify",),
     "precook.identity.recipe": ("Recipe",),
     "precook.maintain.bundle": ("export_bundle",),
@@ -114,11 +114,12 @@ _HOMES = {
     "precook.plan.plan": ("Plan",),
     "precook.project": ("Project", "load"),
     "precook.store.cached": ("Cached",),
-    "precook.store.lazy": ("LazyTensor",),
-    "precook.store.snapshots": ("Snapshot",),
+    "precook.store.reader": ("LazyTensor",),
+    "precook.store.snapshot": ("Snapshot",),
     "precook.store.stats": ("Stats",),
-    "precook.store.store": ("Store", "open"),
-    "precook.store.verify": ("Damage", "Verification"),
+    "precook.open_store": ("open",),
+    "precook.store.store": ("Store",),
+    "precook.maintain.verify": ("Damage", "Verification"),
     "precook.store.writer": ("Writer",),
     "precook.values": ("Digest", "Key"),
 }

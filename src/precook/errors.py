@@ -63,7 +63,7 @@ class PrecookError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigProblem:
     """One thing wrong with a config: its place, the line it stands on if that is known, and the next step."""
 
     where: str
@@ -83,7 +83,7 @@ class ConfigError(PrecookError):
 
     exit_code = 2
 
-    def __init__(self, *problems: Problem, file: Path | None = None) -> None:
+    def __init__(self, *problems: ConfigProblem, file: Path | None = None) -> None:
         first = problems[0]
         super().__init__(first.told(file), hint=first.hint)
         self.problems = problems

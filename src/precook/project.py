@@ -14,29 +14,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from precook.config.models import Settings
-from precook.config.read import Origin, check, read_config
-from precook.encode.build import BuildReport, Hand, Options, build, default_threads, joined
-from precook.encode.catalog import check_files, encodings, make_worker
-from precook.encode.crew import AUTO
+from precook.config.schema import Settings
+from precook.config.yaml import Origin, check, read_config
+from precook.encode.build import BuildOptions, BuildReport, EncoderSpec, build, default_threads, joined
 from precook.encode.encoder import Encoder
-from precook.encode.pads import pad_ids
-from precook.errors import ConfigError, IncompleteError, NoSpaceError, printable
-from precook.errors import Problem as ConfigProblem
-from precook.feed.feed import Feed, FeedOptions
-from precook.feed.planned import feed_plan
+from precook.encode.pool import AUTO
+from precook.encode.recompute import RecomputeDifference, compare, sampled_plan
+from precook.encode.registry import check_files, encodings, make_worker
+from precook.encode.tokens import pad_ids
+from precook.errors import ConfigError, ConfigProblem, IncompleteError, NoSpaceError, printable
+from precook.feed.feed import Feed, FeedOptions, feed_plan
 from precook.identity.recipe import Recipe
-from precook.maintain.doubt import Doubting, SourceCheck, compare_plans
-from precook.maintain.recompute import Difference, compare, sampled_plan
-from precook.maintain.runs import Run, record_run
+from precook.maintain.build_log import Run, record_run
+from precook.memo.memo import Memory
+from precook.open_store import open_store
 from precook.plan.plan import Plan, make_plan
-from precook.plan.wants import Encoding
+from precook.plan.rehash import Doubting, SourceCheck, compare_plans
+from precook.plan.wanted import Encoding
 from precook.report import SILENT, Reporter
-from precook.sources.memory import Memory
-from precook.sources.remembered import remembered_digests
+from precook.sources.facts import remembered_digests
 from precook.store.layout import Layout, read_marker
-from precook.store.leases import Lease
-from precook.store.store import Store, open_store
+from precook.store.lease import Lease
+from precook.store.store import Store
 from precook.units import format_size
 
 MEMORY = 1 << 30
@@ -160,7 +159,7 @@ class Project:
         the files as they are.
         """
         before = self.plan(report=report)
-        memory = Doubting(self.store.workings().index)
+        memory = Doubting(self.store.internals().index)
         after = self.plan(report=report, memory=memory)
         memory.settle()
         self.store.remember(memory)
@@ -168,7 +167,7 @@ class Project:
 
     def recompute(
         self, share: float, *, seed: int = 0, devices: Sequence[str] = (), report: Reporter = SILENT
-    ) -> list[Difference]:
+    ) -> list[RecomputeDifference]:
         """Encode a random part of what is ready once more and say how far it is from what is stored, by encoder.
 
         At least one entry of each encoder is made; the same seed takes the same entries. The store is not changed.
@@ -184,7 +183,7 @@ class Project:
             plan = self.plan(write=False, report=report, lease=lease)
             part, chosen = sampled_plan(plan, share, seed=seed, scratch=scratch)
             hands = self._hands(None, devices)
-            options = Options(MEMORY, default_threads(), retry_failed=False, fail_fast=False)
+            options = BuildOptions(MEMORY, default_threads(), retry_failed=False, fail_fast=False)
             build(part, hands, options=options, stop=threading.Event(), report=report)
             return [compare(name, plan.store, scratch, keys) for name, keys in chosen.items()]
 
@@ -244,7 +243,7 @@ class Project:
             needed, free = format_size(plan.forecast.nbytes or 0), format_size(plan.forecast.free or 0)
             hint = "free some space, or build all the same with crowded=True (--crowded)"
             raise NoSpaceError(plan.store.path, f"about {needed} are to be written and {free} are free", hint=hint)
-        options = Options(
+        options = BuildOptions(
             memory,
             threads or default_threads(),
             retry_failed=retry_failed,
@@ -295,16 +294,16 @@ class Project:
             memory,
         )
 
-    def _hands(self, names: list[str] | None, devices: Sequence[str]) -> dict[str, Hand]:
+    def _hands(self, names: list[str] | None, devices: Sequence[str]) -> dict[str, EncoderSpec]:
         return {name: self._hand(name, one, devices) for name, one in self._chosen(names).items()}
 
-    def _hand(self, name: str, one: Any, devices: Sequence[str]) -> Hand:
+    def _hand(self, name: str, one: Any, devices: Sequence[str]) -> EncoderSpec:
         section = self.settings.encoders[name]
         chosen: tuple[str, ...] = (section.device,)
         if section.device == AUTO and devices:
             # An object is one encoder and cannot be loaded twice.
             chosen = (devices[0],) if name in self._objects else tuple(devices)
-        return Hand(
+        return EncoderSpec(
             make=partial(make_worker, name, one, self.base, self._origin),
             devices=chosen,
             batch_size=None if section.batch_size == "auto" else section.batch_size,

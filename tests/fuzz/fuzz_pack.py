@@ -27,9 +27,9 @@ except ImportError:  # replaying findings needs no fuzzer
     instrumented = contextlib.nullcontext()
 
 with instrumented:
-    from precook.store.header import HeaderError, header_length
-    from precook.store.pack import parse_head, parse_pack_header
-    from precook.store.packing import build_pack, make_entry
+    from precook.store.format.build import build_pack, make_entry
+    from precook.store.format.header import HeaderError, header_length
+    from precook.store.format.pack import parse_head, parse_pack_header
     from precook.store.tree import read_values, take_apart
 
 HERE = Path(__file__).parent

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from precook.store.header import header_length
-from precook.store.pack import parse_head, parse_pack_header
+from precook.store.format.header import header_length
+from precook.store.format.pack import parse_head, parse_pack_header
 from tests.fuzz.fuzz_pack import FINDINGS, read_everything, seeds
 
 

@@ -67,7 +67,7 @@ def command(
 
 def _adopt(plan: AdoptionPlan, place: Path, dataset: str, *, yes: bool, as_json: bool) -> int:
     """A dataset of its own."""
-    from precook.store.store import open_store
+    from precook.open_store import open_store
 
     adoption = None
     if yes and plan.samples:

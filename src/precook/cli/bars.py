@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def reporter() -> Reporter:
     """Shows progress as bars while a person is looking, and nothing otherwise."""
-    return Bars() if sys.stderr.isatty() else SILENT
+    return ProgressBars() if sys.stderr.isatty() else SILENT
 
 
 def restore_terminal() -> None:
@@ -30,7 +30,7 @@ def restore_terminal() -> None:
         os.write(2, b"\x1b[?25h\n")  # the cursor, below the bar
 
 
-class Bars:
+class ProgressBars:
     """Progress bars on stderr, with the rate and the time left."""
 
     def __init__(self, *, stay: bool = False) -> None:
@@ -40,10 +40,10 @@ class Bars:
     def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
         """A bar for as long as the task lasts, or one that stays."""
         with _progress(unit, stay=self._stay) as progress:
-            yield _Bar(progress, progress.add_task(name, total=total, nbytes=0, failed=0))
+            yield _ProgressBar(progress, progress.add_task(name, total=total, nbytes=0, failed=0))
 
 
-class _Bar:
+class _ProgressBar:
     def __init__(self, progress: Progress, number: Any) -> None:
         self._progress = progress
         self._number = number

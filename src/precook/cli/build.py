@@ -17,7 +17,7 @@ BESIDE = "--beside"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BuildArguments:
     """What was asked for on the command line."""
 
     config: Path | None
@@ -57,7 +57,7 @@ class Asked:
         names = ("devices", "threads", "retry_failed", "fail_fast", "crowded", "processes")
         return {**options, **{name: getattr(self, name) for name in names}}
 
-    def shared(self, processes: int) -> Asked:
+    def shared(self, processes: int) -> BuildArguments:
         """What each of so many processes is asked, so that together they take no more than one would."""
         if processes == 1:
             return dataclasses.replace(self, processes=1)
@@ -103,7 +103,7 @@ def command(
     """
     from precook.cli.building import run, run_beside
 
-    asked = Asked(
+    asked = BuildArguments(
         config=config,
         store=store,
         encoders=tuple(encoder or ()),

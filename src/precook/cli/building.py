@@ -7,7 +7,7 @@ import threading
 import time
 
 from precook.cli import bars, output
-from precook.cli.build import BESIDE, Asked
+from precook.cli.build import BESIDE, BuildArguments
 from precook.cli.codes import INTERRUPTED
 from precook.cli.outcome import Outcome, look_back, outcome_document, show_outcome
 from precook.cli.plan import forecast_document, heading_document
@@ -24,7 +24,7 @@ from precook.report import Reporter
 from precook.units import format_count, format_duration, format_size
 
 
-def run(asked: Asked, *, as_json: bool) -> int:
+def run(asked: BuildArguments, *, as_json: bool) -> int:
     """Plan, build and tell; the exit code."""
     stop = Stop()
     with (
@@ -48,7 +48,7 @@ def run(asked: Asked, *, as_json: bool) -> int:
     return outcome.exit_code
 
 
-def run_beside(asked: Asked) -> int:
+def run_beside(asked: BuildArguments) -> int:
     """Build as one of several processes, and answer the first of them, which tells; the exit code."""
     stop = threading.Event()
     with (
@@ -64,7 +64,7 @@ def run_beside(asked: Asked) -> int:
 
 
 def _build(
-    project: Project, plan: Plan, asked: Asked, stop: Stop, reporter: Reporter
+    project: Project, plan: Plan, asked: BuildArguments, stop: Stop, reporter: Reporter
 ) -> tuple[BuildReport, tuple[str, ...]]:
     """Build in as many processes as there is work for; what they did, and those that were lost."""
     started = int(time.time())
@@ -86,13 +86,13 @@ def _build(
         return report, lost
 
 
-def _wanted(plan: Plan, asked: Asked) -> dict[str, int]:
+def _wanted(plan: Plan, asked: BuildArguments) -> dict[str, int]:
     """How many entries are to be made, by encoder."""
     again = {name: len(one.failures) if asked.retry_failed else 0 for name, one in plan.encoders.items()}
     return {name: len(one.missing) + again[name] for name, one in plan.encoders.items()}
 
 
-def _intention(plan: Plan, asked: Asked) -> str:
+def _intention(plan: Plan, asked: BuildArguments) -> str:
     """What is about to be done, in one line."""
     wanted = _wanted(plan, asked)
     name = plan.settings.dataset
@@ -107,7 +107,7 @@ def _intention(plan: Plan, asked: Asked) -> str:
     return f"{name}: encoding {format_count(sum(wanted.values()), 'entry')}: {each}{forecast}"
 
 
-def _tell_next(outcome: Outcome, asked: Asked) -> None:
+def _tell_next(outcome: Outcome, asked: BuildArguments) -> None:
     """What to do where not everything was done."""
     if outcome.report.stopped:
         output.hint(f"what is encoded is kept; `{asked.command}` goes on")

@@ -12,10 +12,9 @@ from precook.cli.output import Line, Span
 from precook.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
-    from precook.maintain.checking import Scope
     from precook.maintain.owners import Owner
     from precook.maintain.repair import Repaired, RepairPlan
-    from precook.store.verify import Damage, Verification
+    from precook.maintain.verify import Damage, Scope, Verification
 
     Owners = dict[bytes, list[Owner]]
     """Who needs an entry, by its key."""

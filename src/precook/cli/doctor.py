@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from precook.cli import output
 from precook.cli.codes import FAILED
 from precook.cli.options import ConfigOption, JsonOption, StoreOption
-from precook.cli.output import Column, Line, Span
+from precook.cli.output import Line, Span, TableColumn
 from precook.cli.projects import place_of_store
 from precook.cli.stores import find_or_new
 
 if TYPE_CHECKING:
-    from precook.maintain.probes import Finding
+    from precook.maintain.doctor import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 _FEW = 20
@@ -30,7 +30,10 @@ def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: 
         documents = [_document(finding) for finding in findings]
         output.document({"path": str(path.resolve()), "healthy": not problems, "findings": documents})
     else:
-        output.table([Column(), Column(), Column(wrap=True)], [row for each in findings for row in _rows(each, path)])
+        output.table(
+            [TableColumn(), TableColumn(), TableColumn(wrap=True)],
+            [row for each in findings for row in _rows(each, path)],
+        )
         for finding in findings:
             if finding.hint and finding.level == "problem":
                 output.hint(f"{finding.topic}: {finding.hint}")

@@ -12,7 +12,7 @@ from precook.errors import PrecookError
 from precook.values import Key
 
 if TYPE_CHECKING:
-    from precook.store.index import EntryRow
+    from precook.store.index.index import EntryRow
     from precook.store.store import Store
 
 _ALL = 64
@@ -21,7 +21,7 @@ _SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class EntryLine:
     """An entry as the index knows it, once for each key, however many packs hold it."""
 
     key: Key
@@ -32,13 +32,13 @@ class Listed:
     packs: tuple[str, ...]
 
 
-def list_entries(rows: Iterable[EntryRow]) -> Iterator[Listed]:
+def list_entries(rows: Iterable[EntryRow]) -> Iterator[EntryLine]:
     """Entries in order of keys, each once: a key that two builders wrote lies in two packs."""
     for key, group in groupby(rows, key=lambda row: row.key):
         places = list(group)
         newest = max(places, key=lambda row: row.created)
         packs = tuple(place.pack for place in places)
-        yield Listed(Key(key), newest.nbytes, newest.created, read_recipe(newest.recipe), packs)
+        yield EntryLine(Key(key), newest.nbytes, newest.created, read_recipe(newest.recipe), packs)
 
 
 def find_key(store: Store, digits: str) -> Key:

@@ -33,7 +33,7 @@ def command(
     that was interrupted goes on where it stopped.
     """
     from precook.maintain.importing import import_bundle
-    from precook.store.store import open_store
+    from precook.open_store import open_store
 
     place = find_or_new(place_of_store(config, store))
     with _opened(archive) as stream, open_store(place) as opened:

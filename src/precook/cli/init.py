@@ -16,11 +16,11 @@ import typer
 from precook.cli import bars, output
 from precook.cli.options import JsonOption
 from precook.cli.projects import DEFAULT
-from precook.errors import ConfigError, PrecookError, Problem, printable
+from precook.errors import ConfigError, ConfigProblem, PrecookError, printable
 from precook.units import format_count
 
 if TYPE_CHECKING:
-    from precook.config.template import Found, FoundConcept
+    from precook.config.template import FoundConcept, TemplateFacts
     from precook.sources.survey import Surveyed
 
 _RESOLUTIONS = (1024, 768, 512, 256)
@@ -66,7 +66,7 @@ def command(
 
 def _print_schema() -> None:
     """The JSON schema of the config file."""
-    from precook.config.read import schema
+    from precook.config.yaml import schema
 
     json.dump(schema(), sys.stdout, indent=2)
     output.line()
@@ -76,32 +76,34 @@ def _check_target(target: Path, *, force: bool) -> None:
     place = printable(target)
     if target.is_dir():
         raise ConfigError(
-            Problem("", None, f"{place} is a directory", f"--output {place}/{DEFAULT} names a file in it")
+            ConfigProblem("", None, f"{place} is a directory", f"--output {place}/{DEFAULT} names a file in it")
         )
     if target.exists() and not target.is_file():
-        raise ConfigError(Problem("", None, f"{place} is not a file", "--output names another"))
+        raise ConfigError(ConfigProblem("", None, f"{place} is not a file", "--output names another"))
     if os.path.lexists(target) and not force:
-        raise ConfigError(Problem("", None, f"{place} exists already", "--force replaces it, --output names another"))
+        raise ConfigError(
+            ConfigProblem("", None, f"{place} exists already", "--force replaces it, --output names another")
+        )
     if not target.parent.is_dir():
-        raise ConfigError(Problem("", None, f"{printable(target.parent)}: no such directory", "create it first"))
+        raise ConfigError(ConfigProblem("", None, f"{printable(target.parent)}: no such directory", "create it first"))
 
 
 def _check_models(models: dict[str, Path | None]) -> None:
     for option, model in models.items():
         if model is not None and not model.is_dir():
             hint = "download the model first, and name its folder"
-            raise ConfigError(Problem("", None, f"{option} {printable(model)}: no such folder", hint))
+            raise ConfigError(ConfigProblem("", None, f"{option} {printable(model)}: no such folder", hint))
 
 
 def _find(
     folder: Path, base: Path, *, dataset: str | None, store: Path | None, vae: Path | None, text: Path | None
-) -> tuple[Found, list[Surveyed]]:
+) -> tuple[TemplateFacts, list[Surveyed]]:
     """What the config is to say; its paths begin at `base`."""
-    from precook.config.template import Found
+    from precook.config.template import TemplateFacts
     from precook.sources.survey import folder_name, relative_path, survey
 
     surveyed = survey(folder, base, report=bars.reporter())
-    found = Found(
+    found = TemplateFacts(
         dataset=_dataset_name(folder_name(folder)) if dataset is None else dataset,
         concepts=tuple(one.concept for one in surveyed),
         store=relative_path(base / "cache" if store is None else store, base),
@@ -112,15 +114,15 @@ def _find(
     return found, surveyed
 
 
-def _write(target: Path, found: Found) -> list[str]:
+def _write(target: Path, found: TemplateFacts) -> list[str]:
     """Write the config; the names of its encoders."""
-    from precook.config.read import read_config
     from precook.config.template import write_config
+    from precook.config.yaml import read_config
 
     try:
         content = write_config(found)
     except ValueError as error:
-        raise ConfigError(Problem("", None, str(error), "a config file is UTF-8 and cannot name it")) from error
+        raise ConfigError(ConfigProblem("", None, str(error), "a config file is UTF-8 and cannot name it")) from error
     _replace(target, content)
     return list(read_config(target)[0].encoders)
 
@@ -139,7 +141,7 @@ def _replace(target: Path, content: str) -> None:
         raise PrecookError(message, hint="--output names another place") from error
 
 
-def _show(target: Path, found: Found, surveyed: list[Surveyed], encoders: list[str]) -> None:
+def _show(target: Path, found: TemplateFacts, surveyed: list[Surveyed], encoders: list[str]) -> None:
     output.text("\n".join(printable(_told(one)) for one in surveyed))
     said = f"dataset {found.dataset}, {found.resolution} pixels a side; encoders: {', '.join(encoders)}"
     output.text(printable(f"wrote {target}: {said}"))
@@ -173,7 +175,7 @@ def _part(number: int, concept: FoundConcept) -> str:
     return "all" if number == concept.images else f"{number:,}"
 
 
-def _document(target: Path, found: Found, surveyed: list[Surveyed], encoders: list[str]) -> dict[str, Any]:
+def _document(target: Path, found: TemplateFacts, surveyed: list[Surveyed], encoders: list[str]) -> dict[str, Any]:
     return {
         "config": str(target),
         "dataset": found.dataset,

@@ -9,13 +9,13 @@ import typer
 
 from precook.cli import output
 from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption
-from precook.cli.output import Column
+from precook.cli.output import TableColumn
 from precook.cli.projects import place_of_store
 from precook.cli.stores import open_to_read, open_to_write
 from precook.units import format_age, utc_time
 
 if TYPE_CHECKING:
-    from precook.store.leases import Holder
+    from precook.store.lease import Holder
 
 _SHORT = 8
 
@@ -53,8 +53,13 @@ def command(
         (one.id[:_SHORT], one.purpose, f"{one.keys:,}", f"{one.pid}", one.host, format_age(now - one.since))
         for one in shown
     ]
-    columns = [Column("lease"), Column("purpose", wrap=True), Column("entries", right=True), Column("pid", right=True)]
-    output.table([*columns, Column("host"), Column("since", right=True)], rows)
+    columns = [
+        TableColumn("lease"),
+        TableColumn("purpose", wrap=True),
+        TableColumn("entries", right=True),
+        TableColumn("pid", right=True),
+    ]
+    output.table([*columns, TableColumn("host"), TableColumn("since", right=True)], rows)
     if broken:
         output.line()
         output.line("broken: its holder stops at its next step")

@@ -20,7 +20,7 @@ from precook.cli.stores import open_to_read
 from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
-    from precook.cli.entries import Listed
+    from precook.cli.entries import EntryLine
     from precook.store.store import Store
 
 _DIGITS = 16
@@ -84,11 +84,11 @@ def command(
             _show(entries, now)
 
 
-def _choose(store: Store, choice: Choice, *, now: float) -> Iterator[Listed]:
+def _choose(store: Store, choice: Choice, *, now: float) -> Iterator[EntryLine]:
     """The entries asked for, in the order asked for; by key they are read a few at a time."""
     from precook.cli.entries import list_entries
     from precook.cli.recipes import matching_recipes
-    from precook.maintain.checking import named_keys
+    from precook.maintain.verify import named_keys
 
     recipes = matching_recipes(store, choice.recipe) if choice.recipe is not None else None
     keys = named_keys(store, choice.dataset) if choice.dataset is not None else None
@@ -100,7 +100,7 @@ def _choose(store: Store, choice: Choice, *, now: float) -> Iterator[Listed]:
     return islice(_sorted(entries, choice), choice.limit)
 
 
-def _is_chosen(entry: Listed, choice: Choice, recipes: set[str] | None, now: float) -> bool:
+def _is_chosen(entry: EntryLine, choice: Choice, recipes: set[str] | None, now: float) -> bool:
     age = max(now - entry.created, 0)
     return (
         (recipes is None or (entry.recipe is not None and entry.recipe.hex in recipes))
@@ -111,12 +111,12 @@ def _is_chosen(entry: Listed, choice: Choice, recipes: set[str] | None, now: flo
     )
 
 
-def _sorted(entries: Iterator[Listed], choice: Choice) -> Iterable[Listed]:
+def _sorted(entries: Iterator[EntryLine], choice: Choice) -> Iterable[EntryLine]:
     """Largest first, or newest first; those that are equal in order of keys."""
     if choice.sort is Sort.KEY:
         return entries
 
-    def rank(entry: Listed) -> tuple[int, bytes]:
+    def rank(entry: EntryLine) -> tuple[int, bytes]:
         return (-entry.nbytes if choice.sort is Sort.SIZE else -entry.created, entry.key.bytes)
 
     if choice.limit is not None:
@@ -124,7 +124,7 @@ def _sorted(entries: Iterator[Listed], choice: Choice) -> Iterable[Listed]:
     return sorted(entries, key=rank)
 
 
-def _document(entry: Listed) -> dict[str, Any]:
+def _document(entry: EntryLine) -> dict[str, Any]:
     return {
         "key": entry.key.hex,
         "bytes": entry.nbytes,
@@ -134,7 +134,7 @@ def _document(entry: Listed) -> dict[str, Any]:
     }
 
 
-def _show(entries: Iterator[Listed], now: float) -> None:
+def _show(entries: Iterator[EntryLine], now: float) -> None:
     width = output.width()
     count = nbytes = 0
 

@@ -22,8 +22,8 @@ from typer.core import TyperCommand, TyperGroup
 import precook
 from precook.cli import output
 from precook.cli.codes import BROKEN_PIPE, FAILED, INTERRUPTED
-from precook.encode.interruption import interruption
 from precook.errors import ConfigError, DamagedPackError, PrecookError
+from precook.interrupt import interruption
 
 COMMANDS = (
     "init",
@@ -88,7 +88,7 @@ class _Commands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-class _Group(TyperGroup):
+class _LazyCommands(TyperGroup):
     """A group that makes no command but the one that is asked for."""
 
     def __init__(self, **settings: Any) -> None:
@@ -102,7 +102,7 @@ class _Group(TyperGroup):
 
 app = typer.Typer(
     name="precook",
-    cls=_Group,
+    cls=_LazyCommands,
     epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=False,

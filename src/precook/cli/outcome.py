@@ -10,15 +10,15 @@ from typing import Any
 
 from precook.cli import bars, output
 from precook.cli.codes import INTERRUPTED, SOME_FAILED
-from precook.cli.output import Column
+from precook.cli.output import TableColumn
 from precook.cli.progress import format_rate
 from precook.encode.build import BuildReport
 from precook.errors import printable
 from precook.plan.entries import Failure
 from precook.plan.plan import Plan
-from precook.plan.table import full_path
+from precook.plan.show import full_path
 from precook.project import Project
-from precook.store.snapshots import SnapshotFile
+from precook.store.snapshot import SnapshotFile
 from precook.units import format_count, format_duration, format_size
 
 _FEW = 10
@@ -75,7 +75,7 @@ def show_outcome(outcome: Outcome) -> None:
     """For people."""
     report = outcome.report
     lost = Counter(failure.encoder for failure in outcome.failed)
-    columns = [Column("encoder"), *(Column(name, right=True) for name in ("encoded", "reused", "failed"))]
+    columns = [TableColumn("encoder"), *(TableColumn(name, right=True) for name in ("encoded", "reused", "failed"))]
     output.table(
         columns,
         [

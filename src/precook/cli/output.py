@@ -47,7 +47,7 @@ Line = str | Span | Sequence[str | Span]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """How a column of a table is laid out; one that may wrap gives way to those that may not."""
 
     heading: str = ""
@@ -90,7 +90,7 @@ def text(content: str) -> None:
             line(part, whole=True)
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[Line]]) -> None:
+def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[Line]]) -> None:
     """A table of data, with headings if the columns have any."""
     from rich.table import Table
 
@@ -110,7 +110,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[Line]]) -> None:
 
 def facts(pairs: Iterable[tuple[str, Line]]) -> None:
     """Names and what there is to say about them."""
-    table([Column(), Column(wrap=True)], [(Span(name, "bold"), content) for name, content in pairs])
+    table([TableColumn(), TableColumn(wrap=True)], [(Span(name, "bold"), content) for name, content in pairs])
 
 
 def share(part: int, whole: int) -> str:

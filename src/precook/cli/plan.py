@@ -106,7 +106,7 @@ def _difference(difference: Difference) -> dict[str, Any]:
 
 def _failure(plan: Plan, failure: Failure) -> dict[str, Any]:
     """A failure for programs."""
-    from precook.plan.table import full_path
+    from precook.plan.show import full_path
 
     key = failure.key.hex if failure.key else None
     return {**dataclasses.asdict(failure), "path": full_path(plan, failure), "key": key}

@@ -100,18 +100,18 @@ class _PacedTask:
                 self._say(self._count)
 
 
-class _Bars:
+class _EncoderBars:
     """Bars that stay for encoders, bars that go for the rest."""
 
     def task(self, name: str, *, total: int | None, unit: str) -> AbstractContextManager[Task]:
-        return bars.Bars(stay=unit == _ENTRIES).task(name, total=total, unit=unit)
+        return bars.ProgressBars(stay=unit == _ENTRIES).task(name, total=total, unit=unit)
 
 
 def build_reporter(*, events: bool) -> Reporter:
     """Shows a build's progress in the way that suits whoever looks."""
     if events:
         return Paced(_tell_event, every=EVENTS_EVERY)
-    return _Bars() if sys.stderr.isatty() else Paced(_tell_line, every=LINES_EVERY)
+    return _EncoderBars() if sys.stderr.isatty() else Paced(_tell_line, every=LINES_EVERY)
 
 
 def _tell_line(count: Count) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precook.errors import ConfigError, Problem
+from precook.errors import ConfigError, ConfigProblem
 
 if TYPE_CHECKING:
     from precook.project import Project
@@ -23,7 +23,7 @@ def open_project(config: Path | None, store: Path | None) -> Project:
     path = named_config(config)
     if path is None:
         hint = "`precook init FOLDER` writes one for a folder of pictures; --config FILE names one elsewhere"
-        raise ConfigError(Problem("", None, f"there is no {DEFAULT} here", hint))
+        raise ConfigError(ConfigProblem("", None, f"there is no {DEFAULT} here", hint))
     from precook.project import load
 
     project = load(path)
@@ -37,6 +37,6 @@ def place_of_store(config: Path | None, store: Path | None) -> Path | None:
     path = named_config(config) if store is None else None
     if path is None:
         return store
-    from precook.config.read import read_config
+    from precook.config.yaml import read_config
 
     return path.parent / read_config(path)[0].store

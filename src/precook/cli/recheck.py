@@ -6,7 +6,7 @@ from pathlib import Path
 
 from precook.cli import bars, output
 from precook.cli.codes import DAMAGED
-from precook.cli.output import Column, Span
+from precook.cli.output import Span, TableColumn
 from precook.cli.projects import open_project
 from precook.units import format_count
 
@@ -76,4 +76,4 @@ def run_recompute(config: Path | None, store: Path | None, share: float, *, seed
         )
         for one in found
     ]
-    output.table([Column("encoder", wrap=True), *(Column(name, right=True) for name in columns)], rows)
+    output.table([TableColumn("encoder", wrap=True), *(TableColumn(name, right=True) for name in columns)], rows)

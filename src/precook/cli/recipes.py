@@ -74,7 +74,7 @@ def _is_meant(recipe: RecipeInfo, wanted: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class RecipeField:
     """One line of an outline."""
 
     depth: int
@@ -82,21 +82,21 @@ class Item:
     text: str
 
 
-def outline(form: Any) -> list[Item]:
+def outline(form: Any) -> list[RecipeField]:
     """Plain data in canonical form as indented lines, one for each value that fits on one."""
     try:
         items = list(_outline(form, 0))
     except RecursionError:
-        return [Item(0, "", "nested too deeply to show")]
+        return [RecipeField(0, "", "nested too deeply to show")]
     if len(items) > _MOST:
-        items = [*items[:_MOST], Item(0, "…", f"{len(items) - _MOST} more")]
+        items = [*items[:_MOST], RecipeField(0, "…", f"{len(items) - _MOST} more")]
     return items
 
 
-def _outline(form: Any, depth: int) -> Iterator[Item]:
+def _outline(form: Any, depth: int) -> Iterator[RecipeField]:
     for name, value in _pairs(form):
         text = _inline(value)
-        yield Item(depth, name, "" if text is None else _cut(text))
+        yield RecipeField(depth, name, "" if text is None else _cut(text))
         if text is None:
             yield from _outline(value, depth + 1)
 

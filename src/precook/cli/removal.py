@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precook.cli import bars, output
-from precook.cli.output import Column, Line, Span
+from precook.cli.output import Line, Span, TableColumn
 from precook.cli.stores import open_to_read, open_to_write
 from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from precook.store.removal import Removal, RemovalPlan, Share
+    from precook.maintain.remove import Removal, RemovalPlan, RemovalShare
 
 
 def remove(place: Path | None, planner: Callable[..., RemovalPlan], *, yes: bool, as_json: bool) -> int:
@@ -47,7 +47,7 @@ def _document(plan: RemovalPlan) -> dict[str, Any]:
     }
 
 
-def _share(share: Share) -> dict[str, Any]:
+def _share(share: RemovalShare) -> dict[str, Any]:
     return {"reason": share.name, "entries": share.entries, "bytes": share.nbytes}
 
 
@@ -72,7 +72,7 @@ def _show(plan: RemovalPlan) -> None:
             rows.append([Span(word, style), count, format_size(share.nbytes), share.name])
     rows += [[Span("goes", "bold red"), "1 snapshot", "", f"{file.dataset} {file.number}"] for file in plan.snapshots]
     if rows:
-        output.table([Column(), Column(right=True), Column(right=True), Column(wrap=True)], rows)
+        output.table([TableColumn(), TableColumn(right=True), TableColumn(right=True), TableColumn(wrap=True)], rows)
         output.line()
     if plan.empty:
         output.line(f"nothing to remove: the packs take {format_size(plan.size)}")

@@ -11,14 +11,14 @@ import typer
 
 from precook.cli import output
 from precook.cli.options import ConfigOption, JsonOption, StoreOption
-from precook.cli.output import Column, Span
+from precook.cli.output import Span, TableColumn
 from precook.cli.projects import place_of_store
 from precook.cli.stores import open_to_read, open_to_write
 from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PrecookError, printable
 from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
-    from precook.store.snapshots import SnapshotFile
+    from precook.store.snapshot import SnapshotFile
     from precook.store.store import Store
 
 
@@ -124,7 +124,7 @@ def _find(store: Store, dataset: str, wanted: str) -> tuple[SnapshotFile, list[S
 
 
 def _document(file: SnapshotFile, *, latest: bool) -> dict[str, Any]:
-    from precook.store.snapshots import read_snapshot
+    from precook.store.snapshot import read_snapshot
 
     problem, samples = None, None
     try:
@@ -153,5 +153,12 @@ def _show(found: list[dict[str, Any]]) -> None:
         samples = Span(one["problem"], "red") if one["problem"] else format_count(one["samples"], "sample")
         size, age = format_size(one["bytes"]), format_age(one["age"])
         rows.append((one["dataset"], f"{one['number']}", Span(one["id"][:8], "dim"), samples, size, age, kept))
-    columns = [Column("dataset", wrap=True), Column("number", right=True), Column("id"), Column("holds", wrap=True)]
-    output.table([*columns, Column("size", right=True), Column("made", right=True), Column("kept as")], rows)
+    columns = [
+        TableColumn("dataset", wrap=True),
+        TableColumn("number", right=True),
+        TableColumn("id"),
+        TableColumn("holds", wrap=True),
+    ]
+    output.table(
+        [*columns, TableColumn("size", right=True), TableColumn("made", right=True), TableColumn("kept as")], rows
+    )

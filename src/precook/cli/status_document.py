@@ -7,9 +7,9 @@ from typing import Any
 
 from precook.cli.recipes import read_recipe
 from precook.cli.status_view import View
-from precook.maintain.checking import Pass
-from precook.maintain.usage import DatasetUsage, Part
-from precook.store.snapshots import SnapshotFile
+from precook.maintain.usage import DatasetUsage, UsagePart
+from precook.maintain.verify import VerifyCursor
+from precook.store.snapshot import SnapshotFile
 from precook.store.stats import RecipeStats
 from precook.units import utc_time
 
@@ -58,11 +58,11 @@ def _dataset_document(one: DatasetUsage) -> dict[str, Any]:
     }
 
 
-def _part_document(part: Part) -> dict[str, Any]:
+def _part_document(part: UsagePart) -> dict[str, Any]:
     return {"name": part.name, "entries": part.entries, "bytes": part.nbytes}
 
 
-def _pass_document(done: Pass) -> dict[str, Any]:
+def _pass_document(done: VerifyCursor) -> dict[str, Any]:
     return {
         "began": utc_time(done.began),
         "finished": utc_time(done.finished) if done.finished is not None else None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from precook.cli import output
-from precook.cli.output import Column, Line, Span
+from precook.cli.output import Line, Span, TableColumn
 from precook.cli.recipes import SHORT, read_recipe
 from precook.cli.status_view import View
-from precook.maintain.runs import Run
-from precook.maintain.usage import Part, Usage
-from precook.store.leases import Holder
+from precook.maintain.build_log import Run
+from precook.maintain.usage import Usage, UsagePart
+from precook.store.lease import Holder
 from precook.store.stats import RecipeStats, Stats
 from precook.units import format_age, format_count, format_duration, format_size
 
@@ -19,12 +19,12 @@ _RUNS = 5
 """Builds that people see; programs see all that are remembered."""
 _DIGITS = 16
 _RECIPE_COLUMNS = [
-    Column("recipe", wrap=True),
-    Column("digest"),
-    Column("entries", right=True),
-    Column("size", right=True),
-    Column("newest", right=True),
-    Column(),
+    TableColumn("recipe", wrap=True),
+    TableColumn("digest"),
+    TableColumn("entries", right=True),
+    TableColumn("size", right=True),
+    TableColumn("newest", right=True),
+    TableColumn(),
 ]
 
 
@@ -108,24 +108,29 @@ def _show_datasets(view: View, now: float) -> None:
         rows.append([Span("no dataset", "dim"), "", f"{usage.unnamed.entries:,}", size, *[""] * 4])
     output.line()
     columns = ("samples", "entries", "size", "shared", "snapshots", "latest", "made")
-    output.table([Column("dataset", wrap=True), *(Column(name, right=True) for name in columns)], rows)
+    output.table([TableColumn("dataset", wrap=True), *(TableColumn(name, right=True) for name in columns)], rows)
 
 
-def _resolutions(usage: Usage) -> list[Part]:
+def _resolutions(usage: Usage) -> list[UsagePart]:
     """What pictures and masks take, by resolution; more than one is worth a table."""
     found = [
-        Part(f"{one.dataset} {part.name}", part.entries, part.nbytes)
+        UsagePart(f"{one.dataset} {part.name}", part.entries, part.nbytes)
         for one in usage.datasets
         for part in one.resolutions
     ]
     return found if len(found) > 1 else []
 
 
-def _show_parts(heading: str, parts: list[Part], whole: int) -> None:
+def _show_parts(heading: str, parts: list[UsagePart], whole: int) -> None:
     if not parts:
         return
     output.line()
-    columns = [Column(heading, wrap=True), Column("entries", right=True), Column("size", right=True), Column()]
+    columns = [
+        TableColumn(heading, wrap=True),
+        TableColumn("entries", right=True),
+        TableColumn("size", right=True),
+        TableColumn(),
+    ]
     rows = [
         (part.name, f"{part.entries:,}", format_size(part.nbytes), Span(output.share(part.nbytes, whole), "cyan"))
         for part in parts
@@ -151,7 +156,9 @@ def _show_runs(view: View, now: float) -> None:
     ]
     output.line()
     columns = ("began", "hits", "misses", "failed", "took")
-    output.table([Column("build", wrap=True), *(Column(name, right=True) for name in columns), Column()], rows)
+    output.table(
+        [TableColumn("build", wrap=True), *(TableColumn(name, right=True) for name in columns), TableColumn()], rows
+    )
 
 
 def _run_notes(run: Run) -> str:
@@ -173,8 +180,8 @@ def _show_leases(view: View, now: float) -> None:
         since, keys = min(one.since for one in holders), max(one.keys for one in holders)
         rows.append((purpose, f"{who} on {host}", format_age(now - since), f"{keys:,}"))
     output.line()
-    columns = [Column("lease", wrap=True), Column("holder", wrap=True), Column("since", right=True)]
-    output.table([*columns, Column("entries", right=True)], rows)
+    columns = [TableColumn("lease", wrap=True), TableColumn("holder", wrap=True), TableColumn("since", right=True)]
+    output.table([*columns, TableColumn("entries", right=True)], rows)
 
 
 def _recipe_row(recipe: RecipeStats, stats: Stats, now: float) -> list[Line]:
@@ -200,7 +207,7 @@ def _show_damage(stats: Stats) -> None:
         shown = [(f"  {name}", reason) for name, reason in found[:_FEW]]
         if len(found) > _FEW:
             shown.append(("  …", f"{len(found) - _FEW:,} more"))
-        output.table([Column(), Column(wrap=True)], shown)
+        output.table([TableColumn(), TableColumn(wrap=True)], shown)
     if packs or entries:
         output.hint(
             "`precook verify` checks every byte and names the files; what is damaged is encoded again when needed"

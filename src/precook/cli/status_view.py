@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precook.errors import DamagedPackError, NewerFormatError
-from precook.maintain.checking import Pass, last_full_pass, unfinished_passes
+from precook.maintain.build_log import Run, read_runs
 from precook.maintain.gc import plan_gc
-from precook.maintain.runs import Run, read_runs
-from precook.maintain.usage import Part, Usage, measure_usage
-from precook.store.leases import Holder
-from precook.store.snapshots import SnapshotFile
+from precook.maintain.usage import Usage, UsagePart, measure_usage
+from precook.maintain.verify import VerifyCursor, last_full_pass, unfinished_passes
+from precook.store.lease import Holder
+from precook.store.snapshot import SnapshotFile
 from precook.store.stats import RecipeStats, Stats
 from precook.store.store import Store
 
@@ -29,8 +29,8 @@ class View:
     runs: list[Run]
     failures: int
     leases: list[Holder]
-    verified: Pass | None
-    verifying: list[Pass]
+    verified: VerifyCursor | None
+    verifying: list[VerifyCursor]
 
     @property
     def recipes(self) -> list[RecipeStats]:
@@ -85,4 +85,4 @@ def no_store(path: Path) -> View:
         damaged=(),
         bad_packs=(),
     )
-    return View(stats, [], Usage((), Part("", 0, 0), (), ()), 0, [], 0, [], None, [])
+    return View(stats, [], Usage((), UsagePart("", 0, 0), (), ()), 0, [], 0, [], None, [])

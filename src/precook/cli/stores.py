@@ -58,8 +58,8 @@ def open_to_use(given: Path | None) -> Store:
 
 
 def _open(path: Path, *, read_only: bool, exists: bool = False) -> Store:
+    from precook.open_store import open_store
     from precook.store.layout import Layout, read_marker
-    from precook.store.store import open_store
 
     try:
         return open_store(path, read_only=read_only or (exists and read_marker(Layout(path)) is None))

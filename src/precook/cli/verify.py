@@ -21,13 +21,12 @@ from precook.cli.stores import open_to_read, open_to_write
 from precook.errors import LockedError, StoreWriteError
 
 if TYPE_CHECKING:
-    from precook.maintain.checking import Pass, Scope
+    from precook.maintain.verify import Damage, Scope, VerifyCursor
     from precook.store.store import Store
-    from precook.store.verify import Damage
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class VerifyArguments:
     """What is to be verified, and what is done about damage."""
 
     subset: tuple[int, int]
@@ -102,7 +101,7 @@ def command(
     if recompute is not None:
         run_recompute(config, store, recompute, seed=seed, as_json=as_json)
         return 0
-    asked = Asked(
+    asked = VerifyArguments(
         subset=subset,
         keys=tuple(key or ()),
         recipes=tuple(recipe or ()),
@@ -114,11 +113,11 @@ def command(
     return _verify(place_of_store(config, store), asked, as_json=as_json)
 
 
-def _verify(store: Path | None, asked: Asked, *, as_json: bool) -> int:
+def _verify(store: Path | None, asked: VerifyArguments, *, as_json: bool) -> int:
     """Check the packs, show what is wrong with them and, if asked to, drop it; the exit code."""
-    from precook.maintain.checking import check_store
     from precook.maintain.owners import find_owners
     from precook.maintain.repair import plan_repair
+    from precook.maintain.verify import check_store
 
     with open_to_read(store) as opened:
         scope = _scope(opened, asked)
@@ -146,19 +145,19 @@ def _verify(store: Path | None, asked: Asked, *, as_json: bool) -> int:
     return 0 if found.clean else DAMAGED
 
 
-def _scope(store: Store, asked: Asked) -> Scope:
+def _scope(store: Store, asked: VerifyArguments) -> Scope:
     from precook.cli.entries import find_key
     from precook.cli.recipes import matching_recipes
-    from precook.maintain.checking import Scope
+    from precook.maintain.verify import Scope
 
     keys = tuple(sorted(find_key(store, digits).hex for digits in asked.keys))
     recipes = {digest for name in asked.recipes for digest in matching_recipes(store, name)}
     return Scope(asked.subset, keys, tuple(sorted(recipes)), asked.dataset)
 
 
-def _remember(root: Path, done: Pass, damage: Sequence[Damage]) -> bool:
+def _remember(root: Path, done: VerifyCursor, damage: Sequence[Damage]) -> bool:
     """Keep how far the pass has come and what it found, where the store can be written to."""
-    from precook.maintain.checking import remember_pass
+    from precook.maintain.verify import remember_pass
 
     if not os.access(root, os.W_OK):
         return False

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from precook.config.suggest import described, did_you_mean, either, quoted
+from precook.config.messages import described, did_you_mean, either, quoted
 
 Where = tuple[str | int, ...]
 """A place in the file: names of fields and numbers of items, from the outside in."""
@@ -297,20 +297,20 @@ class TransformersProcessor(ModelEncoder):
     )
 
 
-class MaskEncoder(EncoderSection):
+class MaskSection(EncoderSection):
     """The mask, cut as its picture."""
 
     uses: Literal["mask"] = Field(description="The mask, cut as its picture and made smaller.")
     factor: Positive = Field(default=8, description="How much smaller than the picture: the VAE's factor.")
 
 
-class ImageEncoder(EncoderSection):
+class ImageSection(EncoderSection):
     """The picture itself, cut to its size."""
 
     uses: Literal["image"] = Field(description="The picture itself, cut to its size; needs no model.")
 
 
-class UserEncoder(EncoderSection):
+class UserSection(EncoderSection):
     """An encoder of your own: its other fields go to the constructor."""
 
     model_config = ConfigDict(extra="allow")
@@ -338,9 +338,9 @@ ENCODERS: dict[str, type[EncoderSection]] = {
     "transformers-text": TransformersText,
     "transformers-tokens": TransformersTokens,
     "transformers-processor": TransformersProcessor,
-    "mask": MaskEncoder,
-    "image": ImageEncoder,
-    _USER: UserEncoder,
+    "mask": MaskSection,
+    "image": ImageSection,
+    _USER: UserSection,
 }
 """The encoders by the kind that `kind_of` tells."""
 
@@ -380,9 +380,9 @@ EncoderSettings = Annotated[
     | Annotated[TransformersText, Tag("transformers-text")]
     | Annotated[TransformersTokens, Tag("transformers-tokens")]
     | Annotated[TransformersProcessor, Tag("transformers-processor")]
-    | Annotated[MaskEncoder, Tag("mask")]
-    | Annotated[ImageEncoder, Tag("image")]
-    | Annotated[UserEncoder, Tag(_USER)],
+    | Annotated[MaskSection, Tag("mask")]
+    | Annotated[ImageSection, Tag("image")]
+    | Annotated[UserSection, Tag(_USER)],
     Discriminator(kind_of),
     BeforeValidator(_known),
 ]

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from precook.config.encoders import ENCODERS, EncoderSection, Section, kind_of
-from precook.config.models import Concept, ImageSettings, Settings, TextSettings
-from precook.config.read import check
-from precook.config.suggest import quoted
+from precook.config.messages import quoted
+from precook.config.schema import Concept, ImageSettings, Settings, TextSettings
+from precook.config.yaml import check
 
 _HEAD = (
     "# What precook encodes and keeps: `precook plan` shows what is missing, `precook build` encodes it.",
@@ -57,7 +57,7 @@ class FoundConcept:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TemplateFacts:
     """What `init` found, and what it was told."""
 
     dataset: str
@@ -70,7 +70,7 @@ class Found:
     resolution: int
 
 
-def write_config(found: Found) -> str:
+def write_config(found: TemplateFacts) -> str:
     """The text of a config file for what was found; reading it gives exactly that back.
 
     A name or path that is not Unicode cannot be written: `ValueError`. What no config may hold, such as a concept's
@@ -114,7 +114,7 @@ def _escaped(char: str) -> str:
     return char if char.isprintable() else {"\n": r"\n", "\t": r"\t"}.get(char, f"\\U{ord(char):08x}")
 
 
-def _settings(found: Found) -> dict[str, Any]:
+def _settings(found: TemplateFacts) -> dict[str, Any]:
     """What the file says, comments aside."""
     encoders: dict[str, Any] = {}
     if found.vae is not None:
@@ -142,7 +142,7 @@ def _concept(concept: FoundConcept) -> dict[str, Any]:
     return {"name": concept.name, "path": concept.path, "captions": captions, **masks}
 
 
-def _file(found: Found, settings: Mapping[str, Any]) -> Iterator[_Line]:
+def _file(found: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
     fields = Settings.model_fields
     yield from _prose(*_HEAD, "")
     yield from (_setting(name, fields[name], settings) for name in ("store", "dataset"))
@@ -207,7 +207,7 @@ def _prose(*lines: str) -> Iterator[_Line]:
     return ((line, "") for line in lines)
 
 
-def _require_unicode(found: Found) -> None:
+def _require_unicode(found: TemplateFacts) -> None:
     texts = [found.dataset, found.store, found.vae, found.text]
     for concept in found.concepts:
         texts += [concept.name, concept.path, concept.masks]

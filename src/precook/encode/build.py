@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precook.encode.interruption import interruption
-from precook.encode.ledger import Ledger
-from precook.encode.line import Hand, Options, run_line
+from precook.encode.progress import BuildProgress
+from precook.encode.run import BuildOptions, EncoderSpec, run_line
+from precook.interrupt import interruption
 from precook.plan.entries import Failure, entry_of
 from precook.plan.plan import EncoderPlan, Plan
 from precook.report import Reporter
-from precook.sources.pairing import Numbers
+from precook.sources.samples import Numbers
 
-__all__ = ["BuildReport", "Hand", "Options", "build", "default_threads", "joined"]
+__all__ = ["BuildOptions", "BuildReport", "EncoderSpec", "build", "default_threads", "joined"]
 
 
 _TURN = 0.0001
@@ -53,11 +53,11 @@ class BuildReport:
 
 
 def build(
-    plan: Plan, hands: dict[str, Hand], *, options: Options, stop: threading.Event, report: Reporter
+    plan: Plan, hands: dict[str, EncoderSpec], *, options: BuildOptions, stop: threading.Event, report: Reporter
 ) -> BuildReport:
     """Encode what a plan has as missing, one encoder after the other; `stop` ends it after the batches in flight."""
     start = time.monotonic()
-    ledger = Ledger()
+    ledger = BuildProgress()
     work = {name: rows for name, one in plan.encoders.items() if len(rows := _rows(one, options))}
     if work and not stop.is_set():
         memory = plan.store.memory()
@@ -135,13 +135,13 @@ def default_threads() -> int:
     return max(2, min(16, os.cpu_count() or 1))
 
 
-def _rows(one: EncoderPlan, options: Options) -> Numbers:
+def _rows(one: EncoderPlan, options: BuildOptions) -> Numbers:
     """What an encoder has to make."""
     again = list(one.failures) if options.retry_failed else []
     return np.concatenate([one.missing, np.array(again, np.int64)])
 
 
-def _failures(plan: Plan, options: Options) -> Iterator[Failure]:
+def _failures(plan: Plan, options: BuildOptions) -> Iterator[Failure]:
     """What failed before this build and is not tried again."""
     yield from (failure for failure in plan.failed if failure.encoder is None)
     for name, one in plan.encoders.items() if not options.retry_failed else ():

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from precook.plan.wants import Input
+from precook.plan.wanted import Input
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from precook.encode.libraries import library
+from precook.encode.torch_tools import library
 from precook.errors import EncodeError, printable
 from precook.report import Reporter, Task
 
@@ -103,7 +103,7 @@ def _bar(task: Task) -> Any:
     """A bar of tqdm's kind that shows nothing and tells us of each file."""
     tqdm: Any = importlib.import_module("tqdm.auto").tqdm  # comes with huggingface_hub
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class DownloadBar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             # Newer versions have two more bars, which count bytes.
             self._files = options.get("unit") != "B"
@@ -118,7 +118,7 @@ def _bar(task: Task) -> Any:
             if self._files:
                 task.advance(int(n or 0))
 
-    return Bar
+    return DownloadBar
 
 
 def _unavailable(hub: Any, name: str, revision: str, folders: Sequence[str], error: Exception) -> EncodeError:

@@ -5,6 +5,7 @@ What is read is compared with what was planned: bytes of another digest are neve
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +16,48 @@ import numpy.typing as npt
 
 from precook.encode.encoder import Item
 from precook.errors import SourceChangedError
-from precook.identity.digests import digest
+from precook.fs.read import read_source
+from precook.identity.digest import digest
 from precook.plan.entries import PlannedEntry
 from precook.plan.plan import EncoderPlan
 from precook.sources.captions import CaptionError
-from precook.sources.cutting import cut, cut_mask
-from precook.sources.gather import Gathered
+from precook.sources.crop import cut, cut_mask
 from precook.sources.geometry import Geometry
-from precook.sources.pictures import RefusedError, decode, decode_mask
-from precook.sources.reading import read_source
+from precook.sources.image import RefusedError, decode, decode_mask
+from precook.sources.samples import Gathered
+
+_LOOK = 0.1
+"""Seconds between two looks at whether it is time to stop."""
+
+
+class MemoryBudget:
+    """How much memory is left for what is on its way; safe to use from several threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    def has(self, nbytes: int) -> bool:
+        """Whether so much fits; anything does where nothing else is."""
+        return self._taken == 0 or self._taken + nbytes <= self._size
+
+    def take(self, nbytes: int) -> None:
+        """Count so much as taken."""
+        with self._changed:
+            self._taken += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Count it as free."""
+        with self._changed:
+            self._taken -= nbytes
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait a moment for somebody to give something back."""
+        with self._changed:
+            self._changed.wait(_LOOK)
+
 
 WHITE = 255
 _DECODING = 8

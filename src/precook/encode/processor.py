@@ -21,9 +21,9 @@ from PIL import Image
 
 from precook.config.encoders import TransformersProcessor
 from precook.encode.encoder import Item
-from precook.encode.libraries import LOCAL, library, loading
+from precook.encode.torch_tools import LOCAL, library, loading
 from precook.errors import EncodeError, printable
-from precook.plan.wants import Input
+from precook.plan.wanted import Input
 from precook.store.tree import Tree
 
 _OURS = ("images", "return_tensors")

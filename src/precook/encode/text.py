@@ -39,12 +39,12 @@ from typing import Any
 
 from precook.config.encoders import TransformersText
 from precook.encode.encoder import Item
-from precook.encode.libraries import library, loading
+from precook.encode.staged import Arrival
 from precook.encode.text_model import TextModel
-from precook.encode.tokens import Row, Tokenizer, check_limit
-from precook.encode.transfer import Arrival
+from precook.encode.tokens import Tokenizer, TokenRow, check_limit
+from precook.encode.torch_tools import library, loading
 from precook.errors import EncodeError
-from precook.plan.wants import Input
+from precook.plan.wanted import Input
 from precook.store.tree import Tree
 
 
@@ -61,7 +61,7 @@ class TextEncoder:
         self._folder = folder
         self._tokenizer_folder = tokenizer
         self._loaded: tuple[Tokenizer, TextModel] | None = None
-        self._measured: dict[str, Row] = {}
+        self._measured: dict[str, TokenRow] = {}
         """Texts that were measured and not encoded yet: they need not be tokenised again."""
         self._lock = threading.Lock()
         """Around what several threads count and keep here."""
@@ -113,7 +113,7 @@ class TextEncoder:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _count(self, rows: Sequence[Row]) -> None:
+    def _count(self, rows: Sequence[TokenRow]) -> None:
         with self._lock:
             self.truncated += sum(row.cut for row in rows)
 
@@ -122,7 +122,7 @@ class TextEncoder:
             raise EncodeError("this encoder is not loaded", hint="call load(device) first")
         return self._loaded
 
-    def _tokenised(self, texts: list[str]) -> list[Row]:
+    def _tokenised(self, texts: list[str]) -> list[TokenRow]:
         tokenizer, model = self._parts()
         section = self._section
         texts = [f"{section.prefix}{text}{section.suffix}" for text in texts]
@@ -134,7 +134,7 @@ class TextEncoder:
 class TextFlight:
     """A batch of texts on its way through a model; the trees it gives share the batch's memory."""
 
-    def __init__(self, model: TextModel, rows: Sequence[Row], count: Callable[[Sequence[Row]], None]) -> None:
+    def __init__(self, model: TextModel, rows: Sequence[TokenRow], count: Callable[[Sequence[TokenRow]], None]) -> None:
         self._model = model
         self._rows = rows
         self._count = count

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import TransformersText
-from precook.encode.libraries import LOCAL, WEIGHTS, check_complete, check_weights, library, loading
 from precook.encode.tokens import Tokenizer
+from precook.encode.torch_tools import LOCAL, WEIGHTS, check_complete, check_weights, library, loading
 from precook.errors import EncodeError, printable
 
 _POSITIONS = ("position_embedding", "position_embeddings", "embed_positions", "wpe")

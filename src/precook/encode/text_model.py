@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.config.encoders import TransformersText
-from precook.encode.attention import planless_attention
-from precook.encode.libraries import library, moved, torch_dtype
+from precook.encode.staged import Arrival, send
 from precook.encode.text_loading import input_names, load_model, most_tokens, sees_padding
-from precook.encode.tokens import Row, Tokenizer
-from precook.encode.transfer import Arrival, send
+from precook.encode.tokens import Tokenizer, TokenRow
+from precook.encode.torch_tools import library, moved, planless_attention, torch_dtype
 from precook.errors import EncodeError, printable
 
 _BEFORE, _AFTER = (0, 0), (1, 1)
@@ -53,11 +52,11 @@ class TextModel:
         self._causal = self._maskless and not self._pooling and self._looks_back_only()
         """Whether padding to the right stays without effect, masked or not."""
 
-    def runs(self, row: Row) -> bool:
+    def runs(self, row: TokenRow) -> bool:
         """Whether the model is asked about a row: not about one without tokens, unless padding makes some."""
         return bool(row.ids) or self._whole
 
-    def checked(self, rows: Sequence[Row]) -> list[Row]:
+    def checked(self, rows: Sequence[TokenRow]) -> list[TokenRow]:
         """The rows that the model is asked about, if it knows all their tokens."""
         self._check(max(row.ids) for row in rows if row.ids)
         some = [row for row in rows if self.runs(row)]
@@ -65,13 +64,13 @@ class TextModel:
             self.of_nothing()
         return some
 
-    def longest(self, rows: Sequence[Row]) -> int:
+    def longest(self, rows: Sequence[TokenRow]) -> int:
         """How many tokens the model runs on."""
         longest = self.limit if self._whole else max((len(row.ids) for row in rows), default=0)
         assert longest is not None, "a model that runs whole has a limit"
         return longest
 
-    def inputs(self, rows: Sequence[Row], longest: int) -> dict[str, Any]:
+    def inputs(self, rows: Sequence[TokenRow], longest: int) -> dict[str, Any]:
         """The columns of some rows, padded, on the device."""
         names = self._names
         padded = any(len(row.ids) < longest for row in rows)
@@ -93,7 +92,7 @@ class TextModel:
             wanted = [*self._states(out), *([] if pooled is None else [pooled])]
             return Arrival(wanted, self._dtype)
 
-    def trees(self, results: list[Any], rows: Sequence[Row], longest: int) -> list[dict[str, Any]]:
+    def trees(self, results: list[Any], rows: Sequence[TokenRow], longest: int) -> list[dict[str, Any]]:
         """A tree for each of the rows that the model was asked about."""
         pooled = results[-1] if self._pooling and results else None
         states = results[:-1] if self._pooling else results
@@ -124,7 +123,7 @@ class TextModel:
         projected = getattr(out, "text_embeds", None)
         return getattr(out, "pooler_output", None) if projected is None else projected
 
-    def _padded(self, rows: Sequence[Row], name: str, longest: int) -> list[npt.NDArray[np.int64]]:
+    def _padded(self, rows: Sequence[TokenRow], name: str, longest: int) -> list[npt.NDArray[np.int64]]:
         columns = np.full((len(rows), longest), self._pads[name], np.int64)
         for line, row in zip(columns, rows, strict=True):
             column = row.columns[name]

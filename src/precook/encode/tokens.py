@@ -10,17 +10,21 @@ it the limit that the tokenizer states. A tokenizer that states none cuts nothin
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import TransformersTokens
 from precook.encode.encoder import Item
-from precook.encode.libraries import LOCAL, library, loading
+from precook.encode.torch_tools import LOCAL, library, loading
+from precook.encode.worker import RunnableEncoder
 from precook.errors import EncodeError, printable
-from precook.plan.wants import Input
+from precook.memo.memo import Memory
+from precook.plan.wanted import Encoding, Input
 from precook.store.tree import Tree
 
 _NO_LIMIT = 10**9
@@ -28,7 +32,7 @@ _NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenRow:
     """One text as the tokenizer gives it, cut and not padded."""
 
     columns: dict[str, list[int]]
@@ -71,7 +75,7 @@ class Tokenizer:
             return None
         return {"input_ids": pad, "attention_mask": 0, "token_type_ids": self.library.pad_token_type_id}
 
-    def rows(self, texts: Sequence[str], *, limit: int | None, special_tokens: bool = True) -> list[Row]:
+    def rows(self, texts: Sequence[str], *, limit: int | None, special_tokens: bool = True) -> list[TokenRow]:
         """Each text, cut to `limit` tokens."""
         if not texts:
             return []
@@ -86,7 +90,7 @@ class Tokenizer:
                 )
                 for number, columns in zip(long, cut, strict=True):
                     whole[number] = columns
-        return [Row(columns, length) for columns, length in zip(whole, lengths, strict=True)]
+        return [TokenRow(columns, length) for columns, length in zip(whole, lengths, strict=True)]
 
     def _columns(self, texts: Sequence[str], special_tokens: bool, **options: Any) -> list[dict[str, list[int]]]:  # noqa: FBT001
         made = self.library(
@@ -163,7 +167,7 @@ class TokensEncoder:
         """Let go of the tokenizer."""
         self._tokenizer = None
 
-    def _rows(self, texts: list[str]) -> list[Row]:
+    def _rows(self, texts: list[str]) -> list[TokenRow]:
         return self._loaded.rows(texts, limit=self._limit, special_tokens=self._section.special_tokens)
 
     @property
@@ -171,3 +175,31 @@ class TokensEncoder:
         if self._tokenizer is None:
             raise EncodeError("this encoder is not loaded", hint="call load(device) first")
         return self._tokenizer
+
+
+_KIND = "pads"
+
+
+def pad_ids(
+    encodings: Mapping[str, Encoding], make: Callable[[str], RunnableEncoder], memory: Memory
+) -> dict[str, int]:
+    """The pad id of each encoder that keeps token ids, where its tokenizer has one.
+
+    Remembered by recipe: a tokenizer is loaded for it once, and a dataset without tokens never loads one. Where
+    transformers is not installed nobody knows it, and a feed that has to pad says so.
+    """
+    found: dict[str, int] = {}
+    for name, encoding in encodings.items():
+        recipe = encoding.recipe
+        if recipe.kind != "transformers-tokens":
+            continue
+        note = memory.note(_KIND, recipe.digest.bytes)
+        if note is None and importlib.util.find_spec("transformers") is not None:
+            worker = make(name)
+            assert isinstance(worker, TokensEncoder)
+            note = json.dumps(worker.find_pad_id())
+            memory.write_note(_KIND, recipe.digest.bytes, note)
+        pad = None if note is None else json.loads(note)
+        if pad is not None:
+            found[name] = pad
+    return found

@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from precook.config.encoders import DiffusersVae
 from precook.encode.encoder import Item
-from precook.encode.libraries import WEIGHTS, check_complete, check_weights, library, loading, moved, torch_dtype
-from precook.encode.transfer import Arrival, send
+from precook.encode.staged import Arrival, send
+from precook.encode.torch_tools import WEIGHTS, check_complete, check_weights, library, loading, moved, torch_dtype
 from precook.encode.vae_model import Posterior, Scale, Vae, enable, vae_class
 from precook.errors import EncodeError
-from precook.identity.digests import derived_digest
-from precook.plan.wants import Input
+from precook.identity.digest import derived_digest
+from precook.plan.wanted import Input
 from precook.store.tree import Tree
 
 Pixels = npt.NDArray[np.uint8]

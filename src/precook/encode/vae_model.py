@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from precook.encode.libraries import library, read_config, torch_dtype
-from precook.encode.transfer import send
+from precook.encode.staged import send
+from precook.encode.torch_tools import library, read_config, torch_dtype
 from precook.errors import EncodeError, printable
 
 _LEVELS = ("encoder_block_out_channels", "down_block_out_channels", "block_out_channels", "dim_mult", "ch_mult")

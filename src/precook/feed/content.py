@@ -42,7 +42,7 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class EntryColumn:
     """One encoder's part of a batch."""
 
     name: str
@@ -120,11 +120,13 @@ class Content:
         return [digits[at : at + 64] for at in range(0, len(digits), 64)]
 
 
-def _column(tree: dict[str, Any], name: str, one: dict[str, Any]) -> Column:
+def _column(tree: dict[str, Any], name: str, one: dict[str, Any]) -> EntryColumn:
     kind, settings = json.loads(one["recipe"])
     keys = tree["line_keys"][name] if one["input"] == "text" else tree["picture_keys"][name]
     empty = tree["empty_keys"].get(name)
     if empty is not None:
         keys = np.concatenate([keys, empty.reshape(1, 32)])
     settings = settings if isinstance(settings, dict) else {}
-    return Column(name, one["input"], kind, settings, keys, len(keys) - 1 if empty is not None else -1, one.get("pad"))
+    return EntryColumn(
+        name, one["input"], kind, settings, keys, len(keys) - 1 if empty is not None else -1, one.get("pad")
+    )

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
-from precook.feed.assembly import Assembly
-from precook.feed.devices import is_cuda, on_device
+from precook.feed.batch import Assembly
+from precook.feed.device import is_cuda, on_device
 from precook.feed.sampler import Schedule
 
 Batch = dict[str, Any]

@@ -13,19 +13,28 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from precook.errors import FeedError, ReadOnlyError
-from precook.feed.assembly import Assembly, Maker, OnMissing
+from precook.feed.batch import Assembly, Maker, OnMissing
 from precook.feed.content import Content
-from precook.feed.devices import check_device
+from precook.feed.device import check_device
 from precook.feed.epoch import Epoch
 from precook.feed.padding import Pad
 from precook.feed.sampler import Last, Schedule, schedule
-from precook.identity.digests import derived_digest
-from precook.plan.wants import first_of_each
+from precook.identity.digest import derived_digest
+from precook.plan.wanted import first_of_each
 from precook.store.leaves import Library
 from precook.store.store import Store
 
 if TYPE_CHECKING:
-    from precook.feed.loading import BatchSampler, FeedDataset
+    from precook.feed.torch_data import BatchSampler, FeedDataset
+import logging
+
+from precook.encode.run import EncoderSpec
+from precook.feed.batch import HINT
+from precook.feed.live import Live
+from precook.plan.freeze import snapshot_tree
+from precook.plan.plan import Plan
+from precook.store.snapshot import Snapshot
+from precook.units import format_count
 
 _CONTEXT = "precook feed 1"
 _STATE = 1
@@ -217,19 +226,19 @@ class Feed:
 
     def dataset(self) -> FeedDataset:
         """The samples as a map-style torch Dataset, for a plain DataLoader with `batch_sampler(epoch)`."""
-        from precook.feed.loading import FeedDataset  # noqa: PLC0415 - it imports torch
+        from precook.feed.torch_data import FeedDataset  # noqa: PLC0415 - it imports torch
 
         return FeedDataset(self)
 
     def batch_sampler(self, epoch: int, *, start: int = 0) -> BatchSampler:
         """The batches of an epoch, from the `start`-th on, as lists of what `dataset()` is indexed with."""
-        from precook.feed.loading import BatchSampler  # noqa: PLC0415 - it imports torch
+        from precook.feed.torch_data import BatchSampler  # noqa: PLC0415 - it imports torch
 
         return BatchSampler(self, epoch, start)
 
     def as_hf_dataset(self, encoder: str | None = None) -> Any:
         """The entries of a token encoder as a `datasets.Dataset`, a row for each caption, as TRL takes it."""
-        from precook.feed.tokens import hf_dataset  # noqa: PLC0415 - it imports datasets
+        from precook.feed.hf import hf_dataset  # noqa: PLC0415 - it imports datasets
 
         return hf_dataset(self, encoder)
 
@@ -270,3 +279,36 @@ class Feed:
         if options.on_missing == "encode":
             options = dataclasses.replace(options, on_missing="error")
         return Feed, (self.store, self.content, options)
+
+
+def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:
+    """Batches of the samples of a snapshot."""
+    chosen = FeedOptions(**options)
+    if chosen.on_missing == "encode":
+        hint = "feed the project instead: precook.load(...).feed(...)"
+        raise FeedError("a snapshot has no sources to encode from", hint=hint)
+    if snapshot.store is None:
+        raise FeedError("this snapshot was read without its store", hint="use store.snapshot(...)")
+    return Feed(snapshot.store, Content(snapshot.content), chosen)
+
+
+_log = logging.getLogger("precook")
+
+
+def feed_plan(plan: Plan, options: FeedOptions, *, hands: Mapping[str, EncoderSpec], captions: bool) -> Feed:
+    """Batches of the samples of a plan; what failed before is left out."""
+    if len(plan.missing):
+        told = _told(plan)
+        if options.on_missing == "error":
+            raise FeedError(f"{plan.settings.dataset}: {told}", hint=HINT)
+        if options.on_missing == "skip":
+            _log.warning("%s: %s; their samples are left out", plan.settings.dataset, told)
+    encode = options.on_missing == "encode"
+    _, tree = snapshot_tree(plan, missing=encode, captions=captions)
+    return Feed(plan.store, Content(tree), options, maker=Live(plan, hands) if encode else None)
+
+
+def _told(plan: Plan) -> str:
+    counts = {name: len(one.missing) for name, one in plan.encoders.items() if len(one.missing)}
+    parts = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
+    return f"{format_count(sum(counts.values()), 'entry')} missing: {parts}"

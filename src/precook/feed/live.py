@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from precook.encode.batches import BatchSize
-from precook.encode.crew import Crew
-from precook.encode.line import Hand
+from precook.encode.batching import BatchSize
+from precook.encode.pool import DevicePool
 from precook.encode.prepare import Job, Refused, make_units
-from precook.encode.results import ready_entries
+from precook.encode.run import EncoderSpec
+from precook.encode.worker import ready_entries
 from precook.errors import FeedError
 from precook.plan.entries import entries_of
-from precook.plan.failures import record_failure
 from precook.plan.plan import EncoderPlan, Plan
-from precook.plan.wants import rows_with
+from precook.plan.ready import record_failure
+from precook.plan.wanted import rows_with
 from precook.store.tree import Parts
 from precook.units import format_count
 from precook.values import Key
@@ -29,7 +29,7 @@ _LOOK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Reason:
+class _LiveFailure:
     """Why an entry could not be made, and whether trying again would give the same."""
 
     text: str
@@ -39,10 +39,10 @@ class _Reason:
 class Live:
     """Encoders that are loaded when a batch first lacks something, and stay loaded until the end."""
 
-    def __init__(self, plan: Plan, hands: Mapping[str, Hand]) -> None:
+    def __init__(self, plan: Plan, hands: Mapping[str, EncoderSpec]) -> None:
         self._plan = plan
         self._hands = hands
-        self._crews: dict[str, tuple[Crew, _Results]] = {}
+        self._crews: dict[str, tuple[DevicePool, _Results]] = {}
         self._pid = os.getpid()
 
     def make(self, encoder: str, keys: list[Key]) -> dict[Key, str]:
@@ -54,16 +54,18 @@ class Live:
             raise FeedError(f"{encoder}: {lacking} missing, and a worker encodes none", hint=hint)
         one = self._plan.encoders[encoder]
         entries = entries_of(one, _rows_of(one, keys))
-        failed: dict[Key, _Reason] = {}
+        failed: dict[Key, _LiveFailure] = {}
         shapes: dict[tuple[int, ...], list[Job]] = {}
         for unit in make_units(one, entries, self._plan.settings.image.rgb):
             for prepared in unit.prepare():
                 if isinstance(prepared, Job):
                     shapes.setdefault(prepared.shape, []).append(prepared)
                 elif isinstance(prepared, Refused):
-                    failed[prepared.entry.key] = _Reason(prepared.reason, prepared.lasting)
+                    failed[prepared.entry.key] = _LiveFailure(prepared.reason, prepared.lasting)
                 else:
-                    failed[prepared.entry.key] = _Reason("its source has changed since the feed began", lasting=False)
+                    failed[prepared.entry.key] = _LiveFailure(
+                        "its source has changed since the feed began", lasting=False
+                    )
         crew, results = self._crew(encoder)
         for batch in shapes.values():
             crew.give(batch)
@@ -71,7 +73,7 @@ class Live:
         self._record(failed)
         return {key: reason.text for key, reason in failed.items()}
 
-    def _record(self, failed: Mapping[Key, _Reason]) -> None:
+    def _record(self, failed: Mapping[Key, _LiveFailure]) -> None:
         """Remember what trying again would not mend, as a build does."""
         memory = self._plan.store.memory()
         for key, reason in failed.items():
@@ -79,12 +81,12 @@ class Live:
                 record_failure(memory, key.bytes, reason.text)
         self._plan.store.remember(memory)
 
-    def _crew(self, encoder: str) -> tuple[Crew, _Results]:
+    def _crew(self, encoder: str) -> tuple[DevicePool, _Results]:
         if encoder not in self._crews:
             hand, recipe = self._hands[encoder], self._plan.encoders[encoder].wants.encoding.recipe
             results = _Results(self._plan.store.writer(), recipe)
             size, check = BatchSize(hand.batch_size), hand.checked(recipe)
-            crew = Crew(encoder, hand.make, hand.devices, size, results, threading.Event(), check=check)
+            crew = DevicePool(encoder, hand.make, hand.devices, size, results, threading.Event(), check=check)
             self._crews[encoder] = crew.__enter__(), results
         return self._crews[encoder]
 
@@ -116,7 +118,7 @@ class _Results:
         self._recipe = recipe
         self._changed = threading.Condition()
         self._told = 0
-        self._failed: dict[Key, _Reason] = {}
+        self._failed: dict[Key, _LiveFailure] = {}
 
     def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
         entries, refused = ready_entries(results, self._recipe)
@@ -126,13 +128,13 @@ class _Results:
             self.fail(job, reason, lasting=True)
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
-        self._failed[job.entry.key] = _Reason(reason, lasting)
+        self._failed[job.entry.key] = _LiveFailure(reason, lasting)
         self._count(1)
 
     def batch_done(self, seconds: float) -> None:
         """Made durable when everything was told, however long it took."""
 
-    def wait(self, count: int, crew: Crew) -> dict[Key, _Reason]:
+    def wait(self, count: int, crew: DevicePool) -> dict[Key, _LiveFailure]:
         """Wait until so many were told; those that failed, and why."""
         with self._changed:
             while self._told < count:

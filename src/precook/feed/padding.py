@@ -8,15 +8,15 @@ from typing import Any, Literal
 import numpy as np
 
 from precook.errors import FeedError
-from precook.feed.content import Column, Numbers
-from precook.store.pack import LeafColumn
-from precook.store.places import Places
+from precook.feed.content import EntryColumn, Numbers
+from precook.store.format.pack import LeafColumn
+from precook.store.lookup import EntryTable
 
 Pad = Literal["longest", "list"] | int
 """To the longest of a batch, not at all (a list of tensors), or to so many."""
 
 
-def find_axes(column: Column, places: Places, buckets: Numbers) -> dict[bytes, list[int | None]]:
+def find_axes(column: EntryColumn, places: EntryTable, buckets: Numbers) -> dict[bytes, list[int | None]]:
     """For each leaf of an encoder's entries, the dimension that is padded; None where all of a batch are alike.
 
     By skeleton: entries of different ones cannot meet in a batch. `buckets` says which others may: rows with the same
@@ -51,7 +51,7 @@ def _by_table(tables: Numbers) -> dict[int, Numbers]:
     return {int(tables[order[begin]]): order[begin:end] for begin, end in itertools.pairwise([*edges, len(order)])}
 
 
-def _tokens(column: Column, leaf: LeafColumn) -> int | None:
+def _tokens(column: EntryColumn, leaf: LeafColumn) -> int | None:
     if column.kind == "transformers-tokens":
         return 0
     if column.kind == "transformers-text" and not column.settings.get("keep_padding") and leaf.rank > 1:
@@ -59,7 +59,9 @@ def _tokens(column: Column, leaf: LeafColumn) -> int | None:
     return None
 
 
-def _varying(leaves: list[tuple[LeafColumn, Numbers]], rows: Numbers, buckets: Numbers, column: Column) -> int | None:
+def _varying(
+    leaves: list[tuple[LeafColumn, Numbers]], rows: Numbers, buckets: Numbers, column: EntryColumn
+) -> int | None:
     """The dimension in which one leaf of entries differs that may meet; the leaf in each table, and its entries."""
     fixed = {leaf.shape for leaf, _ in leaves}
     if len(fixed) == 1 and None not in fixed:

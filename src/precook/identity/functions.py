@@ -14,7 +14,7 @@ from pathlib import Path
 
 from precook.errors import IdentityError
 from precook.identity.canonical import canonical
-from precook.identity.digests import digest, digest_files
+from precook.identity.digest import digest, digest_files
 
 DOWNLOADED = ("transformers_modules.", "diffusers_modules.")
 """Packages made up for code that came with a model: their names hold folder names and commits."""

@@ -11,12 +11,11 @@ from typing import Any
 
 from precook.errors import IdentityError
 from precook.identity.canonical import MAX_DEPTH, canonical
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.functions import class_identity, identify_function, is_function
 from precook.identity.models import identify_module, identify_path, identify_tensor, is_module, is_tensor
-from precook.identity.processors import identify_processor, processor_kind
+from precook.identity.processors import identify_processor, identify_tokenizer, is_tokenizer, processor_kind
 from precook.identity.recipe import Recipe
-from precook.identity.tokenizers import identify_tokenizer, is_tokenizer
 from precook.values import Digest, Key
 
 _NEXT_STEP = "give plain data, a dataclass, a Path, a torch module, a tokenizer or a processor"

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from precook.errors import IdentityError, SourceError, printable
 from precook.identity.canonical import canonical
-from precook.identity.digests import digest, digest_files
+from precook.identity.digest import digest, digest_files
 from precook.identity.functions import class_identity
 from precook.identity.processors import condensed, named_values, plain
 from precook.values import Digest

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from precook.errors import IdentityError
 from precook.identity.canonical import canonical
-from precook.identity.digests import derived_digest
+from precook.identity.digest import derived_digest
 from precook.values import Digest, Key
 
 _RECIPE_CONTEXT = "precook recipe 1"

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precook.errors import PrecookError, SourceError
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
-from precook.integrations.frozen import Cut, Listed, check_name, freeze
+from precook.integrations.lists import Cut, ListedSample, check_name, freeze
 from precook.integrations.old_files import UnusableError, load
 from precook.integrations.old_names import AI_TOOLKIT, SD_SCRIPTS
 from precook.integrations.old_search import LeftOut, Looked, OldCache, find_caches, find_pictures, look, match
 from precook.report import SILENT, Reporter
 from precook.store.leaves import is_finite
-from precook.store.snapshots import Snapshot
+from precook.store.snapshot import Snapshot
 from precook.store.store import Store
 from precook.store.tree import Parts, take_apart
 from precook.store.writer import Writer
@@ -77,7 +77,7 @@ class AdoptionPlan:
         """Store the entries and freeze them as a dataset: durable when it returns. The files stay as they are."""
         check_name(dataset)
         recipes = {part: self.recipe(part) for part in ("latent", "prompt")}
-        listed: list[Listed] = []
+        listed: list[ListedSample] = []
         failed: list[LeftOut] = []
         with store.writer() as writer, report.task("adopting", total=len(self.samples), unit="samples") as task:
             for sample in self.samples:
@@ -146,7 +146,7 @@ def check_finite(path: Path, parts: Parts) -> None:
         raise UnusableError(f"{path.name} holds numbers that are not finite")
 
 
-def _adopt(writer: Writer, sample: AdoptedSample, recipes: Mapping[str, Recipe]) -> Listed:
+def _adopt(writer: Writer, sample: AdoptedSample, recipes: Mapping[str, Recipe]) -> ListedSample:
     """Put what was cached of one sample; everything is read and checked before anything of it is put."""
     if digest(sample.picture) != sample.content:
         raise UnusableError("the picture changed meanwhile")
@@ -164,7 +164,7 @@ def _adopt(writer: Writer, sample: AdoptedSample, recipes: Mapping[str, Recipe])
     for part, _, key, parts in made:
         writer.put_parts(key, parts, recipe=recipes[part])
     cuts = [Cut(old.part.size, {"latent": key}) for part, old, key, _ in made if part == "latent"]
-    return Listed(sample.content, cuts, {part: key for part, _, key, _ in made if part == "prompt"})
+    return ListedSample(sample.content, cuts, {part: key for part, _, key, _ in made if part == "prompt"})
 
 
 def _chosen(latents: Mapping[Path, list[tuple[str, OldCache]]], only: str | None, folder: Path) -> tuple[str, str]:

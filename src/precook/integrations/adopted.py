@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from precook.config.encoders import UserEncoder
+from precook.config.encoders import UserSection
 from precook.errors import EncodeError, PrecookError
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.integrations.adopt import AdoptedSample, AdoptionPlan, check_finite, recipe_data
 from precook.integrations.old_files import OldPart, UnusableError, load
 from precook.integrations.old_names import AI_TOOLKIT, MUSUBI_TUNER
 from precook.integrations.old_search import LeftOut, OldCache
 from precook.plan.entries import PlannedEntry
-from precook.plan.wants import Input
+from precook.plan.wanted import Input
 from precook.project import Project
 from precook.report import SILENT, Reporter
 from precook.sources.geometry import Geometry
@@ -126,7 +126,7 @@ def plan_filling(project: Project, adoption: AdoptionPlan, *, report: Reporter =
 
 
 def _is_meant(section: object, adoption: AdoptionPlan) -> bool:
-    if not isinstance(section, UserEncoder) or section.uses != USES:
+    if not isinstance(section, UserSection) or section.uses != USES:
         return False
     asked = section.arguments
     return (asked.get("tool"), asked.get("architecture")) == (adoption.tool, adoption.architecture)

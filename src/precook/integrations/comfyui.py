@@ -19,8 +19,9 @@ from blake3 import blake3
 from precook.errors import PrecookError
 from precook.identity.canonical import canonical
 from precook.identity.recipe import Recipe
-from precook.integrations.frozen import Cut, Listed, check_name, freeze
-from precook.store.store import Store, open_store
+from precook.integrations.lists import Cut, ListedSample, check_name, freeze
+from precook.open_store import open_store
+from precook.store.store import Store
 from precook.store.tree import Parts, Tree, take_apart
 from precook.store.writer import Writer
 from precook.values import Digest, Key
@@ -33,7 +34,7 @@ _END = object()
 Bytes = npt.NDArray[np.uint8]
 
 
-class Column(Sequence[Tree]):
+class ListColumn(Sequence[Tree]):
     """Latents or conditionings in their order, each read when it is asked for and kept by nobody."""
 
     def __init__(self, store: Store, keys: Bytes, *, lazy: bool) -> None:
@@ -57,8 +58,8 @@ class Column(Sequence[Tree]):
 class Dataset(NamedTuple):
     """`latents, conditionings = load_dataset(folder)`; also a context manager, which closes the store."""
 
-    latents: Column
-    conditionings: Column
+    latents: ListColumn
+    conditionings: ListColumn
 
     def close(self) -> None:
         """Close the store; what was read stays valid."""
@@ -110,7 +111,7 @@ def load_dataset(folder: str | os.PathLike[str], *, name: str = NAME, lazy: bool
     except BaseException:
         store.close()
         raise
-    return Dataset(*(Column(store, columns[part], lazy=lazy) for part in ("latent", "conditioning")))
+    return Dataset(*(ListColumn(store, columns[part], lazy=lazy) for part in ("latent", "conditioning")))
 
 
 def _save(
@@ -124,7 +125,7 @@ def _save(
             samples = _put(writer, latents, conditionings)
         store.claims()  # makes the store where nothing was put
         # Two who append at once: the second reads the list that the first has written.
-        with store.workings().index.exclusive():
+        with store.internals().index.exclusive():
             if append and any(one.dataset == name for one in store.snapshots()):
                 samples = [*_read(store, name), *samples]
             recipes = {"images": {"latent": _LATENT}, "texts": {"conditioning": _CONDITIONING}}
@@ -132,7 +133,7 @@ def _save(
     return len(samples)
 
 
-def _put(writer: Writer, latents: Iterable[Tree], conditionings: Iterable[Tree]) -> list[Listed]:
+def _put(writer: Writer, latents: Iterable[Tree], conditionings: Iterable[Tree]) -> list[ListedSample]:
     samples = []
     for latent, conditioning in _paired(latents, conditionings):
         content, parts = _digested(latent)
@@ -143,7 +144,7 @@ def _put(writer: Writer, latents: Iterable[Tree], conditionings: Iterable[Tree])
         line = _CONDITIONING.key(other)
         writer.put_parts(line, parts, recipe=_CONDITIONING)
         cut = Cut((int(size[0]), int(size[1])), {"latent": key})
-        samples.append(Listed(content, (cut,), {"conditioning": line}))
+        samples.append(ListedSample(content, (cut,), {"conditioning": line}))
     return samples
 
 
@@ -183,10 +184,10 @@ def _columns(store: Store, name: str) -> dict[str, Any]:
     }
 
 
-def _read(store: Store, name: str) -> list[Listed]:
+def _read(store: Store, name: str) -> list[ListedSample]:
     columns = _columns(store, name)
     return [
-        Listed(
+        ListedSample(
             Digest(content.tobytes()),
             (Cut((int(size[0]), int(size[1])), {"latent": Key(latent.tobytes())}),),
             {"conditioning": Key(conditioning.tobytes())},

@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 from precook.errors import EncodeError, PrecookError, SourceChangedError, printable
 from precook.identity.canonical import canonical
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.identify import identify
 from precook.identity.recipe import Recipe
 from precook.integrations.front import MISSING, Front, Place
 from precook.integrations.precision import checked
+from precook.open_store import open_store
 from precook.report import SILENT, Reporter
-from precook.sources.remembered import remembered_digests
-from precook.store.store import Store, open_store
+from precook.sources.facts import remembered_digests
+from precook.store.store import Store
 from precook.store.tree import Tree
 from precook.values import Key
 

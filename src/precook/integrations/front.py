@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from precook.errors import PrecookError
 from precook.identity.recipe import Recipe, recipe_digest
 from precook.maintain.evict import plan_clear, plan_prune
-from precook.store.store import Store, open_store
+from precook.open_store import open_store
+from precook.store.store import Store
 from precook.store.tree import Tree
 from precook.store.writer import Writer
 from precook.values import Key

@@ -13,13 +13,13 @@ from typing import Any
 
 from precook.errors import IdentityError
 from precook.integrations.mgds_built import BuiltCache
-from precook.integrations.mgds_cache import Cache, Options, Pipeline
+from precook.integrations.mgds_cache import Cache, CacheOptions, MgdsPipeline
 from precook.integrations.mgds_groups import GroupNames
 from precook.integrations.mgds_recorded import RecordedCache
 from precook.integrations.mgds_upstream import look_at
 from precook.maintain.gc import GRACE, plan_gc
+from precook.maintain.remove import Removal, RemovalPlan
 from precook.report import SILENT, Reporter, Task
-from precook.store.removal import Removal, RemovalPlan
 from precook.store.store import Store
 
 DiskCache: Any
@@ -84,7 +84,7 @@ def _disk_cache() -> Any:
         ) -> None:
             super().__init__()
             group = variations_group_in_name or []
-            self._options = Options(
+            self._options = CacheOptions(
                 cache_dir=os.fspath(cache_dir),
                 split=tuple(split_names or ()),
                 aggregate=tuple(aggregate_names or ()),
@@ -113,7 +113,7 @@ def _disk_cache() -> Any:
             super().init(pipeline, base_seed, module_index, state)
             # Looked at here, before any module has started: what they find out in a run is no setting of theirs.
             before = [] if self._options.sourceless else pipeline.modules[:module_index]
-            given = Pipeline(
+            given = MgdsPipeline(
                 stages=look_at(before),
                 ask=self._get_previous_item,
                 length=self._get_previous_length,
@@ -176,7 +176,7 @@ def _disk_cache() -> Any:
     return DiskCache
 
 
-class _Bars:
+class _TqdmBars:
     """Shows tasks as mgds does."""
 
     def __init__(self, tqdm: Any) -> None:
@@ -185,10 +185,10 @@ class _Bars:
     @contextlib.contextmanager
     def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
         with self._tqdm(total=total, desc=name, unit=f" {unit}", smoothing=0.1) as bar:
-            yield _Bar(bar)
+            yield _TqdmBar(bar)
 
 
-class _Bar:
+class _TqdmBar:
     def __init__(self, bar: Any) -> None:
         self._bar = bar
 
@@ -198,6 +198,6 @@ class _Bar:
 
 def _bars() -> Reporter:
     try:
-        return _Bars(importlib.import_module("tqdm").tqdm)
+        return _TqdmBars(importlib.import_module("tqdm").tqdm)
     except ModuleNotFoundError:
         return SILENT  # mgds itself needs it; a stand-in may not

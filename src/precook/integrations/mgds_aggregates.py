@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
-from precook.sources.memory import Memory
-from precook.sources.segments import Bytes
+from precook.memo.columns import Bytes
+from precook.memo.memo import Memory
 from precook.store.keysets import split
 from precook.store.store import Store
 from precook.values import Key
@@ -34,7 +34,7 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _ValueColumn:
     """One name's values: many members share a few of them."""
 
     codes: npt.NDArray[np.int32]
@@ -44,7 +44,7 @@ class _Column:
 class Aggregates:
     """The aggregates of a group's members."""
 
-    def __init__(self, columns: Mapping[str, _Column]) -> None:
+    def __init__(self, columns: Mapping[str, _ValueColumn]) -> None:
         self.columns = dict(columns)
 
     def get(self, member: int) -> Values:
@@ -84,10 +84,10 @@ def load_aggregates(
     at = np.array([old.get(one, -1) for one in every], np.int64)
     new = np.flatnonzero(at < 0).tolist()
     rows = [fresh[every[one]] if every[one] in fresh else read(Key(every[one])) for one in new]
-    columns: dict[str, _Column] = {}
+    columns: dict[str, _ValueColumn] = {}
     plain = True
     for name in names:
-        column = before[1].columns[name] if before is not None else _Column(np.zeros(0, np.int32), [])
+        column = before[1].columns[name] if before is not None else _ValueColumn(np.zeros(0, np.int32), [])
         columns[name], is_plain = _extended(column, at, new, [row[name] for row in rows])
         plain &= is_plain
     if plain and not store.read_only:
@@ -98,8 +98,8 @@ def load_aggregates(
 
 
 def _extended(
-    column: _Column, at: npt.NDArray[np.int64], new: Sequence[int], values: Sequence[Any]
-) -> tuple[_Column, bool]:
+    column: _ValueColumn, at: npt.NDArray[np.int64], new: Sequence[int], values: Sequence[Any]
+) -> tuple[_ValueColumn, bool]:
     """The rows `at` of a column, and new values at the places where there was none; and whether all are plain."""
     kept, codes = np.unique(column.codes[at[at >= 0]], return_inverse=True)
     found = [column.values[code] for code in kept.tolist()]
@@ -117,7 +117,7 @@ def _extended(
             if text is not None and len(numbers) <= _FEW:
                 numbers[text] = code
         made[place] = code
-    return _Column(made, found), plain
+    return _ValueColumn(made, found), plain
 
 
 def _open(store: Store, key: Key) -> tuple[Bytes, Aggregates] | None:
@@ -125,7 +125,7 @@ def _open(store: Store, key: Key) -> tuple[Bytes, Aggregates] | None:
     if entry is None:
         return None
     columns = {
-        name: _Column(column["codes"], [_read(form) for form in json.loads(column["values"].tobytes())])
+        name: _ValueColumn(column["codes"], [_read(form) for form in json.loads(column["values"].tobytes())])
         for name, column in entry["columns"].items()
     }
     return entry["keys"], Aggregates(columns)

@@ -20,7 +20,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BuildTask:
     """One sample in one variation."""
 
     index: int
@@ -31,16 +31,16 @@ class Job:
 
 @dataclass(slots=True)
 class _Work:
-    jobs: Iterator[Job]
+    jobs: Iterator[BuildTask]
     lock: threading.Lock = field(default_factory=threading.Lock)
     over: bool = False
     done: int = 0
-    failed: list[tuple[Job, Exception]] = field(default_factory=list)
+    failed: list[tuple[BuildTask, Exception]] = field(default_factory=list)
 
 
 def build(
-    jobs: Sequence[Job],
-    make: Callable[[Job], None],
+    jobs: Sequence[BuildTask],
+    make: Callable[[BuildTask], None],
     executor: Executor,
     *,
     stop: Callable[[], bool] | None,
@@ -89,13 +89,13 @@ def _wait(futures: Sequence[Future[None]], work: _Work, stop: Callable[[], bool]
             raise StoppedError(f"stopped after {work.done} samples; what was made is kept")
 
 
-def _next(work: _Work) -> Job | None:
+def _next(work: _Work) -> BuildTask | None:
     with work.lock:
         hopeless = len(work.failed) >= _HOPELESS and 2 * len(work.failed) > work.done
         return None if work.over or hopeless else next(work.jobs, None)
 
 
-def _fail(work: _Work, job: Job, error: Exception) -> None:
+def _fail(work: _Work, job: BuildTask, error: Exception) -> None:
     with work.lock:
         work.failed.append((job, error))
 

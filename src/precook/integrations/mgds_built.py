@@ -10,23 +10,23 @@ import numpy as np
 
 from precook.errors import SourceChangedError
 from precook.integrations.mgds_aggregates import Values, aggregates_key
-from precook.integrations.mgds_build import Job, build
-from precook.integrations.mgds_cache import Cache, Options, Part, Pipeline
-from precook.integrations.mgds_groups import IndexMap, Roots, gather_groups
+from precook.integrations.mgds_build import BuildTask, build
+from precook.integrations.mgds_cache import Cache, CacheOptions, MgdsPipeline, Part
+from precook.integrations.mgds_groups import FolderRoots, IndexMap, gather_groups
 from precook.integrations.mgds_keys import Keys, Naming, name_entries
-from precook.integrations.mgds_manifest import Manifest, write_manifest
+from precook.integrations.mgds_manifest import GroupRecord, write_manifest
 from precook.integrations.mgds_sources import Sources, learn_sources, list_paths
 from precook.integrations.mgds_upstream import nobody_else
 from precook.integrations.mgds_values import entry_parts
-from precook.sources.memory import Memory
-from precook.sources.segments import Bytes
+from precook.memo.columns import Bytes
+from precook.memo.memo import Memory
 from precook.values import Key
 
 
 class BuiltCache(Cache):
     """A cache that makes what it does not have; paths and recipes are found once per process, as mgds lists files."""
 
-    def __init__(self, options: Options, pipeline: Pipeline) -> None:
+    def __init__(self, options: CacheOptions, pipeline: MgdsPipeline) -> None:
         super().__init__(options, pipeline)
         self._naming: Naming | None = None
         self._roots: dict[str, dict[int, Any]] = {}
@@ -153,7 +153,7 @@ class BuiltCache(Cache):
         assert self._maker is not None
         naming, sources, maker = self._naming, self._sources, self._maker
         fresh: dict[bytes, Values] = {}
-        keys: dict[Job, Key] = {}
+        keys: dict[BuildTask, Key] = {}
         wanted: set[bytes] = set()
         shown = self._paths[next(iter(self._paths))] if self._paths else []
         for part, member in missing:
@@ -161,18 +161,18 @@ class BuiltCache(Cache):
             key = Key(self._keys[part][member].tobytes())
             if key.bytes not in wanted:
                 wanted.add(key.bytes)
-                keys[Job(index, part[1], shown[index] if shown else f"sample {index}")] = key
+                keys[BuildTask(index, part[1], shown[index] if shown else f"sample {index}")] = key
         if options.before_cache is not None:
             options.before_cache()
         in_worker = pipeline.worker()
 
-        def values(names: tuple[str, ...], job: Job) -> Values:
+        def values(names: tuple[str, ...], job: BuildTask) -> Values:
             stored = [name for name in names if name not in self._passed]
             return {name: pipeline.ask(job.variation, name, job.index) for name in stored}
 
         with self.store.writer() as writer:
 
-            def make(job: Job) -> None:
+            def make(job: BuildTask) -> None:
                 def encode() -> None:
                     key = keys[job]
                     split, aggregate = values(options.split, job), values(options.aggregate, job)
@@ -196,7 +196,7 @@ class BuiltCache(Cache):
         if self.store.read_only:
             return
         assert self._naming is not None
-        roots = Roots(self._root, self._options.groups.all)
+        roots = FolderRoots(self._root, self._options.groups.all)
         for at, group in enumerate(index_map.groups):
             keys = {
                 variation: made
@@ -212,7 +212,7 @@ class BuiltCache(Cache):
             concepts = np.array([numbers[code] for code in codes], np.int32)
             named = {variation: aggregates_key(made) for variation, made in keys.items()}
             there = {one: np.frombuffer(key.bytes, np.uint8) for one, key in named.items() if key in self.store}
-            manifest = Manifest(len(codes), keys, paths, concepts, there)
+            manifest = GroupRecord(len(codes), keys, paths, concepts, there)
             write_manifest(self.store, self._manifest_name(group.key), manifest, group, self._naming.recipe)
 
     def _made(self, part: Part, memory: Memory) -> Bytes | None:

@@ -18,12 +18,13 @@ from precook.integrations.mgds_health import Health
 from precook.integrations.mgds_manifest import manifest_name
 from precook.integrations.mgds_upstream import Stage
 from precook.integrations.mgds_values import entry_values
+from precook.memo.columns import Bytes
+from precook.memo.memo import Memory
+from precook.open_store import open_store
 from precook.report import Reporter
-from precook.sources.memory import Memory
-from precook.sources.segments import Bytes
-from precook.store.lazy import LazyTensor
-from precook.store.leases import Lease
-from precook.store.store import Store, open_store
+from precook.store.lease import Lease
+from precook.store.reader import LazyTensor
+from precook.store.store import Store
 from precook.values import Key
 
 FOLDER = "precook"
@@ -33,7 +34,7 @@ Part = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CacheOptions:
     """What a cache is asked to do."""
 
     cache_dir: str
@@ -68,7 +69,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class MgdsPipeline:
     """What a cache is given by the pipeline it stands in."""
 
     stages: tuple[Stage, ...]
@@ -84,7 +85,7 @@ class Pipeline:
 class Cache(abc.ABC):
     """One cache of a pipeline; `start` is called in one thread, `item` from any."""
 
-    def __init__(self, options: Options, pipeline: Pipeline) -> None:
+    def __init__(self, options: CacheOptions, pipeline: MgdsPipeline) -> None:
         self._options = options
         self._pipeline = pipeline
         self._store: Store | None = options.store if isinstance(options.store, Store) else None

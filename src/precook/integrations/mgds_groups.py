@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import ConfigError, Problem
+from precook.errors import ConfigError, ConfigProblem
 
 Ask = Callable[[int, str, int], Any]
 """What the modules before a cache give: by variation, name and input index."""
@@ -38,7 +38,7 @@ class GroupNames:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CacheGroup:
     """Samples that share their variations and their balancing."""
 
     key: str
@@ -72,7 +72,7 @@ class GroupSettings:
     balancing: float
     strategy: str
 
-    def group(self, members: npt.NDArray[np.int64]) -> Group:
+    def group(self, members: npt.NDArray[np.int64]) -> CacheGroup:
         """The group that these settings make of its members."""
         # Compared, not converted: OneTrainer's strategies are members of an enum that equal these texts.
         if self.strategy == "REPEATS":
@@ -81,14 +81,14 @@ class GroupSettings:
             outputs = int(self.balancing)
         else:
             problem = f"unknown balancing strategy {self.strategy!r}"
-            raise ConfigError(Problem("balancing_strategy", None, problem, "give REPEATS or SAMPLES"))
-        return Group(self.key, members, self.variations, outputs)
+            raise ConfigError(ConfigProblem("balancing_strategy", None, problem, "give REPEATS or SAMPLES"))
+        return CacheGroup(self.key, members, self.variations, outputs)
 
 
 class IndexMap:
     """Groups side by side, as the outputs of a cache."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[CacheGroup]) -> None:
         self.groups = tuple(groups)
         self._ends = list(accumulate(group.outputs for group in self.groups))
 
@@ -105,7 +105,7 @@ class IndexMap:
         return (number, *group.locate(epoch, output - (self._ends[number] - group.outputs)))
 
 
-class Roots:
+class FolderRoots:
     """What names such as `concept.image.flip` stand for, looked up once for all samples that share the `concept`."""
 
     def __init__(self, ask: Ask, names: Sequence[str]) -> None:
@@ -135,11 +135,11 @@ class Roots:
         return value
 
 
-def gather_groups(ask: Ask, names: GroupNames, length: int) -> list[Group]:
+def gather_groups(ask: Ask, names: GroupNames, length: int) -> list[CacheGroup]:
     """Sort inputs into groups, in the order in which the groups first appear."""
     if names.variations is None:
-        return [Group("", np.arange(length), 1, length)]
-    roots = Roots(ask, names.all)
+        return [CacheGroup("", np.arange(length), 1, length)]
+    roots = FolderRoots(ask, names.all)
     made: dict[int, GroupSettings | None] = {}
     first: dict[str, GroupSettings] = {}
     members: dict[str, list[int]] = {}
@@ -154,14 +154,14 @@ def gather_groups(ask: Ask, names: GroupNames, length: int) -> list[Group]:
     return [settings.group(np.array(members[key], np.int64)) for key, settings in first.items()]
 
 
-def group_settings(roots: Roots, code: int, names: GroupNames) -> GroupSettings | None:
+def group_settings(roots: FolderRoots, code: int, names: GroupNames) -> GroupSettings | None:
     """Key, variations, balancing and strategy that a sample brings to its group; None where it is not enabled."""
     if names.enabled is not None and not roots.value(code, names.enabled):
         return None
     assert names.variations is not None
     variations = int(roots.value(code, names.variations))
     if variations < 1:
-        raise ConfigError(Problem(names.variations, None, f"{variations} variations", "give 1 or more"))
+        raise ConfigError(ConfigProblem(names.variations, None, f"{variations} variations", "give 1 or more"))
     balancing = roots.value(code, names.balancing) if names.balancing is not None else 1.0
     strategy = roots.value(code, names.strategy) if names.strategy is not None else "REPEATS"
     return GroupSettings(group_key([roots.value(code, name) for name in names.group]), variations, balancing, strategy)

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from precook.errors import DamagedPackError
-from precook.sources.filesystems import clock, trusted
-from precook.sources.memory import Memory
-from precook.sources.segments import Bytes, Kind
-from precook.sources.stamps import Stamps, look, settled, stamp_keys
+from precook.fs.stamps import Stamps, look, settled, stamp_keys
+from precook.fs.trust import clock, trusted
+from precook.memo.columns import Bytes, Kind
+from precook.memo.memo import Memory
+from precook.store.internals import StoreInternals
 from precook.store.packfile import TableFile
 from precook.store.store import Store
-from precook.store.workings import Workings
 
 _SOUND = Kind("sound packs/1", key=72, value=0)
 """Packs that were checked, each with the stamp it had."""
@@ -40,8 +40,8 @@ class Health:
         }
         if not tables:
             return
-        workings = store.workings()
-        now, firm = clock(workings.layout.packs), trusted(workings.layout.packs)
+        internals = store.internals()
+        now, firm = clock(internals.layout.packs), trusted(internals.layout.packs)
         doubtful: list[tuple[TableFile, bytes]] = []
         lasting: list[bytes] = []
         for name, table in tables.items():
@@ -49,7 +49,7 @@ class Health:
             row = bytes.fromhex(name) + stamp_keys(stamp).tobytes() if stamp is not None else b""
             if stamp is None or self._known.get(name, row) != row:
                 # Gone, or written to: what was opened before is not what lies there now.
-                workings.reader.forget_pack(workings.index, table)
+                internals.reader.forget_pack(internals.index, table)
             if stamp is None:
                 continue
             if self._known.get(name) == row or (written and name not in self._known):
@@ -60,14 +60,14 @@ class Health:
                 doubtful.append((table, row))
         doubtful = [pair for pair in doubtful if not (firm and self._is_remembered(pair, memory))]
         for (table, row), damaged in zip(
-            doubtful, executor.map(lambda pair: _damaged(workings, pair[0]), doubtful), strict=True
+            doubtful, executor.map(lambda pair: _damaged(internals, pair[0]), doubtful), strict=True
         ):
             name = table.pack.head.id
             if damaged:
                 self._known.pop(name, None)
-                workings.reader.forget_pack(workings.index, table)
+                internals.reader.forget_pack(internals.index, table)
                 for key in damaged:
-                    workings.is_sound(key)  # makes it a miss, here and for everybody
+                    internals.is_sound(key)  # makes it a miss, here and for everybody
             else:
                 self._known[name] = row
                 if settled(np.frombuffer(row[32:], "<i8").reshape(1, -1), now)[0]:
@@ -90,10 +90,10 @@ def _stamp(path: Path) -> Stamps | None:
         return None
 
 
-def _damaged(workings: Workings, table: TableFile) -> list[bytes]:
+def _damaged(internals: StoreInternals, table: TableFile) -> list[bytes]:
     """The keys of a pack's entries that are not what was put, read from the disk."""
     try:
-        pack = workings.open_pack(table.pack.head.id)
+        pack = internals.open_pack(table.pack.head.id)
         with pack.open() as descriptor:
             return [one.key(row) for one in pack.tables for row, _ in one.damage(descriptor)]
     except (FileNotFoundError, DamagedPackError):

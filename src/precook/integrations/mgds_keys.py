@@ -15,14 +15,14 @@ from blake3 import blake3
 
 from precook.errors import EncodeError, IdentityError
 from precook.identity.canonical import canonical
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.processors import plain
 from precook.identity.recipe import Recipe
-from precook.integrations.mgds_groups import Ask, Roots
+from precook.integrations.mgds_groups import Ask, FolderRoots
 from precook.integrations.mgds_sources import Sources
 from precook.integrations.mgds_upstream import Closure, Stage, Use, closure, identities
-from precook.sources.memory import Memory
-from precook.sources.segments import Bytes, Kind
+from precook.memo.columns import Bytes, Kind
+from precook.memo.memo import Memory
 from precook.values import Key
 
 VERSION = 1
@@ -103,7 +103,7 @@ class Keys:
         self._naming = naming
         self._sources = sources
         self._ask = ask
-        self._roots = Roots(root, (*naming.own_settings, *naming.text_settings))
+        self._roots = FolderRoots(root, (*naming.own_settings, *naming.text_settings))
         self._forms: dict[tuple[int, tuple[str, ...]], object] = {}
         self._codes: dict[int, int] = {}
         self._identities: dict[int, bytes] = {}

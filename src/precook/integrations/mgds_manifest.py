@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.identity.canonical import canonical
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
-from precook.integrations.mgds_groups import Group
-from precook.sources.segments import Bytes
-from precook.store.snapshots import FORMAT
+from precook.integrations.mgds_groups import CacheGroup
+from precook.memo.columns import Bytes
+from precook.store.snapshot import FORMAT
 from precook.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class GroupRecord:
     """The samples of one group, as they were built."""
 
     size: int
@@ -44,7 +44,7 @@ def manifest_name(cache: str, group: str, names: Sequence[str], model: object) -
     return f"mgds-{label}-{which}"
 
 
-def write_manifest(store: Store, name: str, manifest: Manifest, group: Group, recipe: Recipe) -> None:
+def write_manifest(store: Store, name: str, manifest: GroupRecord, group: CacheGroup, recipe: Recipe) -> None:
     """Keep a manifest; one that is the latest already is not written again."""
     count, variations = manifest.size, sorted(manifest.keys)
     members = np.arange(count, dtype=np.int32)
@@ -81,14 +81,14 @@ def write_manifest(store: Store, name: str, manifest: Manifest, group: Group, re
     store.freeze(name, tree)
 
 
-def read_manifest(store: Store, name: str) -> Manifest:
+def read_manifest(store: Store, name: str) -> GroupRecord:
     """The latest manifest of a group; `NoSnapshotError` where it was never built."""
     content: Mapping[str, Any] = store.snapshot(name).content
     variations: list[int] = content["mgds"]["variations"]
     count = len(content["samples"]["concept"])
     keys = content["picture_keys"]["entry"].reshape(len(variations), count, 32)
     paths = {one: _unpack(texts) for one, texts in content["mgds"]["paths"].items()}
-    return Manifest(count, dict(zip(variations, keys, strict=True)), paths, content["samples"]["concept"], {})
+    return GroupRecord(count, dict(zip(variations, keys, strict=True)), paths, content["samples"]["concept"], {})
 
 
 def _pack(texts: Sequence[str]) -> dict[str, Any]:

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 
 from precook.errors import IncompleteError
-from precook.integrations.mgds_cache import Cache, Options, Pipeline
-from precook.integrations.mgds_groups import Group, GroupSettings, IndexMap, Roots, group_settings
-from precook.integrations.mgds_manifest import Manifest, read_manifest
-from precook.sources.memory import Memory
+from precook.integrations.mgds_cache import Cache, CacheOptions, MgdsPipeline
+from precook.integrations.mgds_groups import CacheGroup, FolderRoots, GroupSettings, IndexMap, group_settings
+from precook.integrations.mgds_manifest import GroupRecord, read_manifest
+from precook.memo.memo import Memory
 
 
 class RecordedCache(Cache):
     """Groups as they were recorded; how often they are shown is as the concepts say now."""
 
-    def __init__(self, options: Options, pipeline: Pipeline) -> None:
+    def __init__(self, options: CacheOptions, pipeline: MgdsPipeline) -> None:
         super().__init__(options, pipeline)
-        self._manifests: list[Manifest] = []
+        self._manifests: list[GroupRecord] = []
         self._concepts: list[list[Any]] = []
 
     def item(self, epoch: int, index: int, name: str | None) -> dict[str, Any]:
@@ -40,14 +40,14 @@ class RecordedCache(Cache):
             first[""], concepts[""] = GroupSettings("", 1, 1.0, "REPEATS"), []
         else:
             assert options.root is not None
-            roots = Roots(pipeline.ask, options.groups.all)
+            roots = FolderRoots(pipeline.ask, options.groups.all)
             for index in range(pipeline.length(options.root) or 0):
                 code = roots.code(index)
                 settings = group_settings(roots, code, options.groups)
                 if settings is not None:
                     first.setdefault(settings.key, settings)
                     concepts.setdefault(settings.key, []).append(roots.value(code, options.root))
-        groups: list[Group] = []
+        groups: list[CacheGroup] = []
         for key, settings in first.items():
             manifest = read_manifest(self.store, self._manifest_name(key))
             recorded = int(manifest.concepts.max(initial=-1)) + 1

@@ -12,21 +12,21 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from precook.errors import SourceChangedError, SourceError
+from precook.fs.stamps import Stamps, stamp_of
+from precook.fs.trust import clock, trusted
 from precook.integrations.mgds_groups import Ask
 from precook.integrations.mgds_upstream import Use
+from precook.memo.columns import Bytes, Kind
+from precook.memo.memo import Memory
 from precook.report import Reporter
-from precook.sources.filesystems import clock, trusted
-from precook.sources.learn import Ground, learn
-from precook.sources.memory import Memory
-from precook.sources.segments import Bytes, Kind
-from precook.sources.stamps import Stamps, stamp_of
+from precook.sources.facts import FileSystem, learn
 from precook.sources.walk import list_names
 
 _ABSENT = bytes(32)
 """Stands for the digest of a file that is not there: a caption or a mask may be missing, and that is a fact."""
 
 
-class _Content:
+class _FileContent:
     """Nothing is to be known about the content of these files but its digest."""
 
     task = "reading sources"
@@ -111,11 +111,11 @@ def _learn(
     if not len(there):
         return digests, stamps
     folder = Path(os.path.realpath(listing.names[int(there[0])])).parent
-    ground = Ground(clock(folder), trusted(folder), device=folder.stat().st_dev)
+    ground = FileSystem(clock(folder), trusted(folder), device=folder.stat().st_dev)
     learnt = learn(
         listing.stamps[there],
         lambda at: listing.names[int(there[at])],
-        _Content(),
+        _FileContent(),
         memory,
         ground=ground,
         save=save,

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precook.errors import SourceError
-from precook.identity.digests import digest
+from precook.fs.read import read_source
+from precook.identity.digest import digest
 from precook.integrations.old_files import OldPart, Picture, UnusableError, inspect
 from precook.integrations.old_names import LATENT_FOLDER, TEXT_FOLDER, OldName, recognise
 from precook.report import Reporter
 from precook.sources.captions import CaptionError, decode_caption
-from precook.sources.pairing import SUFFIXES
-from precook.sources.pictures import RefusedError, read_facts
-from precook.sources.reading import read_source
+from precook.sources.image import RefusedError, read_facts
+from precook.sources.samples import SUFFIXES
 from precook.values import Digest
 
 _CAPTIONS = (".txt", ".caption")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from precook.errors import StoreFullError
 from precook.identity.canonical import canonical
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.identify import identify
 from precook.identity.recipe import Recipe
 from precook.integrations.front import MISSING, Front, Place

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precook.identity.canonical import canonical
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.identify import identify
 from precook.identity.recipe import Recipe
 from precook.integrations.front import MISSING, Front, Place

@@ -18,15 +18,15 @@ import numpy as np
 from blake3 import blake3
 
 from precook.errors import LockedError, NoSnapshotError, PrecookError, SnapshotEntriesError, printable
-from precook.identity.digests import derived_digest
+from precook.identity.digest import derived_digest
 from precook.maintain.manifest import MAX_MEMBERS, Manifest, Member, Sheet, manifest_name
-from precook.maintain.rows import Row, RowReader, find_rows, protected
+from precook.maintain.rows import PackRow, RowReader, find_rows, protected
 from precook.maintain.tar import BLOCK, END, make_header, padding
 from precook.report import SILENT, Reporter, Task
 from precook.store import files
+from precook.store.format.build import Entry, PackImage, build_pack, make_entry
 from precook.store.keysets import split
-from precook.store.packing import Entry, PackImage, build_pack, make_entry
-from precook.store.snapshots import Snapshot, SnapshotFile, read_snapshot
+from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot
 from precook.store.store import Store
 from precook.store.tree import take_apart
 from precook.values import Key
@@ -111,7 +111,7 @@ def export_bundle(
     content = _stripped(chosen, keep)
     keys = chosen.entry_keys()
     with protected(store, f"export of {dataset}", keys):
-        rows, lost = find_rows(store.workings(), split(keys))
+        rows, lost = find_rows(store.internals(), split(keys))
         if lost:
             raise _lost(store, dataset, lost)
         groups = _grouped(rows, pack_bytes)
@@ -148,7 +148,7 @@ def _wrong_place(message: str, hint: str) -> PrecookError:
     return error
 
 
-def _copy(store: Store, snapshot: Snapshot, groups: list[list[Row]], draft: _Draft, task: Task) -> None:
+def _copy(store: Store, snapshot: Snapshot, groups: list[list[PackRow]], draft: _Draft, task: Task) -> None:
     """Add the packs that are still to be written; once an entry is lost, the rest is only looked at, for the list."""
     reader = RowReader(store)
     for number in range(draft.done - 1, len(groups)):
@@ -182,12 +182,12 @@ def _snapshot_entry(content: dict[str, Any]) -> Entry:
     return make_entry(derived_digest(_CONTEXT, unnamed.checksum), parts)
 
 
-def _grouped(rows: list[Row], pack_bytes: int) -> list[list[Row]]:
+def _grouped(rows: list[PackRow], pack_bytes: int) -> list[list[PackRow]]:
     """Rows as they go into packs; more into each where there would be too many packs."""
     total = sum(row.nbytes for row in rows)
     most = max(pack_bytes, 2 * total // (MAX_MEMBERS - 1))
     longest = max(_PACK_ROWS, 2 * len(rows) // (MAX_MEMBERS - 1))
-    groups: list[list[Row]] = []
+    groups: list[list[PackRow]] = []
     size = most
     for row in rows:
         if size >= most or len(groups[-1]) >= longest:
@@ -198,7 +198,7 @@ def _grouped(rows: list[Row], pack_bytes: int) -> list[list[Row]]:
     return groups
 
 
-def _contents(entry: Entry, groups: list[list[Row]]) -> str:
+def _contents(entry: Entry, groups: list[list[PackRow]]) -> str:
     keys = [b"".join(row.key for row in group) for group in groups]
     lengths = np.array([len(group) for group in groups], "<u8").tobytes()
     return derived_digest(_CONTEXT, b"".join([entry.checksum, entry.parts.skeleton, lengths, *keys])).hex()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from precook.maintain.protect import Everything, Protection, Protector, Roots, Young
+from precook.maintain.remove import DEFAULT, RemovalPlan, Thresholds, plan_removal
 from precook.report import SILENT, Reporter
-from precook.store.census import Census
-from precook.store.protection import Everything, Protection, Protector, Roots, Young
-from precook.store.removal import RemovalPlan, plan_removal
-from precook.store.snapshots import list_snapshots
-from precook.store.space import DEFAULT, Thresholds
+from precook.store.index.scan import EntryScan
+from precook.store.snapshot import list_snapshots
 from precook.store.store import Store
 from precook.units import format_duration
 
@@ -32,21 +31,21 @@ def plan_gc(
     nor young go with the entries that only they name. While sources are `absent`, everything stays: a drive that is
     not mounted is no reason to forget what came from it.
     """
-    workings = store.workings(create=False)
-    census = Census(workings.layout, workings.index)
-    since = census.now - int(grace * 1e9)
+    internals = store.internals(create=False)
+    scan = EntryScan(internals.layout, internals.index)
+    since = scan.now - int(grace * 1e9)
     roots = Roots(younger_than=since)
     protectors: list[Protector] = [Everything(f"not there: {root}") for root in absent]
-    snapshots = list_snapshots(workings.layout)
+    snapshots = list_snapshots(internals.layout)
     keep = {file.id for file in roots.of(snapshots)}
     return plan_removal(
-        workings,
+        internals,
         "gc",
-        protection=Protection(workings.layout, roots),
+        protection=Protection(internals.layout, roots),
         protectors=[*protectors, Young(f"younger than {format_duration(grace)}", since)],
         reason="no snapshot names it",
         snapshots=[] if absent else [file for file in snapshots if file.id not in keep],
         thresholds=thresholds,
-        census=census,
+        scan=scan,
         report=report,
     )

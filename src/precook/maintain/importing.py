@@ -30,12 +30,12 @@ from precook.maintain.manifest import (
 from precook.maintain.rows import protected, read_rows, sound_keys
 from precook.maintain.staging import Staging
 from precook.maintain.tar import BLOCK, END, FrameError, padding, read_header
+from precook.maintain.verify import check_pack
 from precook.report import SILENT, Reporter, Task
+from precook.store.internals import StoreInternals
 from precook.store.packfile import Guard, PackFile
-from precook.store.snapshots import Snapshot, SnapshotFile, is_dataset, read_snapshot
+from precook.store.snapshot import Snapshot, SnapshotFile, is_dataset, read_snapshot
 from precook.store.store import Store
-from precook.store.verify import check_pack
-from precook.store.workings import Workings
 from precook.units import format_size
 
 _PIECE = 1 << 20
@@ -91,8 +91,8 @@ def import_bundle(
     source = _Source(stream, name)
     manifest, digest = _read_manifest(source)
     _check_space(store, manifest)
-    workings = store.workings()
-    with Staging(workings, digest) as staging, report.task("import", total=manifest.nbytes, unit="bytes") as task:
+    internals = store.internals()
+    with Staging(internals, digest) as staging, report.task("import", total=manifest.nbytes, unit="bytes") as task:
         try:
             resumed = _receive(source, manifest, staging, task)
             snapshot, keys = _check_whole(source, manifest, staging)
@@ -103,7 +103,7 @@ def import_bundle(
             raise
         target = dataset or manifest.dataset
         with protected(store, f"import of {target}", keys):
-            new = _move_in(workings, manifest, staging)
+            new = _move_in(internals, manifest, staging)
             written = store.freeze(target, {**snapshot.content, "dataset": target}, needs=keys)
         staging.remove()
     return Imported(
@@ -294,7 +294,7 @@ def _is_encoder(form: object) -> bool:
     return isinstance(form.get("recipe"), str)
 
 
-def _move_in(workings: Workings, manifest: Manifest, staging: Staging) -> int:
+def _move_in(internals: StoreInternals, manifest: Manifest, staging: Staging) -> int:
     """Make the staged packs part of the store; how many entries that added.
 
     A pack whose entries are all new is moved as it is. Of another, the new ones are written to a pack of their own.
@@ -305,13 +305,13 @@ def _move_in(workings: Workings, manifest: Manifest, staging: Staging) -> int:
         pack = PackFile(path, member.pack, Guard())
         keys = [table.key(row) for table in pack.tables for row in range(table.table.rows)]
         # One that it has is read and checked: nobody will bring it again.
-        absent = set(keys) - sound_keys(workings, keys)
+        absent = set(keys) - sound_keys(internals, keys)
         added += len(absent)
-        if len(absent) == len(keys) and not workings.layout.pack(member.pack).exists():
-            workings.take_in(path, pack)
+        if len(absent) == len(keys) and not internals.layout.pack(member.pack).exists():
+            internals.take_in(path, pack)
             # What a pack of this name lost before may count as removed: it is written to another one.
-            absent = set(keys) - workings.index.present(keys)
-            pack = PackFile(workings.layout.pack(member.pack), member.pack, Guard()) if absent else pack
+            absent = set(keys) - internals.index.present(keys)
+            pack = PackFile(internals.layout.pack(member.pack), member.pack, Guard()) if absent else pack
         if absent:
-            workings.commit(list(read_rows(pack, [row for row, key in enumerate(keys) if key in absent])))
+            internals.commit(list(read_rows(pack, [row for row, key in enumerate(keys) if key in absent])))
     return added

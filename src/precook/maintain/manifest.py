@@ -17,9 +17,9 @@ from blake3 import blake3
 from precook.errors import printable
 from precook.identity.canonical import dump_json
 from precook.maintain.tar import BLOCK
-from precook.store.header import HeaderError, load_json
-from precook.store.pack import FORMAT as STORE_FORMAT
-from precook.store.snapshots import is_dataset
+from precook.store.format.header import HeaderError, load_json
+from precook.store.format.pack import FORMAT as STORE_FORMAT
+from precook.store.snapshot import is_dataset
 
 FORMAT = 1
 MAX_MEMBERS = 100_000

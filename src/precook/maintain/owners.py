@@ -12,7 +12,7 @@ import numpy as np
 
 from precook.errors import DamagedPackError, NewerFormatError
 from precook.store.keysets import among, beginnings, keyset
-from precook.store.snapshots import Snapshot, read_snapshot
+from precook.store.snapshot import Snapshot, read_snapshot
 from precook.store.store import Store
 
 

@@ -14,21 +14,21 @@ from itertools import groupby
 from pathlib import Path
 
 from precook.errors import DamagedPackError, ReadOnlyError
+from precook.maintain.lock import maintaining
 from precook.maintain.owners import Owner, find_owners
+from precook.maintain.repack import Piece, live_rows, move, unlink_doomed
+from precook.maintain.verify import Damage, Verification
 from precook.report import SILENT, Reporter
-from precook.store import database, files
-from precook.store.moving import live_rows, move
+from precook.store import files
+from precook.store.index import schema
+from precook.store.internals import StoreInternals
 from precook.store.packfile import damage_reason
-from precook.store.repacking import Piece
 from precook.store.store import Store
-from precook.store.sweep import unlink_doomed
-from precook.store.verify import Damage, Verification
-from precook.store.workings import Workings, maintaining
 from precook.values import Key
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostEntry:
     """An entry that is to be made again."""
 
     key: Key
@@ -37,7 +37,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Wreck:
+class BadPack:
     """A pack that is to be replaced or removed."""
 
     path: Path
@@ -69,8 +69,8 @@ class RepairPlan:
     """What a repair would drop; making one changes nothing, `execute` does it."""
 
     store: Store
-    wrecks: tuple[Wreck, ...]
-    losses: tuple[Loss, ...]
+    wrecks: tuple[BadPack, ...]
+    losses: tuple[LostEntry, ...]
     snapshots: tuple[Path, ...]
     """Damaged snapshots in whose place a newer one stands."""
     left: tuple[Path, ...]
@@ -86,12 +86,12 @@ class RepairPlan:
         store = self.store
         if store.read_only:
             raise ReadOnlyError(store.path, "opened read-only")
-        workings = store.workings()
+        internals = store.internals()
         before = sum(wreck.nbytes for wreck in self.wrecks)
         after = rewritten = entries = 0
-        with maintaining(workings, "repair"), report.task("repair", total=len(self.wrecks), unit="packs") as task:
+        with maintaining(internals, "repair"), report.task("repair", total=len(self.wrecks), unit="packs") as task:
             for wreck in self.wrecks:
-                dropped, kept = _replace(workings, wreck)
+                dropped, kept = _replace(internals, wreck)
                 entries += dropped
                 after += kept
                 rewritten += kept > 0
@@ -105,23 +105,23 @@ class RepairPlan:
 
 def plan_repair(store: Store, found: Verification) -> RepairPlan:
     """What would be dropped of a store in which a verification found damage."""
-    workings = store.workings()
+    internals = store.internals()
     latest = {file.dataset: file.path for file in store.snapshots()}
     broken = {file.path for file in store.snapshots()} & {damage.pack for damage in found.damage}
     wrecks, lost = [], {}
     damages = sorted((one for one in found.damage if one.pack not in broken), key=lambda one: str(one.pack))
     for path, group in groupby(damages, key=lambda one: one.pack):
-        wreck, losses = _survey(workings, path, list(group))
+        wreck, losses = _survey(internals, path, list(group))
         wrecks.append(wreck)
         lost.update(losses)
     gone = {wreck.name for wreck in wrecks}
-    elsewhere = {place.key for place in workings.index.find(list(lost)) if place.pack not in gone} if lost else set()
+    elsewhere = {place.key for place in internals.index.find(list(lost)) if place.pack not in gone} if lost else set()
     owners = find_owners(store, lost)
     return RepairPlan(
         store,
         tuple(wrecks),
         tuple(
-            Loss(Key(key), reason, tuple(owners.get(key, ())))
+            LostEntry(Key(key), reason, tuple(owners.get(key, ())))
             for key, reason in sorted(lost.items())
             if key not in elsewhere
         ),
@@ -130,7 +130,7 @@ def plan_repair(store: Store, found: Verification) -> RepairPlan:
     )
 
 
-def _survey(workings: Workings, path: Path, damages: list[Damage]) -> tuple[Wreck, dict[bytes, str]]:
+def _survey(internals: StoreInternals, path: Path, damages: list[Damage]) -> tuple[BadPack, dict[bytes, str]]:
     """What becomes of a pack, and the entries that are lost with it."""
     try:
         nbytes = path.lstat().st_size
@@ -138,31 +138,31 @@ def _survey(workings: Workings, path: Path, damages: list[Damage]) -> tuple[Wrec
         nbytes = 0
     name = path.name.partition(".")[0]
     try:
-        workings.open_pack(name)
+        internals.open_pack(name)
     except (DamagedPackError, OSError) as error:
         reason = damage_reason(error, path) if not isinstance(error, FileNotFoundError) else "it is gone"
-        rows = workings.index.query(lambda db: _rows_of(db, name))
-        return Wreck(path, reason, nbytes), dict.fromkeys(rows.values(), reason)
-    return Wreck(path, "", nbytes), {one.key.bytes: one.reason for one in damages if one.key is not None}
+        rows = internals.index.query(lambda db: _rows_of(db, name))
+        return BadPack(path, reason, nbytes), dict.fromkeys(rows.values(), reason)
+    return BadPack(path, "", nbytes), {one.key.bytes: one.reason for one in damages if one.key is not None}
 
 
-def _replace(workings: Workings, wreck: Wreck) -> tuple[int, int]:
+def _replace(internals: StoreInternals, wreck: BadPack) -> tuple[int, int]:
     """Put a pack of its sound entries in the place of a damaged one; entries dropped, and bytes of the new file."""
     try:
-        pack = workings.open_pack(wreck.name)
+        pack = internals.open_pack(wreck.name)
     except FileNotFoundError:
         return 0, 0  # somebody else was quicker
     except (DamagedPackError, OSError) as error:
-        return _remove(workings, wreck, damage_reason(error, wreck.path)), 0
-    rows = live_rows(workings, pack)
-    moved = move(workings, [Piece(pack, rows)])
-    unlink_doomed(workings.layout, workings.index)
+        return _remove(internals, wreck, damage_reason(error, wreck.path)), 0
+    rows = live_rows(internals, pack)
+    moved = move(internals, [Piece(pack, rows)])
+    unlink_doomed(internals.layout, internals.index)
     return len(rows) - moved.entries, moved.nbytes
 
 
-def _remove(workings: Workings, wreck: Wreck, reason: str) -> int:
+def _remove(internals: StoreInternals, wreck: BadPack, reason: str) -> int:
     """Remove a pack that cannot be read at all; how many entries the index had there."""
-    layout, index = workings.layout, workings.index
+    layout, index = internals.layout, internals.index
     name = bytes.fromhex(wreck.name)
     with index.exclusive():
         rows = index.query(lambda db: _rows_of(db, wreck.name))
@@ -173,7 +173,7 @@ def _remove(workings: Workings, wreck: Wreck, reason: str) -> int:
             )
             db.execute("DELETE FROM entry WHERE pack = (SELECT number FROM pack WHERE id = ?)", (name,))
             db.execute("UPDATE pack SET live = 0, doomed = 1 WHERE id = ?", (name,))
-            database.removed(db)
+            schema.removed(db)
 
         index.transact(change)
         unlink_doomed(layout, index)

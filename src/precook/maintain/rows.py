@@ -13,20 +13,20 @@ import numpy.typing as npt
 
 from precook.errors import DamagedPackError, MissingEntryError
 from precook.identity.recipe import recipe_digest
+from precook.store.format.build import Entry
+from precook.store.format.pack import NO_RECIPE, checksum
+from precook.store.internals import StoreInternals
 from precook.store.leaves import Leaf
-from precook.store.pack import NO_RECIPE, checksum
 from precook.store.packfile import Array, PackFile, RowDamagedError, TableFile, damage_reason
-from precook.store.packing import Entry
 from precook.store.store import Store
 from precook.store.tree import Parts
-from precook.store.workings import Workings
 from precook.values import Key
 
 _NO_LABELS = b"null"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackRow:
     """Where an entry lies, and what it takes."""
 
     key: bytes
@@ -43,28 +43,28 @@ def protected(store: Store, purpose: str, keys: npt.NDArray[np.uint8]) -> Iterat
         yield
 
 
-def find_rows(workings: Workings, keys: Sequence[bytes]) -> tuple[list[Row], dict[bytes, str]]:
+def find_rows(internals: StoreInternals, keys: Sequence[bytes]) -> tuple[list[PackRow], dict[bytes, str]]:
     """A place for each key, in the order in which they lie on the disk; and the keys without one, with the reason."""
     places: dict[str, list[tuple[int, bytes]]] = {}
     lost = dict.fromkeys(keys, "there is no such entry")
-    for place in workings.index.find(keys):
+    for place in internals.index.find(keys):
         places.setdefault(place.pack, []).append((place.row, place.key))
-    rows: list[Row] = []
+    rows: list[PackRow] = []
     for name in sorted(places):
         wanted = sorted((row, key) for row, key in places[name] if key in lost)
         if not wanted:
             continue
         try:
-            pack = workings.open_pack(name)
+            pack = internals.open_pack(name)
         except FileNotFoundError:
             continue  # removed since the index named it
         except (DamagedPackError, OSError) as error:
-            lost.update(dict.fromkeys((key for _, key in wanted), damage_reason(error, workings.layout.pack(name))))
+            lost.update(dict.fromkeys((key for _, key in wanted), damage_reason(error, internals.layout.pack(name))))
             continue
         sizes = [size for table in pack.tables for size in table.table.row_bytes().tolist()]
         for row, key in wanted:
             if row < len(sizes) and key in lost:
-                rows.append(Row(key, name, row, sizes[row]))
+                rows.append(PackRow(key, name, row, sizes[row]))
                 del lost[key]
     return rows, lost
 
@@ -77,14 +77,14 @@ def read_rows(pack: PackFile, rows: Iterable[int]) -> Iterator[Entry]:
             yield _entry(table, at, table.verify(descriptor, at))
 
 
-def sound_keys(workings: Workings, keys: Sequence[bytes]) -> set[bytes]:
+def sound_keys(internals: StoreInternals, keys: Sequence[bytes]) -> set[bytes]:
     """The keys whose entry is there and, read from the disk, what was put."""
-    rows, _ = find_rows(workings, keys)
+    rows, _ = find_rows(internals, keys)
     sound: set[bytes] = set()
     for name, group in groupby(rows, key=lambda row: row.pack):
         wanted = list(group)
         try:
-            pack = workings.open_pack(name)
+            pack = internals.open_pack(name)
             with pack.open() as descriptor:
                 for row in wanted:
                     table, at = pack.locate(row.row)
@@ -93,7 +93,7 @@ def sound_keys(workings: Workings, keys: Sequence[bytes]) -> set[bytes]:
                         sound.add(row.key)
         except (RowDamagedError, DamagedPackError, OSError):
             # One by one, wherever they lie: this also tells the index what is damaged.
-            sound |= {row.key for row in wanted if row.key not in sound and workings.is_sound(row.key)}
+            sound |= {row.key for row in wanted if row.key not in sound and internals.is_sound(row.key)}
     return sound
 
 
@@ -109,12 +109,12 @@ class RowReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._workings = store.workings()
+        self._internals = store.internals()
         self._pack: PackFile | None = None
         self.lost: dict[bytes, str] = {}
         """Entries that could not be read, and why."""
 
-    def read(self, rows: Iterable[Row]) -> list[Entry]:
+    def read(self, rows: Iterable[PackRow]) -> list[Entry]:
         """The entries of these rows that can be read, without labels."""
         found: list[Entry] = []
         for name, group in groupby(rows, key=lambda row: row.pack):
@@ -132,12 +132,12 @@ class RowReader:
 
     def _open(self, name: str) -> PackFile:
         if self._pack is None or self._pack.head.id != name:
-            self._pack = self._workings.open_pack(name)
+            self._pack = self._internals.open_pack(name)
         return self._pack
 
-    def _find(self, row: Row) -> Entry | None:
+    def _find(self, row: PackRow) -> Entry | None:
         """An entry wherever it lies by now; where it cannot be read, the reason is kept."""
-        path = self._workings.layout.pack(row.pack)
+        path = self._internals.layout.pack(row.pack)
         try:
             located = self._store.locate(Key(row.key))
             return _entry(located.table, located.row, located.table.read(located.row, check=True))

@@ -18,14 +18,14 @@ import numpy as np
 
 from precook.errors import SnapshotEntriesError
 from precook.maintain.bundle import FOREIGN, choose_snapshot, taken
-from precook.maintain.rows import Row, RowReader, find_rows, protected
+from precook.maintain.rows import PackRow, RowReader, find_rows, protected
 from precook.report import SILENT, Reporter, Task
 from precook.store import files
-from precook.store.header import Column, dump_header
+from precook.store.format.build import Entry, leaf_names
+from precook.store.format.header import Column, dump_header
+from precook.store.format.pack import lanes_shape
 from precook.store.keysets import split
-from precook.store.pack import lanes_shape
-from precook.store.packing import Entry, leaf_names
-from precook.store.snapshots import Snapshot
+from precook.store.snapshot import Snapshot
 from precook.store.store import Store
 from precook.values import Key
 
@@ -72,7 +72,7 @@ def export_shards(
     partial = path.with_name(path.name + files.PARTIAL)
     with protected(store, f"export of {dataset}", chosen.entry_keys()), files.explained(path.parent):
         _begin(partial)
-        shelves = {name: _Shelf(name, partial, shard_bytes) for name in chosen.encoders}
+        shelves = {name: _OpenShard(name, partial, shard_bytes) for name in chosen.encoders}
         rows = _find(store, chosen)
         total = sum(row.nbytes for found in rows.values() for row in found)
         with report.task("export", total=total, unit="bytes") as task:
@@ -91,21 +91,21 @@ def export_shards(
 
 
 @dataclass(slots=True)
-class _Stack:
+class _ShardColumns:
     """Entries with leaves of the same types and shapes."""
 
     number: int
     entries: list[Entry] = field(default_factory=list)
 
 
-class _Shelf:
+class _OpenShard:
     """The shards of one encoder."""
 
     def __init__(self, encoder: str, folder: Path, shard_bytes: int) -> None:
         self._encoder = encoder
         self._folder = folder
         self._shard_bytes = shard_bytes
-        self._stacks: dict[tuple[Any, ...], _Stack] = {}
+        self._stacks: dict[tuple[Any, ...], _ShardColumns] = {}
         self._nbytes = 0
         self.files: list[str] = []
         self.places: dict[bytes, list[Any]] = {}
@@ -114,7 +114,7 @@ class _Shelf:
     def add(self, entry: Entry) -> None:
         """Put an entry where it belongs; a full shard is written."""
         shapes = tuple(leaf.shape for leaf in entry.parts.leaves)
-        stack = self._stacks.setdefault((entry.parts.skeleton, shapes), _Stack(len(self._stacks)))
+        stack = self._stacks.setdefault((entry.parts.skeleton, shapes), _ShardColumns(len(self._stacks)))
         self.places[entry.key] = [len(self.files), stack.number, len(stack.entries), json.loads(entry.parts.values)]
         stack.entries.append(entry)
         self._nbytes += entry.nbytes
@@ -177,18 +177,20 @@ def _keys_of(snapshot: Snapshot, encoder: str) -> list[bytes]:
     return list(dict.fromkeys(split(keys[keys.any(axis=1)])))
 
 
-def _find(store: Store, snapshot: Snapshot) -> dict[str, list[Row]]:
+def _find(store: Store, snapshot: Snapshot) -> dict[str, list[PackRow]]:
     lost: dict[bytes, str] = {}
     found = {}
     for encoder in snapshot.encoders:
-        found[encoder], missing = find_rows(store.workings(), _keys_of(snapshot, encoder))
+        found[encoder], missing = find_rows(store.internals(), _keys_of(snapshot, encoder))
         lost |= missing
     if lost:
         raise _unreadable(store, snapshot, lost)
     return found
 
 
-def _fill(store: Store, snapshot: Snapshot, shelves: dict[str, _Shelf], rows: dict[str, list[Row]], task: Task) -> None:
+def _fill(
+    store: Store, snapshot: Snapshot, shelves: dict[str, _OpenShard], rows: dict[str, list[PackRow]], task: Task
+) -> None:
     reader = RowReader(store)
     for encoder, shelf in shelves.items():
         for at in range(0, len(rows[encoder]), _BATCH):
@@ -207,7 +209,7 @@ def _unreadable(store: Store, snapshot: Snapshot, lost: dict[bytes, str]) -> Sna
     return SnapshotEntriesError(store.path, snapshot.file.dataset, entries)
 
 
-def _manifest(snapshot: Snapshot, shelves: dict[str, _Shelf]) -> dict[str, Any]:
+def _manifest(snapshot: Snapshot, shelves: dict[str, _OpenShard]) -> dict[str, Any]:
     content = snapshot.content
     numbers = {name: {key: at for at, key in enumerate(shelf.places)} for name, shelf in shelves.items()}
 

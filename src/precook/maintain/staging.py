@@ -18,10 +18,10 @@ from types import TracebackType
 from blake3 import blake3
 
 from precook.errors import LockedError, StoreError, printable
-from precook.sources.filesystems import clock
+from precook.fs.trust import clock
 from precook.store import files
+from precook.store.internals import StoreInternals
 from precook.store.packfile import Guard, PackFile
-from precook.store.workings import Workings
 
 FOLDER = "imports"
 _LEFT = 7 * 86400
@@ -31,9 +31,9 @@ _LEFT = 7 * 86400
 class Staging:
     """The folder of one archive, held by one import at a time; a context manager."""
 
-    def __init__(self, workings: Workings, digest: str) -> None:
-        self._root = workings.layout.root
-        self._directories = workings.directories
+    def __init__(self, internals: StoreInternals, digest: str) -> None:
+        self._root = internals.layout.root
+        self._directories = internals.directories
         self._home = self._root / FOLDER
         self.folder = self._home / digest
         self._descriptor = -1

@@ -8,9 +8,9 @@ from itertools import groupby
 import numpy as np
 
 from precook.errors import DamagedPackError, NewerFormatError
-from precook.store.census import Census, Chunk
+from precook.store.index.scan import Chunk, EntryScan
 from precook.store.keysets import KeySet, among, beginnings, in_columns, keyset
-from precook.store.snapshots import Snapshot, SnapshotFile, read_snapshot
+from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot
 from precook.store.store import Store
 
 _DAY = 86400 * 10**9
@@ -19,7 +19,7 @@ AGES = (("today", _DAY), ("this week", 7 * _DAY), ("this month", 30 * _DAY), ("t
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class UsagePart:
     """Some entries."""
 
     name: str
@@ -40,7 +40,7 @@ class DatasetUsage:
     nbytes: int
     shared: int
     """Bytes that other datasets need, too."""
-    resolutions: tuple[Part, ...]
+    resolutions: tuple[UsagePart, ...]
     """What picture and mask encoders made, by resolution."""
 
 
@@ -49,9 +49,9 @@ class Usage:
     """Who uses what in a store."""
 
     datasets: tuple[DatasetUsage, ...]
-    unnamed: Part
+    unnamed: UsagePart
     """Entries that no dataset's latest snapshot names."""
-    ages: tuple[Part, ...]
+    ages: tuple[UsagePart, ...]
     """By when they were last written or used."""
     unreadable: tuple[SnapshotFile, ...]
     """Latest snapshots that cannot be read: what they name is not known."""
@@ -66,19 +66,19 @@ def measure_usage(store: Store) -> Usage:
     shelves, unreadable = [], []
     for file, count in latest:
         try:
-            shelves.append(_Shelf(read_snapshot(file), count))
+            shelves.append(_PackUse(read_snapshot(file), count))
         except (DamagedPackError, NewerFormatError):
             unreadable.append(file)
-    workings = store.workings()
-    census = Census(workings.layout, workings.index)
+    internals = store.internals()
+    scan = EntryScan(internals.layout, internals.index)
     unnamed, ages = _Sum(), [_Sum() for _ in AGES]
-    for chunk in census.chunks():
+    for chunk in scan.chunks():
         named = [shelf.holds(chunk) & chunk.fresh for shelf in shelves]
         users = np.sum(named, axis=0) if named else np.zeros(len(chunk.keys), np.int64)
         for shelf, held in zip(shelves, named, strict=True):
             shelf.add(chunk, held, held & (users > 1))
         unnamed.add(chunk, chunk.fresh & (users == 0))
-        old = census.now - chunk.touched
+        old = scan.now - chunk.touched
         for number, (_, limit) in enumerate(AGES):
             since = AGES[number - 1][1] if number else -1
             assert since is not None
@@ -101,11 +101,11 @@ class _Sum:
         self.entries += int(held.sum())
         self.nbytes += int(chunk.nbytes[held].sum())
 
-    def part(self, name: str) -> Part:
-        return Part(name, self.entries, self.nbytes)
+    def part(self, name: str) -> UsagePart:
+        return UsagePart(name, self.entries, self.nbytes)
 
 
-class _Shelf:
+class _PackUse:
     """What one snapshot names, counted as the entries come by."""
 
     def __init__(self, snapshot: Snapshot, snapshots: int) -> None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from precook.plan.keys import Parts, read_parts
 from precook.plan.reasons import Why
-from precook.plan.samples import Target
-from precook.plan.wants import NOBODY
-from precook.sources.pairing import Numbers
+from precook.plan.targets import Target
+from precook.plan.wanted import NOBODY, KeyParts, read_parts
+from precook.sources.samples import Numbers
 from precook.values import Digest, Key
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class PlannedEntry:
     """For pictures and masks: which resolution and variation."""
     line: int | None
     """For texts: which of the sample's captions."""
-    parts: Parts
+    parts: KeyParts
     """Everything the key is made of, beside the recipe."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precook.identity.recipe import Recipe
-from precook.sources.memory import Memory
+from precook.memo.memo import Memory
 from precook.store.store import Store
 
 _RATES = "rates"

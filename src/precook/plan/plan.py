@@ -11,27 +11,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.config.models import Settings
+from precook.config.schema import Settings
 from precook.errors import IncompleteError
+from precook.memo.memo import Memory
 from precook.plan.entries import Entries, Failure, rows_where
 from precook.plan.explain import Explanation, explain
-from precook.plan.failures import read_failures
 from precook.plan.forecast import Forecast, find_rates, forecast
-from precook.plan.history import History
-from precook.plan.ready import find_ready
-from precook.plan.reasons import Reasons, Why
-from precook.plan.samples import Framed, Samples, Target, frame
-from precook.plan.snapshot import complete_samples, snapshot_tree
-from precook.plan.table import show
-from precook.plan.wants import Encoding, Wants, rows_with, want
+from precook.plan.freeze import complete_samples, snapshot_tree
+from precook.plan.ready import find_ready, read_failures
+from precook.plan.reasons import History, Reasons, Why
+from precook.plan.show import show
+from precook.plan.targets import Samples, Target, Targets, frame
+from precook.plan.wanted import Encoding, WantedEntries, rows_with, want
 from precook.report import SILENT, Reporter
-from precook.sources.gather import gather
-from precook.sources.memory import Memory
-from precook.sources.pairing import Numbers
-from precook.store.leases import Lease
-from precook.store.snapshots import Snapshot
+from precook.sources.samples import Numbers, gather
+from precook.store.files import syncpoint
+from precook.store.lease import Lease
+from precook.store.snapshot import Snapshot
 from precook.store.store import Store
-from precook.store.syncpoints import syncpoint
 from precook.values import Key
 
 
@@ -39,7 +36,7 @@ from precook.values import Key
 class EncoderPlan:
     """What one encoder needs, and what of it is there."""
 
-    wants: Wants
+    wants: WantedEntries
     ready_rows: npt.NDArray[np.bool_]
     """Which rows have their entry."""
     failures: dict[int, str]
@@ -90,7 +87,7 @@ class Plan:
         store: Store,
         memory: Memory,
         samples: Samples,
-        framed: Framed,
+        framed: Targets,
         encoders: dict[str, EncoderPlan],
         builder: Callable[..., Any] | None = None,
         generation: str = "",

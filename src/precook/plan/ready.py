@@ -6,11 +6,15 @@ hundred thousand samples asks for none of its keys.
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
-from precook.sources.memory import Memory
-from precook.sources.segments import Bytes, Kind
+from precook.memo.columns import Bytes, Kind
+from precook.memo.memo import Memory
 from precook.store.store import Store
 
 LOST = Kind("lost", key=32, value=0)
@@ -53,3 +57,23 @@ def _compare_again(generation: str, store: Store, memory: Memory) -> None:
         memory.remember(_seen(generation), seen[present])
         memory.remember(LOST, seen[~present])
     memory.write_note(*_COMPARED, generation)
+
+
+_KIND = "failures"
+
+
+def read_failures(memory: Memory) -> dict[bytes, str]:
+    """Why entries could not be made, by key."""
+    return {key: str(json.loads(note)["reason"]) for key, note in memory.notes(_KIND).items()}
+
+
+def record_failure(memory: Memory, key: bytes, reason: str) -> None:
+    """Remember that an entry could not be made, and why."""
+    memory.write_note(_KIND, key, json.dumps({"reason": reason, "when": int(time.time())}))
+
+
+def forget_failures(memory: Memory, keys: Iterable[bytes]) -> None:
+    """These entries were made after all."""
+    if memory.notes(_KIND):
+        for key in keys:
+            memory.write_note(_KIND, key, None)

@@ -4,22 +4,86 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
-from precook.plan.history import History
-from precook.plan.keys import picture_kind, read_parts, text_kind
+from precook.memo.columns import Bytes, Kind, make_segment
+from precook.memo.memo import Memory
 from precook.plan.ready import was_lost
-from precook.plan.samples import Samples
-from precook.plan.wants import NOBODY, Wants
-from precook.sources.memory import Memory
-from precook.sources.pairing import Numbers
-from precook.sources.segments import Bytes, Kind, make_segment
+from precook.plan.targets import Samples
+from precook.plan.wanted import NOBODY, WantedEntries, picture_kind, read_parts, text_kind
+from precook.sources.samples import Numbers
 from precook.store.store import Store
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What a sample was; zeros stand for a mask that was not there."""
+
+    image: bytes
+    mask: bytes
+    captions: bytes
+
+
+class History:
+    """The former state of a dataset's samples, by the paths of their pictures."""
+
+    def __init__(self, dataset: str, samples: Samples, memory: Memory) -> None:
+        self._samples = samples
+        self._memory = memory
+        self._kind = Kind(f"history/1/{dataset}", key=32, value=96)
+        self._line_starts = np.cumsum(samples.line_counts) - samples.line_counts
+
+    def recall(self, samples: Numbers) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.object_]]:
+        """Which samples are remembered, and what they were."""
+        known, rows = self._memory.recall(self._kind, self._paths(samples))
+        former = np.empty(len(samples), object)
+        for at in np.flatnonzero(known).tolist():
+            raw = rows[at].tobytes()
+            former[at] = Former(raw[:32], raw[32:64], raw[64:])
+        return known, former
+
+    def captions(self, sample: int) -> bytes:
+        """One digest for all captions of a sample, whatever their order."""
+        start = int(self._line_starts[sample])
+        lines = self._samples.lines[start : start + int(self._samples.line_counts[sample])]
+        digest: bytes = blake3(b"".join(sorted(line.tobytes() for line in lines))).digest()
+        return digest
+
+    def record(self, samples: Numbers) -> None:
+        """Remember what these samples are now; what has not changed is not written again."""
+        samples = np.asarray(samples, np.int64)
+        keys = self._paths(samples)
+        captions = b"".join(self.captions(sample) for sample in samples.tolist())
+        values = np.concatenate(
+            [
+                self._samples.images[samples],
+                self._samples.masks[samples],
+                np.frombuffer(captions, np.uint8).reshape(-1, 32),
+            ],
+            axis=1,
+        )
+        known, before = self._memory.recall(self._kind, keys)
+        changed = ~known | (before != values).any(axis=1)
+        self._memory.remember(self._kind, keys[changed], values[changed])
+
+    def _paths(self, samples: Numbers) -> Bytes:
+        digests = []
+        for sample in samples.tolist():
+            home, number = self._samples.home(sample)
+            name = home.concept.name.encode("utf-8") + b"\0" + os.fsencode(home.path(number))
+            digests.append(blake3(name).digest())
+        return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 32)
+
 
 _NEAREST = 32
 
@@ -72,7 +136,7 @@ class Why:
 class Reasons:
     """Finds reasons for the missing entries of one encoder, many at a time."""
 
-    def __init__(self, wants: Wants, samples: Samples, store: Store, memory: Memory, history: History) -> None:
+    def __init__(self, wants: WantedEntries, samples: Samples, store: Store, memory: Memory, history: History) -> None:
         self._wants = wants
         self._samples = samples
         self._store = store

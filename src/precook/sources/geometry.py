@@ -16,8 +16,8 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from precook.config.models import ImageSettings, Resampling, Resolution
-from precook.errors import ConfigError, Problem
+from precook.config.schema import ImageSettings, Resampling, Resolution
+from precook.errors import ConfigError, ConfigProblem
 from precook.sources.draws import Digests, Purpose, draw, pick
 
 RESAMPLINGS: tuple[Resampling, ...] = get_args(Resampling)
@@ -102,7 +102,9 @@ def buckets(resolution: Resolution, *, step: int, max_aspect: float) -> list[tup
     sizes = [*((width, height) for height, width in reversed(wide)), (square, square), *wide]
     if len(sizes) > MAX_BUCKETS:
         message = f"{resolution.width} with step {step} and max_aspect {max_aspect} gives more than {MAX_BUCKETS} sizes"
-        raise ConfigError(Problem("image.resolutions", None, message, "raise image.step, or lower image.max_aspect"))
+        raise ConfigError(
+            ConfigProblem("image.resolutions", None, message, "raise image.step, or lower image.max_aspect")
+        )
     return sizes
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 from precook.config.template import FoundConcept
 from precook.errors import SourceError, printable
 from precook.report import SILENT, Reporter, Task
-from precook.sources.pairing import CAPTION, NOT_SAMPLES, PICTURE, SUFFIXES, mask_path
-from precook.sources.pictures import RefusedError, read_facts
+from precook.sources.image import RefusedError, read_facts
+from precook.sources.samples import CAPTION, NOT_SAMPLES, PICTURE, SUFFIXES, mask_path
 from precook.sources.walk import walk
 
 _LOOKED_AT = 100
@@ -38,7 +38,7 @@ class Surveyed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _FileGroup:
     """Pictures that may be a concept; paths are relative to the folder that is surveyed."""
 
     folder: str
@@ -98,17 +98,17 @@ def _stem(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def _groups(pictures: list[str]) -> list[_Group]:
+def _groups(pictures: list[str]) -> list[_FileGroup]:
     direct = any("/" not in path for path in pictures)
     by_folder: dict[str, list[str]] = {}
     for path in sorted(pictures):
         by_folder.setdefault("" if direct else path.partition("/")[0], []).append(path)
     if len(by_folder) == 1:
-        return [_Group("", tuple(*by_folder.values()))]
-    return [_Group(folder, tuple(paths)) for folder, paths in by_folder.items()]
+        return [_FileGroup("", tuple(*by_folder.values()))]
+    return [_FileGroup(folder, tuple(paths)) for folder, paths in by_folder.items()]
 
 
-def _mask_pattern(group: _Group, files: set[str]) -> str | None:
+def _mask_pattern(group: _FileGroup, files: set[str]) -> str | None:
     """The pattern that finds a mask for most pictures; None where none finds any."""
     counts = {
         # In a folder called masks some patterns lead from a picture to itself.
@@ -120,7 +120,7 @@ def _mask_pattern(group: _Group, files: set[str]) -> str | None:
 
 
 def _surveyed(
-    group: _Group, pattern: str | None, masks: set[str], files: set[str], folder: Path, base: Path, task: Task
+    group: _FileGroup, pattern: str | None, masks: set[str], files: set[str], folder: Path, base: Path, task: Task
 ) -> Surveyed:
     samples = [path for path in group.pictures if path not in masks]
     captioned = sum(f"{_stem(path)}.txt" in files for path in samples)

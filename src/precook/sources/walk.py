@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import SourceError
-from precook.sources import stat_names as helper
-from precook.sources.filesystems import exhausted
-from precook.sources.stamps import Stamps, why_not_a_file
+from precook.fs import stat_names as helper
+from precook.fs.stamps import Stamps, why_not_a_file
+from precook.fs.trust import exhausted
 
 _log = logging.getLogger("precook")
 

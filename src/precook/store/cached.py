@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from precook.errors import EncodeError, IdentityError, SourceChangedError
-from precook.identity.digests import digest
+from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.store.leaves import has_nan
 from precook.store.tree import Parts, Tree, take_apart

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from precook.errors import StoreError
-from precook.store.index import Index
+from precook.store.index.index import Index
 
 _log = logging.getLogger("precook")
 

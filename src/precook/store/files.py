@@ -7,6 +7,7 @@ so that the fault harness can seed each classic mistake and prove that it would 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from precook.errors import NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
-from precook.store.writeback import begin_writeback
 
 PARTIAL = ".partial"
 _BUFFERS_AT_ONCE = 512  # below IOV_MAX everywhere
@@ -188,3 +188,48 @@ def explain(path: Path, error: OSError) -> StoreError:
         return ReadOnlyError(path, f"cannot be written: {reason}")
     hint = "close some files or raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else None
     return StoreWriteError(path, f"writing failed: {reason}", hint=hint)
+
+
+_WRITE = 2
+"""SYNC_FILE_RANGE_WRITE: begin, and wait for nothing."""
+
+
+def begin_writeback(descriptor: int) -> None:
+    """Have the disk begin with what was written to a file so far, where the system can; the sync at the end is shorter.
+
+    No promise is made here and no error is told: what goes wrong with the data, fsync reports, because only waiting for
+    pages would use an error up.
+    """
+    if _CALL is not None:
+        _CALL(descriptor, 0, 0, _WRITE)  # from the beginning to the end: what is on its way is not written twice
+
+
+def _find() -> Any:
+    if sys.platform != "linux":
+        return None
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return call
+
+
+_CALL = _find()
+
+
+ENVIRONMENT = "PRECOOK_SYNCPOINTS"
+
+
+def _named() -> dict[str, str]:
+    pairs = (item.partition("=") for item in os.environ.get(ENVIRONMENT, "").split(os.pathsep))
+    return {name: fifo for name, _, fifo in pairs if name and fifo}
+
+
+_POINTS = _named()
+
+
+def syncpoint(name: str) -> None:
+    """Wait here, once, if a test asks for it."""
+    fifo = _POINTS.pop(name, None) if _POINTS else None
+    if fifo is not None:
+        with open(fifo, "rb") as file:  # noqa: PTH123 - blocks until somebody opens the other end
+            file.read()

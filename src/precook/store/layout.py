@@ -11,7 +11,7 @@ from pathlib import Path
 
 from precook.errors import NewerFormatError, NotAStoreError
 from precook.store import files
-from precook.store.pack import FORMAT
+from precook.store.format.pack import FORMAT
 
 _TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"

@@ -21,10 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import DamagedPackError, StoreReadError
-from precook.store.header import header_length
+from precook.store.format.header import header_length
+from precook.store.format.pack import (
+    MAX_HEAD,
+    Head,
+    LeafColumn,
+    Table,
+    checksum,
+    pack_id,
+    pair,
+    parse_head,
+    parse_pack_header,
+)
 from precook.store.leaves import Library, converter
 from precook.store.mapping import map_file
-from precook.store.pack import MAX_HEAD, Head, LeafColumn, Table, checksum, pack_id, pair, parse_head, parse_pack_header
 
 LARGE = 16 << 10
 """Leaves from this size on are handed out from a mapping; smaller ones are cheaper to copy."""

@@ -9,23 +9,25 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, StoreError
-from precook.store.copying import Verify
-from precook.store.index import Index, Place
+from precook.store.copy import StackedBatch, Verify
+from precook.store.dtypes import DType
+from precook.store.format.pack import Head
+from precook.store.index.index import Index, Place
 from precook.store.keysets import beginnings, keyset
 from precook.store.layout import Layout
-from precook.store.lazy import LazyTensor
 from precook.store.leaves import Library
-from precook.store.located import Located
-from precook.store.pack import Head
 from precook.store.packfile import (
     RECORDED,
     USED,
@@ -36,10 +38,83 @@ from precook.store.packfile import (
     TableFile,
     damage_reason,
 )
-from precook.store.stack import Stack
 from precook.store.tree import Tree, read_values
 from precook.store.uses import Marks
 from precook.values import Key
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A leaf whose shape and type are known and whose bytes are still in the store.
+
+    `load()` reads it anew each time; the first load of any leaf of an entry checks the whole entry.
+    """
+
+    shape: tuple[int, ...]
+    _type: DType = field(repr=False)
+    _library: Library = field(repr=False)
+    _load: Callable[[], Any] = field(repr=False)
+
+    @property
+    def dtype(self) -> Any:
+        """The type the loaded tensor will have: torch's, or numpy's."""
+        return self._type.torch_type() if self._library == "torch" else self._type.numpy_type()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self._type.size
+
+    def load(self) -> Any:
+        """The tensor, torch or numpy as it was put, in memory that may be written to."""
+        return self._load()
+
+    def __repr__(self) -> str:
+        return f"LazyTensor(shape={self.shape}, dtype={self._type.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """One entry and where it lies."""
+
+    key: Key
+    table: TableFile
+    row: int
+    """Its row in the table."""
+    copies: int
+    """How many packs hold it."""
+
+    @property
+    def pack(self) -> Path:
+        """The file that holds it."""
+        return self.table.pack.path
+
+    @property
+    def pack_row(self) -> int:
+        """Its row in the pack."""
+        return self.table.pack.first_row(self.table) + self.row
+
+    @property
+    def created(self) -> int:
+        """When its pack was written, in seconds since 1970."""
+        return self.table.pack.head.created
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors and plain values."""
+        return int(self.table.table.row_bytes()[self.row])
+
+    @property
+    def recipe(self) -> bytes:
+        """The canonical form of what made it, empty where that was not said."""
+        number = int(self.table.table.recipes[self.row])
+        return self.table.pack.head.recipes[number - 1] if number else b""
+
+    @property
+    def labels(self) -> bytes:
+        """Its labels: a JSON object, or null."""
+        return self.table.table.labels.row(self.row)
+
 
 _log = logging.getLogger("precook")
 
@@ -126,7 +201,7 @@ class Reader:
     def stack(self, index: Index, keys: Sequence[Key], *, tensors: Library | None = None) -> Tree:
         """One tree for all keys: each tensor stacked along a new first dimension, each plain part a list."""
         self.resolve(index, keys)
-        stack: Stack | None = None
+        stack: StackedBatch | None = None
         for number, key in enumerate(keys):
             damaged: DamagedEntryError | None = None
             while True:
@@ -134,7 +209,7 @@ class Reader:
                 if place is None:
                     raise damaged or MissingEntryError(key)
                 try:
-                    stack = stack or Stack(*place, rows=len(keys), verify=self._verify)
+                    stack = stack or StackedBatch(*place, rows=len(keys), verify=self._verify)
                     stack.fill(number, key, *place)
                     place[0].used[place[1]] = USED
                     break

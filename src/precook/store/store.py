@@ -21,24 +21,21 @@ from precook.errors import (
     NoStoreError,
     ReadOnlyError,
 )
-from precook.report import SILENT, Reporter
-from precook.sources.memory import Memory
-from precook.store import database, files, forks
+from precook.memo.memo import Memory
+from precook.store import files
+from precook.store import fork as forks
 from precook.store.cached import Cached
 from precook.store.claims import Claims
-from precook.store.copying import Verify
-from precook.store.index import EntryRow, Index
+from precook.store.copy import Verify
+from precook.store.index.index import EntryRow, Index
+from precook.store.internals import Session, StoreInternals
 from precook.store.keysets import split
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
-from precook.store.leases import Holder, Lease, break_lease, live_leases
-from precook.store.located import Located
+from precook.store.lease import Holder, Lease, break_lease, live_leases
 from precook.store.lock import locked
-from precook.store.packfile import PackFile
-from precook.store.places import Places
-from precook.store.reader import Reader
-from precook.store.reserve import keep_reserve
-from precook.store.session import Session
-from precook.store.snapshots import (
+from precook.store.lookup import EntryTable
+from precook.store.reader import Located, Reader
+from precook.store.snapshot import (
     Snapshot,
     SnapshotFile,
     list_partials,
@@ -50,9 +47,6 @@ from precook.store.snapshots import (
     write_snapshot,
 )
 from precook.store.stats import RecipeStats, Stats
-from precook.store.sweep import sweep_doomed
-from precook.store.verify import EVERYTHING, Selection, Verification, verify_packs
-from precook.store.workings import Workings
 from precook.store.writer import Commit, Writer
 from precook.values import Key
 
@@ -98,7 +92,7 @@ class Store:
         # On a read-only mount every write would fail; without one, no file is created that a reader does not need.
         self._read_only = read_only or (self._marker is not None and not os.access(path, os.W_OK))
         self._reader = Reader(self._layout, read_only=self._read_only, verify=verify_reads)
-        self._session = Session(self._layout, self._reader, self.workings, max_bytes=max_bytes)
+        self._session = Session(self._layout, self._reader, self.make_room, max_bytes=max_bytes)
         self._index: Index | None = None
         if self._marker is not None:
             self._start(self._marker)
@@ -113,6 +107,11 @@ class Store:
     def read_only(self) -> bool:
         """Whether writing is refused."""
         return self._read_only
+
+    @property
+    def max_bytes(self) -> int | None:
+        """What its packs may take together; None for no bound."""
+        return self._session.max_bytes
 
     def put(
         self, key: Key, tree: Tree, *, recipe: Recipe | None = None, labels: Mapping[str, object] | None = None
@@ -256,15 +255,17 @@ class Store:
         found = self._present(index, wanted)
         return np.fromiter((key in found for key in wanted), bool, len(wanted))
 
-    def places(self, keys: npt.NDArray[np.uint8]) -> Places | None:
+    def places(self, keys: npt.NDArray[np.uint8]) -> EntryTable | None:
         """Where the entries of many keys lie, one key per row of 32 bytes, to read them from; None without a store."""
         found = self.places_of([keys])
         return found[0] if found is not None else None
 
-    def places_of(self, columns: Sequence[npt.NDArray[np.uint8]]) -> list[Places] | None:
+    def places_of(self, columns: Sequence[npt.NDArray[np.uint8]]) -> list[EntryTable] | None:
         """The same for several columns of keys, in little more time than for one."""
         index = self._ready()
-        return Places.find_all(self._reader, index, columns, verify=self._verify_reads) if index is not None else None
+        return (
+            EntryTable.find_all(self._reader, index, columns, verify=self._verify_reads) if index is not None else None
+        )
 
     def generation(self) -> str:
         """Changes whenever entries may have been removed: what was present stays so until then."""
@@ -362,43 +363,17 @@ class Store:
                     raise IncompleteError(f"{lost:,} entries of {dataset} were removed meanwhile", hint=hint)
             return write_snapshot(self._layout, self._directories, index.exclusive, dataset, content)
 
-    def verify(
-        self,
-        *,
-        subset: tuple[int, int] = (1, 1),
-        max_seconds: float | None = None,
-        selection: Selection = EVERYTHING,
-        after: str | None = None,
-        report: Reporter = SILENT,
-    ) -> Verification:
-        """Read every pack and snapshot, or the k-th of n parts of the packs, and check every byte. Changes nothing.
+    def tidy(self, index: Index) -> None:
+        """Called when the store is opened to be written to; whoever looks after it goes on with what was cut off."""
 
-        `selection` says which entries are meant, and then snapshots are not; `after` begins behind a pack of this name.
-        """
-        index = self._ready()
-        if index is None:
-            raise NoStoreError(self.path)
+    def make_room(self, nbytes: int) -> None:
+        """Called before a pack of this size is written to a store that may take `max_bytes` only."""
 
-        def dropped(pack: PackFile) -> npt.NDArray[np.bool_]:
-            name, rows = bytes.fromhex(pack.head.id), pack.head.rows
-            return index.query(lambda db: database.read_dropped(db, name, rows))
-
-        return verify_packs(
-            self._layout,
-            subset=subset,
-            max_seconds=max_seconds,
-            report=report,
-            selection=selection,
-            after=after,
-            dropped=dropped,
-            snapshots=list_snapshots(self._layout) if selection == EVERYTHING else None,
-        )
-
-    def workings(self, *, create: bool = True) -> Workings:
+    def internals(self, *, create: bool = True) -> StoreInternals:
         """Its parts, for code that looks after it; where there is no store yet one is made, or `NoStoreError`."""
         if self._ready() is None and not create:
             raise NoStoreError(self.path)
-        return Workings(self._layout, self._created(), self._reader, self._directories, self._session)
+        return StoreInternals(self._layout, self._created(), self._reader, self._directories, self._session)
 
     def reindex(self) -> int:
         """Make the index anew from the packs; the number of entries found."""
@@ -434,8 +409,14 @@ class Store:
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
         # Another process opens the store anew by its path: nothing of ours can be shared across a spawn.
-        options = (self.asked_read_only, self._verify_reads, self._flush_bytes, self._flush_seconds)
-        return _reopen, (self.path, *options, self._session.max_bytes)
+        options = {
+            "read_only": self.asked_read_only,
+            "verify_reads": self._verify_reads,
+            "flush_bytes": self._flush_bytes,
+            "flush_seconds": self._flush_seconds,
+            "max_bytes": self._session.max_bytes,
+        }
+        return _reopen, (type(self), self.path, options)
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{', read_only=True' if self._read_only else ''})"
@@ -465,8 +446,7 @@ class Store:
         index.refresh(packs)
         if not self._read_only:
             index.sweep()
-            sweep_doomed(self._layout, index)
-            keep_reserve(self._layout, index.pack_bytes())
+            self.tidy(index)
             own = [path for path in self.path.glob(f"*{files.PARTIAL}") if not path.name.startswith("index.")]
             for partial in [*own, *partials, *list_partials(self._layout)]:
                 files.sweep_partial(partial)
@@ -527,62 +507,5 @@ class Store:
             return self._own_writer
 
 
-def open_store(
-    path: str | os.PathLike[str],
-    *,
-    read_only: bool = False,
-    verify_reads: Verify = True,
-    flush_bytes: int = FLUSH_BYTES,
-    flush_seconds: float = FLUSH_SECONDS,
-    max_bytes: int | None = None,
-) -> Store:
-    """Open the store at `path`; where there is none, it is created by the first write.
-
-    `verify_reads`: True checks each entry when this process first reads it, "always" at every read, False never.
-    `flush_bytes` and `flush_seconds` say when a writer commits what it has gathered. `max_bytes` bounds the packs:
-    before a commit would pass it, the least recently used entries go; where all that is left is in use,
-    `StoreFullError`.
-
-    >>> import tempfile, numpy
-    >>> from precook import Recipe, open
-    >>> with open(tempfile.mkdtemp() + "/cache") as store:
-    ...     key = Recipe("example", {"version": 1}).key("a cat")
-    ...     store.put(key, {"ids": numpy.arange(3), "text": "a cat"})
-    ...     store.get(key)
-    {'ids': array([0, 1, 2]), 'text': 'a cat'}
-    """
-    if flush_bytes < 1 or flush_seconds < 0:
-        message = "flush_bytes must be positive and flush_seconds must not be negative"
-        raise ValueError(message)
-    if max_bytes is not None and max_bytes < 1:
-        message = "max_bytes must be positive"
-        raise ValueError(message)
-    if verify_reads not in (True, False, "always"):
-        message = f'verify_reads is True, False or "always", not {verify_reads!r}'
-        raise ValueError(message)
-    return Store(
-        Path(path),
-        read_only=read_only,
-        verify_reads=verify_reads,
-        flush_bytes=flush_bytes,
-        flush_seconds=flush_seconds,
-        max_bytes=max_bytes,
-    )
-
-
-def _reopen(
-    path: Path,
-    read_only: bool,  # noqa: FBT001 - positions, because pickle has no keywords
-    verify_reads: Verify,
-    flush_bytes: int,
-    flush_seconds: float,
-    max_bytes: int | None,
-) -> Store:
-    return Store(
-        path,
-        read_only=read_only,
-        verify_reads=verify_reads,
-        flush_bytes=flush_bytes,
-        flush_seconds=flush_seconds,
-        max_bytes=max_bytes,
-    )
+def _reopen(kind: type[Store], path: Path, options: dict[str, Any]) -> Store:
+    return kind(path, **options)

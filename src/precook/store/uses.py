@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import LockedError, StoreError
-from precook.sources.filesystems import clock
-from precook.store import database
-from precook.store.index import Index
+from precook.fs.trust import clock
+from precook.store.index import schema
+from precook.store.index.index import Index
 from precook.store.layout import Layout
 
 _log = logging.getLogger("precook")
@@ -71,12 +71,12 @@ class Uses:
         def change(db: sqlite3.Connection) -> None:
             for name, used in marks.items():
                 pack = bytes.fromhex(name)
-                times = database.read_used(db, pack, len(used))
+                times = schema.read_used(db, pack, len(used))
                 # Every use changes the record, also two at what the clock calls one moment.
                 same = (times >= now) & (times < now + _MOMENT)
                 times[used] = np.where(same, times + 1, now)[used]
                 # A pack that is gone by now would leave a row that nobody removes.
                 if db.execute("SELECT 1 FROM pack WHERE id = ?", (pack,)).fetchone():
-                    database.write_used(db, pack, times)
+                    schema.write_used(db, pack, times)
 
         index.transact(change)

@@ -19,10 +19,10 @@ import numpy as np
 from precook.errors import ClosedStoreError, PrecookError, TreeError
 from precook.identity.canonical import canonical
 from precook.store import files
-from precook.store.header import MAX_HEADER, header_length
-from precook.store.pack import pack_id, parse_head, parse_pack_header
-from precook.store.packing import Entry, build_pack, make_entry
-from precook.store.syncpoints import syncpoint
+from precook.store.files import syncpoint
+from precook.store.format.build import Entry, build_pack, make_entry
+from precook.store.format.header import MAX_HEADER, header_length
+from precook.store.format.pack import pack_id, parse_head, parse_pack_header
 from precook.store.tree import Parts, Tree, take_apart
 from precook.values import Key
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from precook.identity.recipe import Recipe
-    from precook.store.index import Index
+    from precook.store.index.index import Index
     from precook.store.layout import Layout
     from precook.store.reader import Reader
 
@@ -130,8 +130,8 @@ class Writer:
         self._flush_seconds = flush_seconds
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._group = _Group(0)
-        self._committing: _Group | None = None
+        self._group = _PendingGroup(0)
+        self._committing: _PendingGroup | None = None
         self._wanted = -1
         """Groups up to this number are to be committed without waiting for more."""
         self.durable = -1
@@ -246,7 +246,7 @@ class Writer:
                     return
                 self.durable = group.number
 
-    def _next_group(self) -> _Group | None:
+    def _next_group(self) -> _PendingGroup | None:
         with self._changed:
             while not self._is_due():
                 if not self._group.entries:
@@ -254,7 +254,7 @@ class Writer:
                     self._thread = None
                     return None
                 self._changed.wait(self._patience())
-            group, self._group = self._group, _Group(self._group.number + 1)
+            group, self._group = self._group, _PendingGroup(self._group.number + 1)
             self._committing = group
             self._changed.notify_all()
             return group
@@ -270,7 +270,7 @@ class Writer:
         return max(0.0, self._group.since + self._flush_seconds - time.monotonic())
 
 
-class _Group:
+class _PendingGroup:
     """Entries that will be committed together."""
 
     def __init__(self, number: int) -> None:

@@ -1,0 +1,79 @@
+"""Masks made as small as the latents they go with."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.config import encoders
+from precook.encode.encoder import Item
+from precook.errors import EncodeError
+from precook.plan.wanted import Input
+
+
+class ImageEncoder:
+    """The pixels as they were cut: uint8, H x W x 3."""
+
+    input: Input = "image"
+    gives_away = True
+
+    def __init__(self, section: encoders.ImageSection) -> None:
+        """Nothing can be set but what every encoder has."""
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def encode(self, batch: list[Item]) -> list[npt.NDArray[np.uint8]]:
+        """A copy of each picture, so that nobody's later changes reach the entry; their sizes may differ."""
+        return [_copied(item.image) for item in batch]
+
+    def unload(self) -> None:
+        """Nothing was loaded."""
+
+
+def _copied(image: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8]:
+    if image is None or image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:  # noqa: PLR2004 - RGB
+        given = "nothing" if image is None else f"{image.dtype} of shape {image.shape}"
+        raise EncodeError(f"a picture is uint8 of shape (height, width, 3), not {given}")
+    return np.array(image, order="C")
+
+
+_WHITE = 255
+
+
+class MaskEncoder:
+    """Each value is the exact mean of the block of `factor` x `factor` pixels it stands for.
+
+    Stored as float32, 1 x h x w, from 0 for black to 1 for white. The mask is cut with its picture's geometry, so with
+    the VAE's factor it has the height and width of the picture's latent.
+    """
+
+    input: Input = "mask"
+    gives_away = True
+
+    def __init__(self, section: encoders.MaskSection) -> None:
+        self._factor = section.factor
+
+    def load(self, device: str) -> None:
+        """Nothing to load: masks are made smaller where they are."""
+
+    def encode(self, batch: list[Item]) -> list[npt.NDArray[np.float32]]:
+        """One array for each item; their sizes may differ."""
+        return [self._shrunk(item.mask) for item in batch]
+
+    def unload(self) -> None:
+        """Nothing was loaded."""
+
+    def _shrunk(self, mask: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.float32]:
+        if mask is None or mask.ndim != 2 or mask.dtype != np.uint8:  # noqa: PLR2004 - height, width
+            given = "nothing" if mask is None else f"{mask.dtype} of shape {mask.shape}"
+            raise EncodeError(f"a mask is uint8 of shape (height, width), not {given}")
+        factor = self._factor
+        height, width = mask.shape
+        if height % factor or width % factor:
+            hint = "set image.step to a multiple of the factor, and exact resolutions to multiples of it"
+            raise EncodeError(f"a mask of {width} x {height} pixels has no whole blocks of {factor}", hint=hint)
+        # Whole numbers until the one division: so the mean is exact, and white is 1 whatever the factor.
+        sums = mask.reshape(height // factor, factor, width // factor, factor).sum(axis=(1, 3), dtype=np.int64)
+        means: npt.NDArray[np.float32] = (sums / (_WHITE * factor * factor)).astype(np.float32)
+        return means[np.newaxis]

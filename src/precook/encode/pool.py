@@ -1,0 +1,215 @@
+"""The device pool: threads for each device, from the jobs that they are given to accepted results."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from precook.encode.batching import BatchSize
+from precook.encode.prepare import Job
+from precook.encode.staged import StagedPipeline, flies
+from precook.encode.worker import Acceptance, RunnableEncoder, Sink, Worker, described
+from precook.errors import ConfigError, EncodeError, PrecookError
+
+AUTO = "auto"
+"""The device that is chosen when an encoder is loaded: until then nobody needs to know."""
+_AHEAD = 4
+"""Batches that a device finds waiting when it has finished what it is at."""
+_LOOK = 0.1
+"""Seconds between two looks at whether it is time to stop."""
+
+
+class DevicePool:
+    """Encodes what it is given; a context manager whose end waits for everything that was given.
+
+    Threads begin with the first jobs, and each makes and loads its encoder then; it is unloaded at the end. What ends
+    the work for good (a model that cannot be loaded, a full disk) is raised by the next `give`, or at the end.
+    """
+
+    def __init__(
+        self,
+        encoder: str,
+        make: Callable[[], RunnableEncoder],
+        devices: Sequence[str],
+        size: BatchSize,
+        sink: Sink,
+        stop: threading.Event,
+        *,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self._encoder = encoder
+        self._make = make
+        self._check_loaded = check
+        self._devices = devices
+        self._size = size
+        self._acceptance = Acceptance(encoder)
+        self._sink = sink
+        self._stop = stop
+        self._changed = threading.Condition()
+        self._waiting: deque[list[Job]] = deque()
+        self._closed = False
+        self._error: BaseException | None = None
+        self._loading = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._running = 0
+        self.truncated = 0
+        """Texts that were cut to fit, as far as encoders count them."""
+
+    def __enter__(self) -> DevicePool:
+        return self
+
+    def give(self, jobs: list[Job]) -> None:
+        """Hand jobs over, when there is room for them; they may be more than one batch."""
+        self._start()
+        with self._changed:
+            while self._enough and not self._over:
+                self._changed.wait(_LOOK)
+            self.check()
+            self._waiting.append(jobs)
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what ended the work, if something did."""
+        if self._error is not None:
+            raise self._error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._end(error)
+        except BaseException as interruption:
+            # What is in flight is still waited for, and kept; at a second interruption no more.
+            self._end(interruption)
+            raise
+        if error is None:
+            self.check()
+
+    def _end(self, error: BaseException | None) -> None:
+        """Wait for the threads, which do what they were given, or after an error only what they are at."""
+        with self._changed:
+            self._closed = True
+            self._error = self._error or error
+            self._changed.notify_all()
+            # Not by joining them: after an interrupted join Python 3.11 takes a thread for dead that is not.
+            while self._running:
+                self._changed.wait(_LOOK)
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def _enough(self) -> bool:
+        """Whether so much waits that the next batches are ready: little more, for others may be waiting for it too."""
+        devices = len(self._devices)
+        waiting = sum(map(len, self._waiting))
+        return len(self._waiting) > devices or (len(self._waiting) == devices and waiting > _AHEAD * self._size.now)
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing more is to be encoded."""
+        return self._stop.is_set() or self._error is not None
+
+    def _start(self) -> None:
+        while len(self._threads) < len(self._devices):
+            device = self._devices[len(self._threads)]
+            name = f"precook-encode-{device}"
+            # As daemons: who interrupts twice does not wait for a batch that takes minutes.
+            thread = threading.Thread(target=self._run, args=(device,), name=name, daemon=True)
+            self._threads.append(thread)
+            with self._changed:
+                self._running += 1
+            thread.start()
+
+    def _run(self, device: str) -> None:
+        """A device's thread: loads its encoder at the first jobs, and unloads it when nobody uses it any more."""
+        worker: RunnableEncoder | None = None
+        try:
+            first = self._next()
+            if first is not None:
+                device = available_device() if device == AUTO else device
+                worker = self._load(device)
+                self._work(worker, device, first)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
+            self._fail(error)
+        finally:
+            if worker is not None:
+                self._unload(worker)
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _work(self, worker: RunnableEncoder, device: str, first: list[Job]) -> None:
+        """Encode the first jobs and all that follow."""
+        station = Worker(self._encoder, worker, self._size, self._acceptance, self._sink, over=lambda: self._over)
+        given = [first]
+
+        def following() -> list[Job] | None:
+            return given.pop() if given else self._next()
+
+        if flies(worker, device):
+            StagedPipeline(station, following, self._fail).run(threading.current_thread().name)
+            return
+        while (jobs := following()) is not None:
+            station.run(jobs)
+
+    def _next(self) -> list[Job] | None:
+        """The next jobs, when there are some; None at the end."""
+        with self._changed:
+            while not self._waiting and not self._closed and not self._over:
+                self._changed.wait(_LOOK)
+            if self._over or not self._waiting:
+                return None
+            self._changed.notify_all()
+            return self._waiting.popleft()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _load(self, device: str) -> RunnableEncoder:
+        # One after the other: libraries change things for the whole process while they load a model.
+        with self._loading:
+            try:
+                worker = self._make()
+                worker.load(device)
+                self._check(worker)
+            except ConfigError:
+                raise  # it names the encoder, and its place in the config
+            except PrecookError as error:
+                raise EncodeError(f"{self._encoder}: {error.message}", hint=error.hint) from error
+            except Exception as error:
+                message = f"{self._encoder} cannot be loaded on {device}: {described(error)}"
+                raise EncodeError(message, hint="what was encoded before is kept") from error
+            return worker
+
+    def _check(self, worker: RunnableEncoder) -> None:
+        """Refuse an encoder that is not the one of the plan any more: nothing of it may get the planned keys."""
+        if self._check_loaded is not None:
+            try:
+                self._check_loaded()
+            except BaseException:
+                worker.unload()
+                raise
+
+    def _unload(self, worker: RunnableEncoder) -> None:
+        with self._changed:
+            self.truncated += getattr(worker, "truncated", 0)
+        try:
+            worker.unload()
+        except Exception as error:  # noqa: BLE001 - handed to the thread that waits for us
+            message = f"{self._encoder} cannot be unloaded: {described(error)}"
+            self._fail(EncodeError(message, hint="what was encoded before is kept"))
+
+
+def available_device() -> str:
+    """The device that `auto` means: a GPU where torch is installed and finds one, else the CPU."""
+    if importlib.util.find_spec("torch") is None:
+        return "cpu"
+    torch: Any = importlib.import_module("torch")
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,117 @@
+"""The ledger: what a build has done so far, with a page for each encoder."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from precook.errors import EncodeError
+from precook.memo.memo import Memory
+from precook.plan.entries import Failure, PlannedEntry
+from precook.plan.ready import forget_failures, record_failure
+from precook.report import Task
+from precook.store.store import Store
+
+_AT_RISK = 20
+"""One batch in so many may be encoded and not yet durable."""
+_CHEAP = 0.00005
+"""Seconds: no encoder that computes anything is done with a batch so soon."""
+_RECENT = 8
+"""Batches of which the quickest says what an encoder costs: other threads hold up some of them, but not all."""
+
+
+class FlushPolicy:
+    """Says when what was encoded is to be made durable; safe to use from several threads.
+
+    The first batches one by one, then a small part of all there were: few packs, and little to do again. What costs
+    next to nothing is sooner made again than waited for.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches = self._durable = 0
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def too_high(self, seconds: float) -> bool:
+        """One more batch is encoded, which took so long; whether all of them are to be made durable now."""
+        with self._lock:
+            self._batches += 1
+            self._recent.append(seconds)
+            due = min(self._recent) >= _CHEAP and self._batches - self._durable > self._batches // _AT_RISK
+            if due:
+                self._durable = self._batches
+            return due
+
+
+class BuildProgress:
+    """What a build has done so far, and what all its encoders share."""
+
+    def __init__(self) -> None:
+        self.encoded: Counter[str] = Counter()
+        self.reused: Counter[str] = Counter()
+        """Entries that somebody else made meanwhile."""
+        self.truncated: Counter[str] = Counter()
+        self.failed: list[Failure] = []
+        self.reasons: dict[bytes, str] = {}
+        """Why entries failed, by key: two encoders with one recipe share their failures too."""
+        self.changed = 0
+        self.nbytes = 0
+
+
+class EncoderProgress:
+    """One encoder's page: counts, remembers and tells what becomes of each entry; safe to use from several threads."""
+
+    def __init__(self, ledger: BuildProgress, encoder: str, memory: Memory, task: Task, *, fail_fast: bool) -> None:
+        self.reasons = ledger.reasons
+        self._ledger = ledger
+        self._encoder = encoder
+        self._memory = memory
+        self._task = task
+        self._fail_fast = fail_fast
+        self._unmade: list[bytes] = []
+        """What could not be made and others were not told of."""
+        self._lock = threading.Lock()
+        """Around everything above."""
+
+    def stored(self, keys: Sequence[bytes], nbytes: int) -> None:
+        """Entries were made, of so many bytes together."""
+        with self._lock:
+            self._ledger.encoded[self._encoder] += len(keys)
+            self._ledger.nbytes += nbytes
+            forget_failures(self._memory, keys)
+            self._task.advance(len(keys), nbytes=nbytes)
+
+    def reused(self, count: int) -> None:
+        """So many entries are there that we did not make."""
+        with self._lock:
+            self._ledger.reused[self._encoder] += count
+            self._task.advance(count)
+
+    def changed(self, entry: PlannedEntry) -> None:
+        """An entry's source is no longer what was planned."""
+        with self._lock:
+            self._ledger.changed += 1
+            self._unmade.append(entry.key.bytes)
+            self._task.advance()
+
+    def failed(self, entry: PlannedEntry, reason: str, *, lasting: bool) -> None:
+        """An entry could not be made; what may pass is told, and tried again by the next build."""
+        with self._lock:
+            self._ledger.failed.append(Failure(reason, entry.path, entry.concept, self._encoder, entry.key))
+            self.reasons[entry.key.bytes] = reason
+            self._unmade.append(entry.key.bytes)
+            if lasting:
+                record_failure(self._memory, entry.key.bytes, reason)
+            self._task.advance(failed=1)
+        if self._fail_fast:
+            place = entry.path or "the empty prompt"
+            raise EncodeError(f"{self._encoder}: {place}: {reason}", hint="without --fail-fast the others go on")
+
+    def disclose(self, store: Store) -> list[bytes]:
+        """Let others read why entries could not be made; the keys of those that they were not told of before."""
+        with self._lock:
+            keys, self._unmade = self._unmade, []
+            if keys:
+                store.remember(self._memory)
+        return keys

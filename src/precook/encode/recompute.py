@@ -1,0 +1,110 @@
+"""Recomputing: some entries made once more, and how far they are from those that are stored.
+
+An encoder may give slightly different numbers on another device, in another batch or with another library. This tells
+how different; what is stored stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.errors import MissingEntryError
+from precook.plan.plan import EncoderPlan, Plan
+from precook.store.store import Store
+from precook.store.tree import take_apart
+from precook.values import Key
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeDifference:
+    """How far the recomputed entries of one encoder are from the stored ones."""
+
+    encoder: str
+    checked: int
+    equal: int
+    """Entries that are the same, bit for bit."""
+    max_abs: float
+    """The largest difference of two numbers."""
+    max_rel: float
+    """The largest difference as a share of the larger of the two."""
+    unlike: int
+    """Entries of another nesting, type or shape, or with other plain values."""
+    failed: int
+    """Entries that could not be made again."""
+
+
+def sampled_plan(plan: Plan, share: float, *, seed: int, scratch: Store) -> tuple[Plan, dict[str, list[Key]]]:
+    """A plan to make a random part of the ready entries again, one of each encoder at least, into another store."""
+    rng = np.random.default_rng(seed)
+    encoders, chosen = {}, {}
+    for name, one in plan.encoders.items():
+        ready = one.ready
+        count = min(len(ready), max(1, math.ceil(share * len(ready)))) if len(ready) else 0
+        rows = np.sort(rng.choice(ready, count, replace=False))
+        encoders[name] = _only(one, rows)
+        chosen[name] = [Key(one.wants.keys[row].tobytes()) for row in rows.tolist()]
+    part = copy.copy(plan)
+    for known in ("ready", "missing", "failed", "forecast"):
+        part.__dict__.pop(known, None)
+    part.store = scratch
+    part.encoders = encoders
+    return part, chosen
+
+
+def compare(encoder: str, store: Store, scratch: Store, keys: list[Key]) -> RecomputeDifference:
+    """How far entries in two stores differ."""
+    equal = unlike = failed = 0
+    largest = relative = 0.0
+    for key in keys:
+        try:
+            again = scratch.get(key)
+        except MissingEntryError:
+            failed += 1
+            continue
+        kept = store.get(key)
+        ours, theirs = take_apart(kept), take_apart(again)
+        shapes = [leaf.shape for leaf in ours.leaves] == [leaf.shape for leaf in theirs.leaves]
+        if ours.skeleton != theirs.skeleton or ours.values != theirs.values or not shapes:
+            unlike += 1
+        elif all(a.data.tobytes() == b.data.tobytes() for a, b in zip(ours.leaves, theirs.leaves, strict=True)):
+            equal += 1
+        else:
+            for one, other in zip(_numbers(kept), _numbers(again), strict=True):
+                far, near = _distance(one, other)
+                largest, relative = max(largest, far), max(relative, near)
+    return RecomputeDifference(encoder, len(keys), equal, largest, relative, unlike, failed)
+
+
+def _only(one: EncoderPlan, rows: npt.NDArray[np.int64]) -> EncoderPlan:
+    """The plan of an encoder that lacks these rows and nothing else."""
+    ready = np.ones(len(one.ready_rows), bool)
+    ready[rows] = False
+    return dataclasses.replace(one, ready_rows=ready, failures={})
+
+
+def _numbers(tree: Any) -> list[npt.NDArray[np.float64]]:
+    """Every tensor of a tree in double precision, in order."""
+    if isinstance(tree, dict):
+        return [array for part in tree.values() for array in _numbers(part)]
+    if isinstance(tree, list | tuple):
+        return [array for part in tree for array in _numbers(part)]
+    if isinstance(tree, np.ndarray):
+        return [tree.astype(np.float64)]
+    # A torch tensor, which nobody here needs to know by name.
+    return [tree.double().numpy()] if hasattr(tree, "double") else []
+
+
+def _distance(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> tuple[float, float]:
+    if not one.size:
+        return 0.0, 0.0
+    apart = np.abs(one - other)
+    size = np.maximum(np.abs(one), np.abs(other))
+    share = np.divide(apart, size, out=np.zeros_like(apart), where=size > 0)
+    return float(apart.max()), float(share.max())

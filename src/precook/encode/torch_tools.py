@@ -1,0 +1,159 @@
+"""The libraries behind the built-in encoders: imported at the first load, and never let near the network or a pickle.
+
+A model comes from a folder that is already here; `hub` sees to that before. Its weights are safetensors and complete: a
+library that misses some fills in random numbers and only warns, and weights in a pickle can run code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from precook.errors import EncodeError, printable
+
+_CHOOSING = threading.Lock()
+"""Torch has one choice for the whole process: two that change it at once would not find it as it was."""
+
+
+@contextmanager
+def planless_attention(device: str) -> Iterator[None]:
+    """On a GPU, attention in here runs on kernels that need no plan."""
+    if not device.startswith("cuda"):
+        yield
+        return
+    attention = importlib.import_module("torch.nn.attention")
+    kinds = attention.SDPBackend
+    with (
+        _CHOOSING,
+        attention.sdpa_kernel([kinds.FLASH_ATTENTION, kinds.EFFICIENT_ATTENTION, kinds.MATH]),
+    ):
+        yield
+
+
+LOCAL: dict[str, Any] = {"local_files_only": True}
+"""Arguments of `from_pretrained` for anything: only what is on this machine."""
+WEIGHTS: dict[str, Any] = {**LOCAL, "use_safetensors": True, "output_loading_info": True}
+"""Arguments of `from_pretrained` for a model: it then answers (model, what was missing or did not fit)."""
+
+_EXTRAS = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "diffusers": "diffusers",
+    "huggingface_hub": "transformers",
+}
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_SHOWN = 3
+_LOADING = threading.RLock()
+"""from_pretrained sets torch's default dtype for as long as it runs, for all threads."""
+
+
+def library(name: str) -> Any:
+    """Torch, transformers, diffusers or huggingface_hub, imported now."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == name
+        reason = "is not installed" if absent else f"cannot be imported: {error}"
+        hint = f"pip install 'precook[{_EXTRAS[name]}]'"
+        raise EncodeError(f"this encoder needs {name}, which {reason}", hint=hint) from error
+
+
+def torch_dtype(name: str) -> Any:
+    """The torch type of this name, such as `bfloat16`."""
+    return getattr(library("torch"), name)
+
+
+def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    """A model's config, as its file says it."""
+    file = folder / name
+    try:
+        config = json.loads(file.read_bytes())
+    except OSError as error:
+        hint = "name the folder that holds the model's config; `subfolder` names one inside it"
+        raise EncodeError(f"{printable(file)}: {error.strerror or error}", hint=hint) from error
+    except ValueError as error:
+        raise EncodeError(f"{printable(file)}: not JSON: {error}", hint="download the model again") from error
+    if not isinstance(config, dict):
+        raise EncodeError(f"{printable(file)}: not a mapping of settings", hint="download the model again")
+    return config
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse a folder without safetensors weights of its own; what else is in it is the library's matter."""
+    names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    if "adapter_config.json" in names:
+        # The library would follow it to the base model, which lies elsewhere and is not in the key.
+        hint = "merge it into its base model (peft's merge_and_unload) and name that folder"
+        raise EncodeError(f"{printable(folder)}: an adapter, not a model", hint=hint)
+    if any(name.endswith(".safetensors") for name in names):
+        return
+    pickled = [name for name in names if name.endswith(_PICKLES)]
+    if pickled:
+        hint = "save them again with save_pretrained(folder, safe_serialization=True), or download the safetensors"
+        raise EncodeError(f"{printable(folder)}: only pickled weights ({printable(pickled[0])})", hint=hint)
+    hint = "name the folder that holds the model's .safetensors files"
+    raise EncodeError(f"{printable(folder)}: no weights in there", hint=hint)
+
+
+def check_complete(folder: Path, missing: Iterable[str]) -> None:
+    """Refuse a model some of whose weights were not in the folder: they are random now."""
+    names = sorted(missing)
+    if names:
+        shown = ", ".join(map(printable, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
+        hint = "the weights do not belong to this config, or the download is not complete"
+        raise EncodeError(f"{printable(folder)}: {len(names)} weights are missing: {shown}", hint=hint)
+
+
+def moved(model: Any, device: str) -> Any:
+    """The model on its device; out of memory stays what it is, for whoever can make room."""
+    torch = library("torch")
+    try:
+        return model.to(device)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (AssertionError, RuntimeError) as error:
+        reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
+        hint = "set device to auto or cpu"
+        raise EncodeError(f"{type(model).__name__} cannot run on {printable(device)}: {reason}", hint=hint) from error
+
+
+@contextmanager
+def loading(what: str, folder: Path) -> Iterator[None]:
+    """Load `what` from `folder` in here: alone, silently, and with one kind of error, which names both."""
+    from safetensors import SafetensorError  # noqa: PLC0415 - only loading needs it
+
+    with _LOADING, _hushed():
+        try:
+            yield
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError) as error:
+            raise _unloadable(what, folder, error) from error
+        except SafetensorError as error:
+            raise _unloadable(what, folder, error) from error
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Without the libraries' own bars and reports, which would run through ours."""
+    with ExitStack() as stack:
+        for name in ("transformers", "diffusers"):
+            if name in sys.modules:
+                log = importlib.import_module(f"{name}.utils.logging")
+                stack.callback(log.set_verbosity, log.get_verbosity())
+                log.set_verbosity_error()
+                if log.is_progress_bar_enabled():
+                    stack.callback(log.enable_progress_bar)
+                    log.disable_progress_bar()
+        yield
+
+
+def _unloadable(what: str, folder: Path, error: Exception) -> EncodeError:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    reason = f"{type(error).__name__}: {printable(first)}" if first else type(error).__name__
+    hint = "the cause above this error tells more; check that the folder is whole"
+    return EncodeError(f"{printable(folder)}: the {what} cannot be loaded: {reason}", hint=hint)

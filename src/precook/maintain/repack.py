@@ -1,0 +1,394 @@
+"""Sweeping: packs without a living entry are unlinked, their rows first and their files after.
+
+Dropping the last entry of a pack marks it as doomed in the same transaction. So a process that dies before the file is
+gone leaves a mark, and whoever opens the store next goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.errors import DamagedEntryError, LockedError, NoSpaceError
+from precook.fs.trust import clock
+from precook.store import files
+from precook.store.dtypes import DType
+from precook.store.files import syncpoint
+from precook.store.format.build import assemble, text_form
+from precook.store.format.header import HeaderError, header_length
+from precook.store.format.pack import (
+    Head,
+    LeafColumn,
+    Table,
+    TextColumn,
+    lanes_shape,
+    pack_id,
+    parse_head,
+    parse_pack_header,
+)
+from precook.store.index import schema
+from precook.store.index.index import Index, Place
+from precook.store.internals import StoreInternals
+from precook.store.keysets import split
+from precook.store.layout import Layout
+from precook.store.packfile import PackFile, RowDamagedError, damage_reason
+from precook.units import format_size
+from precook.values import Key
+
+Rows = npt.NDArray[np.int64]
+
+_CHUNK = 8 << 20
+"""Bytes copied at a time."""
+_RECIPES = 0xFFFF
+"""Most recipes of a pack: rows name them by two bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Some rows of a pack, numbered through all its tables, in order."""
+
+    pack: PackFile
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ColumnPart:
+    """Some rows of one table of a pack."""
+
+    pack: PackFile
+    table: Table
+    rows: Rows
+    """Their numbers in the table."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repack:
+    """A new pack that is not on disk yet, and where each of its rows comes from."""
+
+    head: bytes
+    parsed: Head
+    spans: list[tuple[PackFile, int, int]]
+    """Its body: pack, first byte and length of what is copied, in order."""
+    origins: list[tuple[str, Rows]]
+    """Pack and row of each new row, in order: runs of rows of one pack."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.parsed.id
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return self.parsed.file_bytes
+
+    def buffers(self) -> Generator[bytes, None, None]:
+        """Its bytes, a few at a time."""
+        yield self.head
+        gathered: list[bytes] = []
+        room = _CHUNK
+        for pack, spans in groupby(self.spans, key=lambda span: span[0]):
+            with pack.open() as descriptor:
+                for _, start, length in spans:
+                    for at in range(start, start + length, _CHUNK):
+                        gathered.append(pack.read_bytes(descriptor, at, min(_CHUNK, start + length - at)))
+                        room -= len(gathered[-1])
+                        if room <= 0:
+                            yield b"".join(gathered)
+                            gathered, room = [], _CHUNK
+        if gathered:
+            yield b"".join(gathered)
+
+
+@dataclass(slots=True)
+class _MergedColumns:
+    """The columns of a pack in the making."""
+
+    directory: list[tuple[str, npt.NDArray[Any]]] = field(default_factory=list)
+    body: list[tuple[str, DType, tuple[int, ...], list[tuple[PackFile, int, int]]]] = field(default_factory=list)
+    recipes: dict[bytes, int] = field(default_factory=dict)
+
+
+def repack(pieces: Sequence[Piece]) -> Repack:
+    """One pack of all these rows; equal skeletons share a table, rows stay in order."""
+    tables: dict[bytes, list[_ColumnPart]] = {}
+    for piece in pieces:
+        for part in _parts(piece):
+            tables.setdefault(part.table.skeleton, []).append(part)
+    columns = _MergedColumns()
+    forms = [_table_form(f"t{number}", parts, columns) for number, parts in enumerate(tables.values())]
+    if len(columns.recipes) > _RECIPES:
+        raise HeaderError(f"{len(columns.recipes)} recipes; at most {_RECIPES} are accepted")
+    created = max(piece.pack.head.created for piece in pieces)
+    head, spans = assemble(
+        forms, list(columns.recipes), columns.directory, columns.body, created=created, salt=secrets.token_hex(8)
+    )
+    # Read back what is about to be written: nothing that our own limits refuse is ever published.
+    parsed = parse_head(parse_pack_header(head[: header_length(head)]), head)
+    assert parsed.id == pack_id(head)
+    origins = [(part.pack.head.id, _first_row(part) + part.rows) for parts in tables.values() for part in parts]
+    return Repack(head, parsed, [span for column in spans for span in column if span[2]], origins)
+
+
+def _parts(piece: Piece) -> Iterator[_ColumnPart]:
+    first = 0
+    for table in piece.pack.head.tables:
+        rows = piece.rows[(piece.rows >= first) & (piece.rows < first + table.rows)] - first
+        if len(rows):
+            yield _ColumnPart(piece.pack, table, rows)
+        first += table.rows
+
+
+def _first_row(part: _ColumnPart) -> int:
+    first = 0
+    for table in part.pack.head.tables:
+        if table is part.table:
+            break
+        first += table.rows
+    return first
+
+
+def _table_form(name: str, parts: list[_ColumnPart], columns: _MergedColumns) -> Any:
+    directory = columns.directory
+    directory.append((f"{name}/keys", np.concatenate([part.table.keys[part.rows] for part in parts])))
+    directory.append((f"{name}/checksums", np.concatenate([part.table.checksums[part.rows] for part in parts])))
+    directory.append((f"{name}/recipes", np.concatenate([_recipes(part, columns) for part in parts]).astype("<u2")))
+    values = _text(f"{name}/values", [(part.table.values, part.rows) for part in parts], directory)
+    labels = _text(f"{name}/labels", [(part.table.labels, part.rows) for part in parts], directory)
+    forms = []
+    for number, leaf in enumerate(parts[0].table.leaves):
+        # Names are for people only; those of the first pack do for all.
+        label = leaf.name.partition("/")[2]
+        forms.append(_leaf(f"{name}/{label}", f"{name}/shapes.{label}", number, parts, columns))
+    skeleton = json.loads(parts[0].table.skeleton)
+    rows = sum(len(part.rows) for part in parts)
+    return {"name": name, "rows": rows, **skeleton, "columns": forms, "values": values, "labels": labels}
+
+
+def _recipes(part: _ColumnPart, columns: _MergedColumns) -> npt.NDArray[np.int64]:
+    """The recipe numbers of a part's rows in the new pack."""
+    numbers = part.table.recipes[part.rows]
+    renumbered = np.zeros(len(part.pack.head.recipes) + 1, np.int64)
+    for number in np.unique(numbers).tolist():
+        if number:
+            form = part.pack.head.recipes[number - 1]
+            renumbered[number] = columns.recipes.setdefault(form, len(columns.recipes) + 1)
+    return renumbered[numbers]
+
+
+def _text(name: str, texts: list[tuple[TextColumn, Rows]], directory: list[tuple[str, npt.NDArray[Any]]]) -> Any:
+    if all(column.offsets is None and column.text == texts[0][0].text for column, _ in texts):
+        return {"all": json.loads(texts[0][0].text)}
+    return text_form(name, [column.row(row) for column, rows in texts for row in rows.tolist()], directory)
+
+
+def _leaf(name: str, shapes_name: str, number: int, parts: list[_ColumnPart], columns: _MergedColumns) -> Any:
+    """Add one leaf's column; its form for the metadata."""
+    leaves = [(part, part.table.leaves[number]) for part in parts]
+    dtype = leaves[0][1].dtype
+    spans = [(part.pack, *span) for part, leaf in leaves for span in _spans(leaf, part.rows)]
+    rows = sum(len(part.rows) for part in parts)
+    found = [_shapes(leaf, part.rows) for part, leaf in leaves]
+    first = found[0][0]
+    if all((shapes == first).all() for shapes in found):
+        shape = tuple(first.tolist())
+        columns.body.append((name, dtype, (rows, *lanes_shape(dtype, shape)), spans))
+        return {"name": name, "shape": list(shape)}
+    each = [np.broadcast_to(one, (len(part.rows), one.shape[1])) for one, part in zip(found, parts, strict=True)]
+    columns.directory.append((shapes_name, np.concatenate(each).astype("<u4")))
+    elements = sum(span[2] for span in spans) // dtype.size * dtype.lanes
+    columns.body.append((name, dtype, (elements,), spans))
+    return {"name": name, "shape": None}
+
+
+def _shapes(leaf: LeafColumn, rows: Rows) -> npt.NDArray[np.int64]:
+    """The shape of each row, or one line for all of them where they share it."""
+    if leaf.shape is not None:
+        return np.array([leaf.shape], np.int64).reshape(1, len(leaf.shape))
+    assert leaf.shapes is not None
+    return leaf.shapes[rows].astype(np.int64)
+
+
+def _spans(leaf: LeafColumn, rows: Rows) -> Iterator[tuple[int, int]]:
+    """First byte and length of rows in the file; rows that lie side by side in one."""
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    for run in np.split(rows, breaks):
+        begin, _ = leaf.span(int(run[0]))
+        start, length = leaf.span(int(run[-1]))
+        yield begin, start + length - begin
+
+
+_log = logging.getLogger("precook")
+
+_MARGIN = 1 << 20
+"""Bytes that stay free beside a new pack: the index needs some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of some packs."""
+
+    pack: str | None
+    """The new one, None where no row was left to move."""
+    entries: int
+    nbytes: int
+    """Size of the new one."""
+
+
+def live_rows(internals: StoreInternals, pack: PackFile) -> Rows:
+    """The rows of a pack that the index names."""
+    name = pack.head.id
+    return np.array(sorted(place.row for place in internals.index.find(_keys(pack)) if place.pack == name), np.int64)
+
+
+def move(internals: StoreInternals, pieces: Sequence[Piece]) -> Moved:
+    """Put rows into a new pack, and drop every row of the packs they came from.
+
+    Damaged rows are left behind and become misses. The old files go with the next `unlink_doomed`.
+    """
+    seen: set[bytes] = set()
+    sound = [Piece(piece.pack, _sound(internals, piece, seen)) for piece in pieces]
+    image = repack(sound) if any(len(piece.rows) for piece in sound) else None
+    if image is not None:
+        check_space(internals, image.nbytes)
+        _publish(internals, image, [piece.pack for piece in pieces])
+        syncpoint("compact.published")
+    _switch(internals, image, [piece.pack for piece in pieces])
+    syncpoint("compact.switched")
+    return Moved(image.id, image.parsed.rows, image.nbytes) if image is not None else Moved(None, 0, 0)
+
+
+def _sound(internals: StoreInternals, piece: Piece, seen: set[bytes]) -> Rows:
+    """The rows that are what was put, each key once; those that are not are told to the index."""
+    keep = []
+    with piece.pack.open() as descriptor:
+        for row in piece.rows.tolist():
+            table, number = piece.pack.locate(row)
+            if table.key(number) in seen:
+                continue
+            try:
+                table.verify(descriptor, number)
+            except (RowDamagedError, OSError) as error:
+                place = Place(table.key(number), piece.pack.head.id, row)
+                reason = damage_reason(error, piece.pack.path)
+                _log.warning("left behind: %s", DamagedEntryError(Key(place.key), piece.pack.path, reason))
+                internals.index.mark_damaged(place, reason)
+            else:
+                keep.append(row)
+                seen.add(table.key(number))
+    return np.array(keep, np.int64)
+
+
+def check_space(internals: StoreInternals, nbytes: int) -> None:
+    """Make sure that a new pack of this size fits on the disk; `NoSpaceError` where it does not."""
+    free = shutil.disk_usage(internals.layout.root).free
+    if free < nbytes + _MARGIN:
+        hint = "free some space first; nothing was lost, and what could be freed without it was"
+        message = f"rewriting a pack takes {format_size(nbytes)} and {format_size(free)} are free"
+        raise NoSpaceError(internals.layout.root, message, hint=hint)
+
+
+def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]) -> None:
+    path = internals.layout.pack(image.id)
+    # As old as the youngest of them: nothing in it may look older than it is.
+    modified = min(max(pack.path.stat().st_mtime_ns for pack in packs), clock(internals.layout.root))
+    with files.explained(internals.layout.root):
+        internals.directories.make(internals.layout.packs)
+        internals.directories.make(path.parent)
+        # Closed also where writing fails: it may have a pack open.
+        with contextlib.closing(image.buffers()) as buffers:
+            files.publish(path, buffers, modified=modified)
+
+
+def _switch(internals: StoreInternals, image: Repack | None, packs: Sequence[PackFile]) -> None:
+    old = {pack.head.id: pack for pack in packs}
+
+    def change(db: sqlite3.Connection) -> None:
+        if image is not None:
+            _add_moved(db, image, old)
+        for name, pack in old.items():
+            schema.drop(db, bytes.fromhex(name), _keys(pack), np.arange(pack.head.rows))
+
+    internals.index.transact(change)
+
+
+def _add_moved(db: sqlite3.Connection, image: Repack, old: dict[str, PackFile]) -> None:
+    """Add the new pack; rows that were removed meanwhile are dropped from it, and last uses go over."""
+    pack = bytes.fromhex(image.id)
+    gone, times = [], []
+    live: dict[str, set[int]] = {}
+    used: dict[str, Rows] = {}
+    for name, file in old.items():
+        number = db.execute("SELECT number FROM pack WHERE id = ?", (bytes.fromhex(name),)).fetchone()
+        found = schema.select(db, "SELECT pack, row FROM entry WHERE key IN ({})", _keys(file)) if number else []
+        live[name] = {row for at, row in found if at == number[0]}
+        recorded = schema.read_used(db, bytes.fromhex(name), file.head.rows)
+        # Where nobody has used it since, the time it was written: merged packs keep the order of their entries.
+        used[name] = np.where(recorded > 0, recorded, file.path.stat().st_mtime_ns)
+    for name, rows in image.origins:
+        gone += [row not in live[name] for row in rows.tolist()]
+        times.append(used[name][rows])
+    schema.write_used(db, pack, np.concatenate(times))
+    schema.add(db, image.parsed)
+    # Dropped after, not left out: somebody who found the new file before us may have added all its rows already.
+    rows = np.flatnonzero(gone)
+    if len(rows):
+        moved = np.concatenate([table.keys for table in image.parsed.tables])[rows]
+        schema.drop(db, pack, [key.tobytes() for key in moved], rows)
+
+
+def _keys(pack: PackFile) -> list[bytes]:
+    """The key of every row."""
+    return split(np.concatenate([table.keys for table in pack.head.tables]))
+
+
+def doomed_packs(index: Index) -> list[tuple[str, int]]:
+    """Packs of which every entry was dropped, with their sizes."""
+
+    def look(db: sqlite3.Connection) -> list[tuple[str, int]]:
+        found = db.execute("SELECT id, bytes, entries FROM pack WHERE doomed ORDER BY id").fetchall()
+        # Only on the word of a record that carries a checksum: a torn page must not cost a pack.
+        return [(name.hex(), size) for name, size, rows in found if schema.read_dropped(db, name, rows).all()]
+
+    return index.query(look)
+
+
+def unlink_doomed(layout: Layout, index: Index) -> list[tuple[str, int]]:
+    """Remove the files of doomed packs and forget them; which they were. Readers keep what they have mapped."""
+    with index.exclusive():
+        found = doomed_packs(index)
+        folders = set()
+        with files.explained(layout.root):
+            for name, _ in found:
+                path = layout.pack(name)
+                files.unlink_inside(layout.root, path)
+                folders.add(path.parent)
+            # A name that came back after a power cut would be taken for a new pack, once its mark is gone.
+            for folder in sorted(folders):
+                with contextlib.suppress(FileNotFoundError):
+                    files.sync_directory(folder)
+
+        def change(db: sqlite3.Connection) -> None:
+            schema.forget_packs(db, [bytes.fromhex(name) for name, _ in found])
+
+        if found:
+            index.transact(change)
+    return found
+
+
+def sweep_doomed(layout: Layout, index: Index) -> None:
+    """The same at open, unless somebody else is at it or has the lock."""
+    if doomed_packs(index):
+        with contextlib.suppress(LockedError), index.exclusive(patience=0):
+            unlink_doomed(layout, index)

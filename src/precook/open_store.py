@@ -1,0 +1,123 @@
+"""Opening a store: the store itself, with those who look after it and those who feed from it.
+
+The store's own package knows nothing of maintenance or feeds; here they come together.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precook.maintain.evict import make_room
+from precook.maintain.repack import sweep_doomed
+from precook.maintain.reserve import keep_reserve
+from precook.maintain.verify import EVERYTHING, PackSelection, Verification, verify_store
+from precook.report import SILENT, Reporter
+from precook.store.copy import Verify
+from precook.store.index.index import Index
+from precook.store.snapshot import Snapshot
+from precook.store.store import FLUSH_BYTES, FLUSH_SECONDS, Store
+
+if TYPE_CHECKING:
+    from precook.feed.feed import Feed
+
+
+class FeedSnapshot(Snapshot):
+    """A snapshot that can be trained from."""
+
+    __slots__ = ()
+
+    def feed(self, *, batch_size: int, **options: Any) -> Feed:
+        """Batches for training, without sources; see `precook.FeedOptions` for the other options.
+
+        `FeedError` lists the entries that are missing.
+        """
+        # Not before it is asked for: whoever only reads and writes entries need not wait for all that a feed imports.
+        from precook.feed.feed import feed_snapshot  # noqa: PLC0415
+
+        return feed_snapshot(self, batch_size=batch_size, **options)
+
+
+class LocalStore(Store):
+    """A store on a disk of this machine: what `precook.open` returns."""
+
+    def tidy(self, index: Index) -> None:
+        """Go on with removals that were cut off, and keep the reserve."""
+        sweep_doomed(self._layout, index)
+        keep_reserve(self._layout, index.pack_bytes())
+
+    def make_room(self, nbytes: int) -> None:
+        """Evict so that a pack of this size fits."""
+        assert self.max_bytes is not None
+        make_room(self.internals(), nbytes, self.max_bytes)
+
+    def snapshot(self, dataset: str) -> FeedSnapshot:
+        """The latest snapshot of a dataset, read and checked; `NoSnapshotError` where there is none."""
+        found = super().snapshot(dataset)
+        return FeedSnapshot(found.file, found.created, found.content, found.store)
+
+    def verify(
+        self,
+        *,
+        subset: tuple[int, int] = (1, 1),
+        max_seconds: float | None = None,
+        selection: PackSelection = EVERYTHING,
+        after: str | None = None,
+        report: Reporter = SILENT,
+    ) -> Verification:
+        """Read every pack and snapshot, or the k-th of n parts of the packs, and check every byte. Changes nothing.
+
+        `selection` says which entries are meant, and then snapshots are not; `after` begins behind a pack of this name.
+        """
+        return verify_store(
+            self.internals(create=False),
+            subset=subset,
+            max_seconds=max_seconds,
+            selection=selection,
+            after=after,
+            report=report,
+        )
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    verify_reads: Verify = True,
+    flush_bytes: int = FLUSH_BYTES,
+    flush_seconds: float = FLUSH_SECONDS,
+    max_bytes: int | None = None,
+) -> LocalStore:
+    """Open the store at `path`; where there is none, it is created by the first write.
+
+    `verify_reads`: True checks each entry when this process first reads it, "always" at every read, False never.
+    `flush_bytes` and `flush_seconds` say when a writer commits what it has gathered. `max_bytes` bounds the packs:
+    before a commit would pass it, the least recently used entries go; where all that is left is in use,
+    `StoreFullError`.
+
+    >>> import tempfile, numpy
+    >>> from precook import Recipe, open
+    >>> with open(tempfile.mkdtemp() + "/cache") as store:
+    ...     key = Recipe("example", {"version": 1}).key("a cat")
+    ...     store.put(key, {"ids": numpy.arange(3), "text": "a cat"})
+    ...     store.get(key)
+    {'ids': array([0, 1, 2]), 'text': 'a cat'}
+    """
+    if flush_bytes < 1 or flush_seconds < 0:
+        message = "flush_bytes must be positive and flush_seconds must not be negative"
+        raise ValueError(message)
+    if max_bytes is not None and max_bytes < 1:
+        message = "max_bytes must be positive"
+        raise ValueError(message)
+    if verify_reads not in (True, False, "always"):
+        message = f'verify_reads is True, False or "always", not {verify_reads!r}'
+        raise ValueError(message)
+    return LocalStore(
+        Path(path),
+        read_only=read_only,
+        verify_reads=verify_reads,
+        flush_bytes=flush_bytes,
+        flush_seconds=flush_seconds,
+        max_bytes=max_bytes,
+    )

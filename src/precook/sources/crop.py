@@ -1,0 +1,53 @@
+"""Cutting: a picture or a mask brought to the size that its geometry says."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from precook.config.schema import Resampling
+from precook.sources.geometry import Geometry
+
+_FILTERS: dict[Resampling, Image.Resampling] = {
+    "nearest": Image.Resampling.NEAREST,
+    "area": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+def cut(picture: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
+    """The part of a picture that its geometry names, H x W x 3 or H x W as given; the picture itself is not changed.
+
+    The whole picture is scaled before the box is cut out of it: so the box's edges are made of their true neighbours.
+    """
+    height, width = picture.shape[:2]
+    if (width, height) != geometry.source:
+        source = f"{geometry.source[0]} x {geometry.source[1]}"
+        raise ValueError(f"a picture of {width} x {height} pixels and a geometry for {source} do not belong together")
+    return _cut(picture, geometry, _FILTERS[geometry.resampling])
+
+
+def cut_mask(mask: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
+    """The part of a mask, H x W, that lies over the cut picture, in the same size.
+
+    The mask may have any size: it is stretched over the whole picture. Each value is the mean of the area it covers
+    where no side grows, and bilinear otherwise; the picture's resampling does not matter.
+    """
+    height, width = mask.shape
+    grows = geometry.scaled[0] > width or geometry.scaled[1] > height
+    return _cut(mask, geometry, Image.Resampling.BILINEAR if grows else Image.Resampling.BOX)
+
+
+def _cut(pixels: NDArray[np.uint8], geometry: Geometry, resampling: Image.Resampling) -> NDArray[np.uint8]:
+    height, width = pixels.shape[:2]
+    if (width, height) != geometry.scaled:
+        pixels = np.asarray(Image.fromarray(pixels).resize(geometry.scaled, resampling))
+    (left, top), (width, height) = geometry.crop, geometry.target
+    # Image.crop would warn of large boxes and fill up what lies outside.
+    box = pixels[top : top + height, left : left + width]
+    if box.shape[:2] != (height, width) or left < 0 or top < 0:
+        raise ValueError(f"the box at {geometry.crop} of size {geometry.target} is not inside of {geometry.scaled}")
+    return np.array(box[:, ::-1] if geometry.flip else box, order="C")

@@ -1,0 +1,573 @@
+"""Pictures: what the header of a picture file says, and its pixels as RGB in one documented way (docs/pictures.md).
+
+Every function takes the file's bytes, changes nothing outside and may run in many threads at once.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, features
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from precook.errors import printable
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_FRAME = 12
+"""Bytes of a chunk around its data: length, kind and checksum."""
+
+_JPEG_PADDING = 0xFF
+_JPEG_SCAN = 0xDA
+_JPEG_LENGTH = 2
+_JPEG_WITHOUT_LENGTH = frozenset({0x00, 0x01, 0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
+"""Escaped bytes, restarts, start, end, and extensions that nobody uses."""
+
+_GIF_HEADER = 13
+
+_BMP_HEADERS = frozenset({12, 40, 52, 56, 64, 108, 124})
+_BMP_OS2 = 12
+"""The size of the header with short sides, and without signs and compression."""
+_BMP_DEPTHS = frozenset({1, 4, 8, 16, 24, 32})
+_BMP_UNCOMPRESSED = frozenset({0, 3})
+
+_BOX_HEADER = 8
+
+
+def why_cut_off(content: bytes) -> str | None:
+    r"""What of a picture file is missing, None where its structure shows no gap; any bytes may be given.
+
+    A file is cut off even if what it lost holds no pixels, like a PNG without its last chunk: nobody knows what else
+    was there.
+
+    >>> why_cut_off(b"\xff\xd8\xff\xe0\x00\x10JFIF")
+    'it ends inside its header'
+    """
+    walk = _WALKS.get(file_format(content) or "")
+    return walk(content) if walk else None
+
+
+def file_format(content: bytes) -> str | None:
+    """The format that the first bytes announce, by Pillow's name for it; None where it is none that we read.
+
+    >>> file_format(b"GIF89a..."), file_format(b"GIF of a cat")
+    ('GIF', None)
+    """
+    if content.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if content.startswith(_PNG_SIGNATURE):
+        return "PNG"
+    if content.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    if content.startswith(b"BM"):
+        return "BMP"
+    if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
+        return "WEBP"
+    if content.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "TIFF"
+    return "AVIF" if {b"avif", b"avis"} & set(brands(content)) else None
+
+
+def brands(content: bytes) -> list[bytes]:
+    """What an ISO media file (AVIF, HEIC, MP4) says it is, the main brand first; nothing for other files."""
+    if content[4:8] != b"ftyp":
+        return []
+    box = content[8 : min(_big(content[:4]), 4096)]
+    return [box[:4], *(box[at : at + 4] for at in range(8, len(box), 4))]
+
+
+def png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, start and end of the data of each whole chunk, up to the last one."""
+    at = len(_PNG_SIGNATURE)
+    while at + _PNG_FRAME <= len(content):
+        kind, start = content[at + 4 : at + 8], at + 8
+        end = start + _big(content[at : at + 4])
+        if end + 4 > len(content):
+            return
+        yield kind, start, end
+        if kind == b"IEND":
+            return
+        at = end + 4
+
+
+def _jpeg(content: bytes) -> str | None:
+    at = 2
+    # Whatever stands between segments is skipped, as decoders do.
+    while (at := content.find(b"\xff", at) + 1) and at < len(content):
+        marker = content[at]
+        if marker == _JPEG_PADDING:
+            continue
+        at += 1
+        if marker in _JPEG_WITHOUT_LENGTH:
+            continue
+        length = _big(content[at : at + _JPEG_LENGTH])
+        if at + max(length, _JPEG_LENGTH) > len(content):
+            break
+        if length < _JPEG_LENGTH:
+            return None  # damaged, which is for the decoder to say
+        at += length
+        if marker == _JPEG_SCAN:
+            # Pixels never hold this pair. A thumbnail's end lies in the header; behind the picture there may be a film.
+            return None if content.rfind(b"\xff\xd9", at) >= 0 else "it ends inside its pixels"
+    return "it ends inside its header"
+
+
+def _png(content: bytes) -> str | None:
+    at = len(_PNG_SIGNATURE)
+    for kind, _, end in png_chunks(content):
+        if kind == b"IEND":
+            return None
+        at = end + 4
+    kind = content[at + 4 : at + 8]
+    if not kind:
+        return "its end is missing"
+    return f"it ends inside its {kind.decode()} chunk" if kind.isalpha() else None  # damaged, for the decoder to say
+
+
+def _webp(content: bytes) -> str | None:
+    return _missing(8 + _little(content[4:8]) - len(content))
+
+
+def _gif(content: bytes) -> str | None:
+    if len(content) < _GIF_HEADER:
+        return "it ends inside its header"
+    at = _GIF_HEADER + _gif_colours(content[10])
+    while at < len(content):
+        block = content[at : at + 1]
+        if block == b";":
+            return None
+        if block == b"!":
+            at = _gif_blocks_end(content, at + 2)
+        elif block == b",":
+            flags = content[at + 9] if at + 9 < len(content) else 0
+            end = _gif_blocks_end(content, at + 11 + _gif_colours(flags))
+            return "it ends inside its first frame" if end > len(content) else None
+        else:
+            at += 1
+    return "it ends before its first frame"
+
+
+def _gif_colours(flags: int) -> int:
+    """Bytes of the colour table that these flags announce."""
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _gif_blocks_end(content: bytes, at: int) -> int:
+    """Where the blocks from `at` on end; more than there is if the file ends inside of one."""
+    if at >= len(content):
+        return len(content) + 1
+    while at < len(content):
+        size = content[at]
+        at += 1 + size
+        if not size:
+            break
+    # Where just the closing zero is missing, the pixels may be all there: the decoder will tell.
+    return at
+
+
+def _bmp(content: bytes) -> str | None:
+    header = _little(content[14:18])
+    if len(content) < 14 + (header if header in _BMP_HEADERS else 4):
+        return "it ends inside its header"
+    if header not in _BMP_HEADERS:
+        return None
+    if header == _BMP_OS2:
+        width, height, depth, compression = _little(content[18:20]), _little(content[20:22]), _little(content[24:26]), 0
+    else:
+        width, height = _little(content[18:22]), abs(int.from_bytes(content[22:26], "little", signed=True))
+        depth, compression = _little(content[28:30]), _little(content[30:34])
+    end = _little(content[10:14]) or 14 + header
+    if compression in _BMP_UNCOMPRESSED and depth in _BMP_DEPTHS and width and height:
+        # Rows are padded to four bytes; nobody needs the padding of the last one.
+        end += (width * depth + 31) // 32 * 4 * (height - 1) + (width * depth + 7) // 8
+    return "it ends inside its pixels" if end > len(content) else None
+
+
+def _tiff(content: bytes) -> str | None:
+    number = _little if content.startswith(b"II") else _big
+    if b"+" in content[2:4]:  # BigTIFF
+        at, count, entry = number(content[8:16]), 8, 20
+    else:
+        at, count, entry = number(content[4:8]), 2, 12
+    if at >= len(content):
+        return "its directory is missing"
+    # Where the next directory is stands behind the entries; nobody needs that.
+    end = at + count + entry * number(content[at : at + count])
+    return "it ends inside its directory" if end > len(content) else None
+
+
+def _avif(content: bytes) -> str | None:
+    at = 0
+    kinds = {b"meta", b"mdat"}
+    # Behind these two anything may follow.
+    while kinds and at + _BOX_HEADER <= len(content):
+        size = _big(content[at : at + 4])
+        if size == 1:
+            size = _big(content[at + 8 : at + 16])
+        if size < _BOX_HEADER:
+            return None  # up to the end of the file, or damaged
+        kinds.discard(content[at + 4 : at + 8])
+        at += size
+    return _missing(at - len(content))
+
+
+def _missing(count: int) -> str | None:
+    return f"its last {count} bytes are missing" if count > 0 else None
+
+
+def _big(field: bytes) -> int:
+    return int.from_bytes(field, "big")
+
+
+def _little(field: bytes) -> int:
+    return int.from_bytes(field, "little")
+
+
+_WALKS: dict[str, Callable[[bytes], str | None]] = {
+    "JPEG": _jpeg,
+    "PNG": _png,
+    "WEBP": _webp,
+    "GIF": _gif,
+    "BMP": _bmp,
+    "TIFF": _tiff,
+    "AVIF": _avif,
+}
+
+
+VERSION = 1
+"""How pictures become pixels. Part of every key made from pixels: it changes when the same file decodes differently."""
+
+_READERS: dict[str, Callable[[IO[bytes]], ImageFile.ImageFile]] = {
+    "JPEG": JpegImageFile,  # of an MPO, the first picture
+    "PNG": PngImageFile,
+    "WEBP": WebPImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+    "GIF": GifImageFile,
+}
+"""Pillow's readers, called directly: `Image.open` warns of large pictures, and a warning cannot be silenced in one
+thread alone. Its check for decompression bombs is made here."""
+
+with suppress(ImportError):  # Pillow before 11.3 has no AVIF
+    from PIL.AvifImagePlugin import AvifImageFile
+
+    _READERS["AVIF"] = AvifImageFile
+
+_FORMATS = "JPEG, PNG, WebP, AVIF, BMP, TIFF or GIF"
+
+_FAILURES = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    EOFError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+"""What Pillow's readers raise on hostile bytes, by their code and by fuzzing. MemoryError is no such thing: it says
+something about the machine."""
+
+_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _ORIENTATION = 0x0100, 0x0101, 0x0102, 0x0106, 0x0112
+"""Tags of TIFF and EXIF."""
+_WHITE_IS_ZERO = 0
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SWAPPED = frozenset({5, 6, 7, 8})
+_ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
+
+
+class RefusedError(ValueError):
+    """Content that cannot be used as a picture; its text is the reason, for people and without a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the header of a picture file says."""
+
+    width: int
+    """After the orientation is applied, like `height`."""
+    height: int
+    orientation: int
+    """As in EXIF, 1 to 8; 1 where nothing valid is said."""
+    alpha: bool
+    """Whether transparency decides pixels, so that the background does."""
+
+
+def read_facts(content: bytes) -> Facts:
+    """The facts of a picture file, without decoding a pixel; `RefusedError` if it is no picture or visibly cut off."""
+    return _open(content)[1]
+
+
+def check_pixels(facts: Facts, limit: int) -> None:
+    """Refuse a picture of more than `limit` pixels, before anybody decodes it.
+
+    >>> check_pixels(Facts(13000, 13000, orientation=1, alpha=False), 100_000_000)
+    Traceback (most recent call last):
+        ...
+    precook.sources.image.RefusedError: 13000 x 13000 pixels are more than the 100000000 allowed
+    """
+    if facts.width * facts.height > limit:
+        raise RefusedError(f"{facts.width} x {facts.height} pixels are more than the {limit} allowed")
+
+
+def decode(content: bytes, *, background: tuple[int, int, int] = (255, 255, 255)) -> NDArray[np.uint8]:
+    """The pixels, H x W x 3, upright, in RGB; what is transparent shows `background`.
+
+    Colour profiles are ignored. A picture that is cut off or damaged is refused, never filled in.
+    """
+    image, facts = _open(content)
+    transparent = image.info.get("transparency")
+    with _refusing("damaged"):
+        # Pillow turns a TIFF as it loads it.
+        turned = (
+            facts.orientation != 1
+            and isinstance(image, TiffImageFile)
+            and image.getexif().get(_ORIENTATION) == facts.orientation
+        )
+        _load(image, content)
+        rgb = _to_rgb(image, facts, transparent, content[24] if isinstance(image, PngImageFile) else 8, background)
+    if facts.orientation in _TRANSPOSE and not turned:
+        rgb = rgb.transpose(_TRANSPOSE[facts.orientation])
+    if rgb.size != (facts.width, facts.height):
+        raise RefusedError(f"damaged: {rgb.width} x {rgb.height} pixels instead of {facts.width} x {facts.height}")
+    return np.array(rgb)
+
+
+def decode_mask(content: bytes) -> NDArray[np.uint8]:
+    """The luminance of a picture over black, H x W: what is transparent is 0, like what is black."""
+    return np.array(Image.fromarray(decode(content, background=(0, 0, 0))).convert("L"))
+
+
+def _open(content: bytes) -> tuple[ImageFile.ImageFile, Facts]:
+    """The picture, not yet decoded, and its facts."""
+    name = file_format(content)
+    if name is None:
+        raise RefusedError(_what_else(content))
+    if why := why_cut_off(content):
+        raise RefusedError(f"cut off: {why}")
+    if why := _why_damaged(content):
+        raise RefusedError(f"damaged: {why}")
+    if name not in _READERS or (name in {"WEBP", "AVIF"} and not features.check(name.lower())):
+        raise RefusedError(f"the installed Pillow cannot read {name}: install a newer one, or convert the file")
+    with _refusing(f"not a readable {name}"):
+        image = _READERS[name](io.BytesIO(content))
+        if isinstance(image, TiffImageFile):
+            # `size` comes before or after the orientation, depending on Pillow's version.
+            width, height = int(image.tag_v2[_WIDTH]), int(image.tag_v2[_HEIGHT])
+        else:
+            width, height = image.size
+        orientation = _orientation(image, content)
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and width * height > 2 * limit:
+        raise RefusedError(f"{width} x {height} pixels are more than the {2 * limit} that Pillow allows")
+    if why := _why_not_rgb(image):
+        raise RefusedError(why)
+    if orientation in _SWAPPED:
+        width, height = height, width
+    alpha = image.mode in _ALPHA_MODES or "transparency" in image.info
+    return image, Facts(width, height, orientation, alpha)
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Whatever Pillow finds wrong with the bytes becomes a `RefusedError`."""
+    try:
+        yield
+    except RefusedError:
+        raise
+    except _FAILURES as error:
+        reason = printable(str(error) or type(error.__cause__ or error).__name__)[:200]
+        if isinstance(error, Image.DecompressionBombError):
+            what = "too many pixels"
+        elif re.search("truncated|not enough image data", reason, re.IGNORECASE):
+            what = "cut off"
+        raise RefusedError(f"{what}: {reason}") from error
+
+
+def _what_else(content: bytes) -> str:
+    """Why content that is in no format of ours is refused."""
+    if not content:
+        return "empty file"
+    name = _other_format(content)
+    if name is None:
+        return f"not a picture: its first bytes are those of no {_FORMATS}"
+    return f"not a picture of a kind that is read here: it looks like {name}; convert it to {_FORMATS}"
+
+
+def _other_format(content: bytes) -> str | None:
+    if {b"heic", b"heix", b"hevc", b"mif1", b"msf1"} & set(brands(content)):
+        return "HEIC"
+    if content.startswith((b"\xff\x0a", b"\0\0\0\x0cJXL ")):
+        return "JPEG XL"
+    Image.init()
+    for name, (_, accepts) in list(Image.OPEN.items()):
+        # The errors that Pillow itself takes for "no".
+        with suppress(SyntaxError, IndexError, TypeError, struct.error):
+            if accepts and accepts(content[:16]) is True and name not in _READERS:
+                return name
+    return None
+
+
+def _why_damaged(content: bytes) -> str | None:
+    """Which part of a PNG's header has a wrong checksum: LOAD_TRUNCATED_IMAGES makes Pillow overlook some of them."""
+    if file_format(content) == "PNG":
+        for kind, start, end in png_chunks(content):
+            if kind == b"IDAT":
+                break
+            if zlib.crc32(memoryview(content)[start - 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
+                return f"the checksum of its {kind!a} chunk is wrong"
+    return None
+
+
+def _why_not_rgb(image: ImageFile.ImageFile) -> str | None:
+    """Why pixels of this kind cannot become RGB without a guess, None if they can."""
+    if image.mode == "F":
+        return "its pixels are floating-point numbers, which do not say what white is; convert it to 8 or 16 bits"
+    if isinstance(image, TiffImageFile) and image.mode.startswith("I;16"):
+        # Pillow hands both out as they are: the one would be nearly black, the other inverted.
+        if image.tag_v2.get(_BITS) != (16,):
+            return "its greys have 12 bits; convert it to 8 or 16 bits"
+        if image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+            return "its greys have 16 bits and 0 means white; convert it so that 0 means black"
+    return None
+
+
+def _orientation(image: ImageFile.ImageFile, content: bytes) -> int:
+    """What EXIF says, or XMP where EXIF says nothing; 1 if that is nonsense."""
+    said: object
+    if isinstance(image, TiffImageFile):
+        said = image.tag_v2.get(_ORIENTATION)
+    elif isinstance(image, PngImageFile):
+        said = _exif_orientation(_png_exif(image, content))
+    else:
+        said = _exif_orientation(image.info.get("exif", b""))
+    if said is None:
+        xmp = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or b""
+        match = re.search(rb'tiff:Orientation(?:="|>)([0-9])', xmp.encode() if isinstance(xmp, str) else xmp)
+        said = int(match[1]) if match else None
+    return said if isinstance(said, int) and said in _TRANSPOSE else 1
+
+
+def _png_exif(image: PngImageFile, content: bytes) -> bytes:
+    # It may lie behind the pixels, where Pillow finds it only by decoding them.
+    for kind, start, end in png_chunks(content):
+        if kind == b"eXIf":
+            return content[start:end]
+    # How ImageMagick wrote it before there was a chunk for it.
+    profile = image.info.get("Raw profile type exif")
+    with suppress(ValueError):
+        return bytes.fromhex("".join(profile.split("\n")[3:])) if isinstance(profile, str) else b""
+    return b""
+
+
+def _exif_orientation(exif: bytes) -> int | None:
+    """The orientation of the main picture, None where it is missing or cannot be read."""
+    while exif.startswith(b"Exif\0\0"):
+        exif = exif[6:]
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order is None:
+        return None
+    with suppress(struct.error):
+        (at,) = struct.unpack_from(f"{order}I", exif, 4)
+        (count,) = struct.unpack_from(f"{order}H", exif, at)
+        for entry in range(at + 2, at + 2 + 12 * count, 12):
+            tag, kind = struct.unpack_from(f"{order}HH", exif, entry)
+            if tag == _ORIENTATION:
+                return int(struct.unpack_from(order + {1: "B", 4: "I"}.get(kind, "H"), exif, entry + 8)[0])
+    return None
+
+
+def _load(image: ImageFile.ImageFile, content: bytes) -> None:
+    """Decode the pixels, all of them."""
+    mode, tiles, interlaced = image.mode, list(image.tile), int("interlace" in image.info)
+    lenient = ImageFile.LOAD_TRUNCATED_IMAGES
+    image.load()
+    if lenient or ImageFile.LOAD_TRUNCATED_IMAGES:
+        # Somebody told Pillow, for the whole process, to fill in what is missing. So decode once more, where damage is
+        # an error all the same. What is left out below never fills in.
+        for codec, box, offset, args in tiles if image.format not in {"WEBP", "AVIF"} else []:
+            if codec not in {"libtiff", "bmp_rle"}:
+                _decode_tile(
+                    content, mode, codec, box, offset, args if isinstance(args, tuple) else (args,), interlaced
+                )
+
+
+def _decode_tile(
+    content: bytes, mode: str, codec: str, box: Any, offset: int, args: tuple[Any, ...], interlaced: int
+) -> None:
+    data: bytes | memoryview = memoryview(content)[offset:]
+    if codec == "zip":
+        data = b"".join(content[start:end] for kind, start, end in png_chunks(content) if kind == b"IDAT")
+        args = (*args, interlaced)
+    size = (box[2] - box[0], box[3] - box[1])
+    Image.frombytes("L" if codec == "gif" else mode, size, data, codec, args)
+
+
+def _to_rgb(
+    image: Image.Image, facts: Facts, transparent: object, depth: int, background: tuple[int, int, int]
+) -> Image.Image:
+    """The picture in RGB, over `background` where it is transparent."""
+    # Only what stands before the pixels counts, as in the facts.
+    image.info.pop("transparency", None)
+    alpha = None
+    if image.mode in _ALPHA_MODES or (image.mode == "P" and facts.alpha):
+        if image.mode == "P":
+            image.info["transparency"] = transparent
+        image = image.convert("RGBA")
+        alpha = image.getchannel("A")
+    elif facts.alpha:
+        alpha = _all_but(image, transparent, depth)
+    if image.mode.startswith("I"):
+        image = _high_byte(image)
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    if alpha is None:
+        return rgb
+    canvas = Image.new("RGB", rgb.size, background)
+    canvas.paste(rgb, mask=alpha)
+    return canvas
+
+
+def _all_but(image: Image.Image, transparent: object, depth: int) -> Image.Image:
+    """The alpha of a picture in which one colour is transparent; `depth` is the bits per channel it is written in."""
+    pixels = np.asarray(image.convert("L") if image.mode == "1" else image)
+    colour = np.array(transparent)
+    if image.mode == "RGB":
+        opaque = (pixels != colour >> (depth - 8)).any(axis=2)
+    else:
+        # The decoder stretches greys of 2 and 4 bits to 0..255, but not this one.
+        opaque = pixels != colour * {2: 85, 4: 17}.get(depth, 1)
+    return Image.fromarray(opaque.astype(np.uint8) * 255)
+
+
+def _high_byte(image: Image.Image) -> Image.Image:
+    """Greys of 16 bits as greys of 8."""
+    greys = np.asarray(image)
+    if greys.min() < 0 or greys.max() > np.iinfo(np.uint16).max:
+        raise RefusedError("its greys are not within 0 to 65535, so nothing says what white is; convert it to 16 bits")
+    return Image.fromarray((greys >> 8).astype(np.uint8))

@@ -1,0 +1,94 @@
+"""Stacks: many entries of one shape, copied once, straight into one buffer for each leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from precook.errors import TreeError
+from precook.store.leaves import Library, converter
+from precook.store.packfile import Array, RowDamagedError, TableFile, stack_signature
+from precook.store.tree import Tree, read_values
+from precook.values import Key
+
+Verify = bool | Literal["always"]
+"""When an entry's checksum is checked: True at this process's first read of it, "always" at each read, False never."""
+
+
+def copy_row(table: TableFile, row: int, arrays: Sequence[Array], *, verify: Verify) -> None:
+    """Copy a row's leaves into arrays of their shapes."""
+    if table.checked[row] and table.pack.whole:
+        copy_mapped(table, row, arrays, check=verify == "always")
+    else:
+        table.read_into(row, arrays, check=verify is not False)
+
+
+def copy_mapped(table: TableFile, row: int, arrays: Sequence[Array], *, check: bool) -> None:
+    """Copy a row that this process has read and checked before."""
+    for array, take in zip(arrays, table.takers(), strict=True):
+        array[...] = take(row)
+    if check:
+        # The copy, which is still in the processor's cache.
+        table.check(row, [array if array.flags.c_contiguous else array.copy() for array in arrays])
+
+
+def copy_leaves(tables: Sequence[TableFile], rows: Sequence[int], leaves: Sequence[Sequence[Array]]) -> None:
+    """Copy many such rows, leaf by leaf, as plainly as can be: this loop is what reading a batch costs."""
+    for number, arrays in enumerate(leaves):
+        for array, table, row in zip(arrays, tables, rows, strict=True):
+            array[...] = table.takers()[number](row)
+
+
+def read_rows(
+    table: TableFile, rows: Sequence[int], some: Sequence[int], arrays: Sequence[Sequence[Array]], *, check: bool
+) -> Sequence[int]:
+    """Read some of many rows, all of one table, from the disk; those that remain, from where that went wrong on."""
+    done = 0
+    try:
+        with table.pack.open() as descriptor:
+            for at in some:
+                table.read_from(descriptor, rows[at], arrays[at], check=check)
+                done += 1
+    except (RowDamagedError, OSError):
+        return some[done:]
+    return []
+
+
+class StackedBatch:
+    """A batch in the making."""
+
+    def __init__(self, table: TableFile, row: int, *, rows: int, verify: Verify) -> None:
+        self._model = table.table
+        self._verify = verify
+        self._shapes: list[Any] = [leaf.row_shape(row) for leaf in self._model.leaves]
+        self._buffers: list[Array] = [
+            np.empty((rows, *shape), leaf.dtype.bits)
+            for leaf, shape in zip(self._model.leaves, self._shapes, strict=True)
+        ]
+        self._texts: list[bytes] = [b""] * rows
+        self._signature = stack_signature(self._model.skeleton, self._shapes)
+
+    def fill(self, number: int, key: Key, table: TableFile, row: int) -> None:
+        """Copy one entry to its place in the batch."""
+        if table.signature is not self._signature:
+            self._compare(key, table, row)
+        copy_row(table, row, [buffer[number, ...] for buffer in self._buffers], verify=self._verify)
+        self._texts[number] = table.table.values.row(row)
+
+    def tree(self, tensors: Library | None) -> Tree:
+        """The batch: tensors with a new first dimension, plain parts as lists."""
+        leaves = [
+            converter(leaf.dtype, tensors or leaf.library)(buffer)
+            for buffer, leaf in zip(self._buffers, self._model.leaves, strict=True)
+        ]
+        rows = read_values(b"[" + b",".join(self._texts) + b"]")
+        return self._model.build(leaves, [list(parts) for parts in zip(*rows, strict=True)])
+
+    def _compare(self, key: Key, table: TableFile, row: int) -> None:
+        other = table.table
+        if other.skeleton != self._model.skeleton:
+            raise TreeError(key.hex, "differs in nesting or type from the first entry of the stack")
+        if [leaf.row_shape(row) for leaf in other.leaves] != self._shapes:
+            raise TreeError(key.hex, "differs in shape from the first entry of the stack")

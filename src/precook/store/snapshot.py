@@ -1,0 +1,238 @@
+"""Snapshots: frozen lists of samples with their entry keys, enough to train without sources.
+
+A snapshot is a pack of its own with a single entry, so that everything that is checked about packs is checked about
+snapshots. It is written once and never changed; the one with the highest number is a dataset's latest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PinnedError
+from precook.identity.digest import derived_digest
+from precook.store import files
+from precook.store.format.build import build_pack, make_entry
+from precook.store.layout import Layout
+from precook.store.packfile import Guard, PackFile, RowDamagedError, damage_reason
+from precook.store.reader import build_tree
+from precook.store.tree import Tree, take_apart
+
+if TYPE_CHECKING:
+    from precook.store.store import Store
+
+FORMAT = 1
+_CONTEXT = "precook snapshot 1"
+_NAME = re.compile(r"([0-9]{8})-([0-9a-f]{64})\.safetensors")
+_DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """Where a snapshot lies."""
+
+    dataset: str
+    number: int
+    """Higher ones are newer."""
+    id: str
+    path: Path
+    pinned: bool = False
+    """Whether it is kept although a newer one is there."""
+
+    @property
+    def pin(self) -> Path:
+        """The file beside it that pins it."""
+        return self.path.with_suffix(".pin")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A dataset as it was when it was last fully built."""
+
+    file: SnapshotFile
+    created: int
+    """Unix seconds."""
+    content: dict[str, Any]
+    """The tree that docs/format.md describes."""
+    store: Store | None = field(default=None, compare=False, repr=False)
+    """Where its entries lie."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.content["samples"]["id"])
+
+    @property
+    def encoders(self) -> dict[str, dict[str, Any]]:
+        """Input and recipe of each encoder, by its name in the batch."""
+        found: dict[str, dict[str, Any]] = self.content["encoders"]
+        return found
+
+    def entry_keys(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Every entry that the snapshot needs, each once."""
+        return np.unique(self.all_keys(), axis=0)
+
+    def all_keys(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The same as they come, some more than once: sorting a million keys takes a while."""
+        keys = np.concatenate([np.zeros((0, 32), np.uint8), *self.key_columns()])
+        return keys[keys.any(axis=1)]  # zeros stand for a mask that nobody has
+
+    def key_columns(self) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """The same where they lie, in the mapped file, with the zeros of masks that nobody has."""
+        columns = [*self.content["picture_keys"].values(), *self.content["line_keys"].values()]
+        return columns + [column.reshape(1, 32) for column in self.content["empty_keys"].values()]
+
+
+def is_dataset(name: str) -> bool:
+    """Whether a dataset can have this name."""
+    return _DATASET.fullmatch(name) is not None
+
+
+def list_snapshots(layout: Layout) -> list[SnapshotFile]:
+    """Every snapshot in a store, by dataset and then from the oldest to the newest."""
+    found = []
+    for folder in _folders(layout):
+        names = {path.name for path in folder.iterdir()}
+        for name in names:
+            match = _NAME.fullmatch(name)
+            if match is not None:
+                path = folder / name
+                pinned = path.with_suffix(".pin").name in names
+                found.append(SnapshotFile(folder.name, int(match[1]), match[2], path, pinned))
+    return sorted(found, key=lambda snapshot: (snapshot.dataset, snapshot.number, snapshot.id))
+
+
+def pin_snapshot(file: SnapshotFile) -> None:
+    """Keep a snapshot, and all it names, for good; the caller holds the store's lock."""
+    if not file.path.exists():
+        raise NoSnapshotError(file.path.parent, file.dataset)
+    with files.explained(file.path.parent):
+        files.publish(file.pin, [b"kept by `precook snapshots pin`\n"])
+
+
+def unpin_snapshot(file: SnapshotFile) -> None:
+    """Let a snapshot go when a newer one takes its place; the caller holds the store's lock."""
+    with files.explained(file.path.parent):
+        file.pin.unlink(missing_ok=True)
+        files.sync_directory(file.path.parent)
+
+
+def remove_snapshot(file: SnapshotFile) -> None:
+    """Remove a snapshot; `PinnedError` where it is pinned. The caller holds the store's lock."""
+    if file.pin.exists():
+        raise PinnedError(file.path, "this snapshot is pinned")
+    with files.explained(file.path.parent):
+        file.path.unlink(missing_ok=True)
+        # Before anything that only it named goes: a name that came back after a power cut would lead nowhere.
+        files.sync_directory(file.path.parent)
+
+
+def list_partials(layout: Layout) -> list[Path]:
+    """What writers of snapshots that died may have left."""
+    return [path for folder in _folders(layout) for path in folder.glob(f"*{files.PARTIAL}")]
+
+
+def write_snapshot(
+    layout: Layout,
+    directories: files.Directories,
+    exclusive: Callable[[], AbstractContextManager[None]],
+    dataset: str,
+    content: Tree,
+) -> Snapshot:
+    """Freeze a tree as the dataset's latest snapshot: durable when it returns. An equal latest one stays as it is."""
+    parts = take_apart(content)
+    # Equal content, equal key: what is already the latest is not written again.
+    entry = make_entry(bytes(32), parts)
+    key = derived_digest(_CONTEXT, entry.checksum + parts.skeleton + parts.values)
+    entry = make_entry(key, parts)
+    folder = layout.snapshots / dataset
+    with exclusive():
+        earlier = [snapshot for snapshot in list_snapshots(layout) if snapshot.dataset == dataset]
+        with files.explained(layout.root):
+            directories.make(layout.snapshots)
+            directories.make(folder)
+            # One that is damaged, or newer than we are, is no reason not to write another.
+            with contextlib.suppress(DamagedPackError, NewerFormatError):
+                if earlier and (latest := _open(earlier[-1]))[1] == key:
+                    files.sync_directory(folder)  # whoever wrote it may have died before its name was durable
+                    return latest[0]
+            number = earlier[-1].number + 1 if earlier else 1
+            image = build_pack([entry], created=int(time.time()), salt=secrets.token_hex(8))
+            file = SnapshotFile(dataset, number, image.id, folder / f"{number:08d}-{image.id}.safetensors")
+            files.publish(file.path, [image.head, *image.body])
+        return read_snapshot(file)
+
+
+def read_snapshot(file: SnapshotFile) -> Snapshot:
+    """Read a snapshot whole and check every byte; `DamagedPackError` where it is not what was written.
+
+    Large columns are then mapped, not held: pages of the file, which the system takes back when it needs them.
+    """
+    return _open(file)[0]
+
+
+def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
+    try:
+        pack = PackFile(file.path, file.id, Guard())
+        (table,) = pack.tables
+        with pack.open() as descriptor:
+            table.verify_large(descriptor, 0)
+        # Of a private mapping: whoever writes to a column changes nothing but its own copy.
+        leaves, _ = table.take(0)
+        make = table.converters("numpy")
+        content = build_tree(table, 0, [convert(leaf) for convert, leaf in zip(make, leaves, strict=True)])
+        key = table.key(0)
+    except (RowDamagedError, OSError, ValueError) as error:
+        raise DamagedPackError(file.path, f"this snapshot is damaged: {damage_reason(error, file.path)}") from error
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        raise DamagedPackError(file.path, "not a snapshot")
+    if content["format"] > FORMAT:
+        raise NewerFormatError(file.path, content["format"], FORMAT)
+    _check(file, content)
+    return Snapshot(file, pack.head.created, content), key
+
+
+def _check(file: SnapshotFile, content: dict[str, Any]) -> None:
+    """Refuse a tree that is not shaped as docs/format.md says, whoever made it."""
+    try:
+        samples, pictures, lines = content["samples"], content["pictures"], content["lines"]
+        count, views, texts = len(samples["id"]), len(pictures["sample"]), len(lines["sample"])
+        shapes = [
+            (samples["id"], (count, 32), "u1"),
+            (samples["image"], (count, 32), "u1"),
+            (samples["concept"], (count,), "i4"),
+            (pictures["sample"], (views,), "i4"),
+            (pictures["target"], (views, 2), "i4"),
+            (pictures["size"], (views, 2), "i4"),
+            (lines["sample"], (texts,), "i4"),
+            *((keys, (views, 32), "u1") for keys in content["picture_keys"].values()),
+            *((keys, (texts, 32), "u1") for keys in content["line_keys"].values()),
+            *((key, (32,), "u1") for key in content["empty_keys"].values()),
+        ]
+        right = all(array.shape == shape and array.dtype == np.dtype(kind) for array, shape, kind in shapes)
+        bounds = [
+            (samples["concept"], len(content["concepts"])),
+            (pictures["sample"], count),
+            (lines["sample"], count),
+        ]
+        right &= all(column.min(initial=0) >= 0 and column.max(initial=-1) < limit for column, limit in bounds)
+        right &= set(content["encoders"]) >= {*content["picture_keys"], *content["line_keys"], *content["empty_keys"]}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedPackError(file.path, f"not a snapshot: {error!r}") from error
+    if not right:
+        raise DamagedPackError(file.path, "not a snapshot: its columns do not fit together")
+
+
+def _folders(layout: Layout) -> list[Path]:
+    if not layout.snapshots.is_dir():
+        return []
+    return sorted(path for path in layout.snapshots.iterdir() if path.is_dir() and _DATASET.fullmatch(path.name))

@@ -1,0 +1,246 @@
+"""SCENARIOS A12: which fields of the config change keys, and which do not; every field is here."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from precook.config.encoders import ENCODERS, UserSection, decides
+from precook.config.schema import Concept, ImageSettings, Settings, TextSettings
+from tests.support.projects import picture, project, text_folder, vae_folder
+
+ALL = {"latent", "prompt", "tokens", "inputs", "mask", "pixels", "mine"}
+PICTURES = {"latent", "inputs", "mask", "pixels"}
+TEXTS = {"prompt", "tokens", "mine"}
+
+BASE: dict[str, Any] = {
+    "store": "cache",
+    "dataset": "test",
+    "concepts": [{"name": "things", "path": "data", "masks": "{stem}-masklabel.png"}],
+    "image": {"resolutions": [64], "step": 16, "crop": "random", "flip": "random", "variations": 2},
+    "text": {"variations": "all", "empty_prompt": True},
+    "encoders": {
+        "latent": {"uses": "diffusers-vae", "model": "models/vae"},
+        "prompt": {"uses": "transformers-text", "model": "models/text"},
+        "tokens": {"uses": "transformers-tokens", "model": "models/text"},
+        "inputs": {"uses": "transformers-processor", "model": "models/vl"},
+        "mask": {"uses": "mask", "factor": 8},
+        "pixels": {"uses": "image"},
+        "mine": {"uses": "tests.support.projects:Words", "version": 1},
+    },
+}
+
+CHANGES: dict[str, tuple[Any, set[str]]] = {
+    # the whole file
+    "store": ("elsewhere", set()),
+    "dataset": ("renamed", set()),
+    "keep": (["paths", "captions"], set()),
+    "stamps": ("trust", set()),
+    # concepts: what is not a source's content is in no key
+    "concepts.0.name": ("renamed", set()),
+    "concepts.0.path": ("copy", set()),
+    "concepts.0.recursive": (False, set()),
+    "concepts.0.captions": ({"text": "a thing"}, TEXTS),
+    "concepts.0.caption_extension": (".caption", TEXTS),
+    "concepts.0.caption_encoding": ("latin-1", TEXTS),
+    "concepts.0.masks": ("{stem}-other-masklabel.png", {"mask"}),
+    "concepts.0.missing_mask": ("error", set()),
+    "concepts.0.image_column": ("file", set()),
+    "concepts.0.repeats": (2.0, set()),
+    "concepts.0.samples": (1, set()),
+    "concepts.0.loss_weight": (0.5, set()),
+    # how pictures are cut
+    "image.resolutions": ([96], PICTURES),
+    "image.step": (32, PICTURES),
+    "image.crop": ("center", PICTURES),
+    "image.flip": ("none", PICTURES),
+    "image.variations": (1, PICTURES),
+    "image.resampling": ("bicubic", PICTURES),
+    "image.upscale": ("refuse", set()),
+    "image.max_aspect": (1.0, PICTURES),
+    "image.extreme_aspect": ("refuse", set()),
+    "image.background": ("black", PICTURES - {"mask"}),
+    "image.max_pixels": (10**6, set()),
+    "image.pick": ("each", set()),
+    "image.seed": (7, PICTURES),
+    # which texts
+    "text.variations": (1, TEXTS),
+    "text.empty_prompt": (False, TEXTS),
+    # encoders: the files by content, and what decides the bytes
+    "encoders.latent.model": ("models/other-vae", {"latent"}),
+    "encoders.latent.revision": ("main", set()),
+    "encoders.latent.subfolder": ("part", {"latent"}),
+    "encoders.latent.dtype": ("float16", {"latent"}),
+    "encoders.latent.posterior": ("moments", {"latent"}),
+    "encoders.latent.scaled": (True, {"latent"}),
+    "encoders.latent.tiling": (True, {"latent"}),
+    "encoders.latent.slicing": (True, set()),
+    "encoders.latent.device": ("cuda:1", set()),
+    "encoders.latent.batch_size": (4, set()),
+    "encoders.prompt.model": ("models/other-text", {"prompt"}),
+    "encoders.prompt.revision": ("main", set()),
+    "encoders.prompt.subfolder": ("part", {"prompt"}),
+    "encoders.prompt.tokenizer": ("models/other-text", {"prompt"}),
+    "encoders.prompt.dtype": ("bfloat16", {"prompt"}),
+    "encoders.prompt.layers": ([-2], {"prompt"}),
+    "encoders.prompt.pooled": (False, {"prompt"}),
+    "encoders.prompt.max_length": (77, {"prompt"}),
+    "encoders.prompt.prefix": ("a photo of ", {"prompt"}),
+    "encoders.prompt.suffix": (".", {"prompt"}),
+    "encoders.prompt.chat_template": (True, {"prompt"}),
+    "encoders.prompt.crop_start": (1, {"prompt"}),
+    "encoders.prompt.keep_padding": (True, {"prompt"}),
+    "encoders.prompt.attention": ("eager", set()),
+    "encoders.prompt.device": ("cpu", set()),
+    "encoders.prompt.batch_size": (4, set()),
+    "encoders.tokens.model": ("models/other-text", {"tokens"}),
+    "encoders.tokens.revision": ("main", set()),
+    "encoders.tokens.subfolder": ("part", {"tokens"}),
+    "encoders.tokens.max_length": (77, {"tokens"}),
+    "encoders.tokens.truncation": (False, {"tokens"}),
+    "encoders.tokens.special_tokens": (False, {"tokens"}),
+    "encoders.tokens.device": ("cpu", set()),
+    "encoders.tokens.batch_size": (4, set()),
+    "encoders.inputs.model": ("models/other-vl", {"inputs"}),
+    "encoders.inputs.revision": ("main", set()),
+    "encoders.inputs.subfolder": ("part", {"inputs"}),
+    "encoders.inputs.options": ({"do_resize": False}, {"inputs"}),
+    "encoders.inputs.device": ("cpu", set()),
+    "encoders.inputs.batch_size": (4, set()),
+    "encoders.mask.factor": (4, {"mask"}),
+    "encoders.mask.device": ("cpu", set()),
+    "encoders.mask.batch_size": (4, set()),
+    "encoders.pixels.device": ("cpu", set()),
+    "encoders.pixels.batch_size": (4, set()),
+    "encoders.mine.version": (2, {"mine"}),
+    "encoders.mine.device": ("cpu", set()),
+    "encoders.mine.batch_size": (4, set()),
+}
+"""A field, another value for it, and the encoders whose keys change with it."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset and models on which every field has something to change."""
+    base = tmp_path_factory.mktemp("fields")
+    for folder in ("data", "copy"):
+        data = base / folder
+        picture(data / "a.png", 1, (200, 100))
+        Image.open(picture(data / "b.png", 2, (100, 200))).convert("RGBA").save(data / "b.png")
+        clear = Image.open(data / "b.png")
+        clear.putalpha(128)
+        clear.save(data / "b.png")
+        picture(data / "inner/c.png", 1, (200, 100))
+        for stem in ("a", "b", "inner/c"):
+            (data / f"{stem}.txt").write_text("a thing with an ä\nseen twice\n", "utf-8")
+            (data / f"{stem}.caption").write_text("another caption\n")
+            size = Image.open(data / f"{stem}.png").size
+            picture(data / f"{stem}-masklabel.png", 30, size)
+            picture(data / f"{stem}-other-masklabel.png", 31, size)
+    for seed, name in enumerate(("vae", "other-vae", "vae/part")):
+        vae_folder(base / "models" / name, seed)
+    for seed, name in enumerate(("text", "other-text", "text/part")):
+        text_folder(base / "models" / name, {"a": seed, "thing": seed + 1, "[UNK]": seed + 2}, seed)
+    for number, name in enumerate(("vl", "other-vl", "vl/part")):
+        (base / "models" / name).mkdir(parents=True, exist_ok=True)
+        (base / "models" / name / "preprocessor_config.json").write_text(f'{{"size": {number}}}')
+    return base
+
+
+@pytest.fixture(scope="module")
+def before(base: Path) -> dict[str, frozenset[str]]:
+    """The keys before any change."""
+    return keys_of(base, BASE)
+
+
+def keys_of(base: Path, sections: dict[str, Any]) -> dict[str, frozenset[str]]:
+    """The keys that each encoder wants."""
+    with project(base, **sections) as opened:
+        plan = opened.plan()
+        assert not plan.failed
+        return {name: frozenset(bytes(key).hex() for key in one.wants.keys) for name, one in plan.encoders.items()}
+
+
+def changed(field: str, value: Any) -> dict[str, Any]:
+    sections = copy.deepcopy(BASE)
+    *outer, last = field.split(".")
+    place: Any = sections
+    for part in outer:
+        place = place[int(part)] if isinstance(place, list) else place[part]
+    place[last] = value
+    return sections
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_only_what_decides_the_bytes_changes_keys(base: Path, before: dict[str, frozenset[str]], field: str) -> None:
+    """A12: changing a field changes the keys of the encoders it concerns, and of no others."""
+    value, expected = CHANGES[field]
+    after = keys_of(base, changed(field, value))
+    assert {name for name in ALL if before[name] != after[name]} == expected
+
+
+def test_an_encoders_name_is_in_no_key(base: Path, before: dict[str, frozenset[str]]) -> None:
+    """A12: renaming fields of `encoders` keeps every key."""
+    sections = copy.deepcopy(BASE)
+    sections["encoders"] = {f"my_{name}": one for name, one in sections["encoders"].items()}
+    after = keys_of(base, sections)
+    assert {f"my_{name}": keys for name, keys in before.items()} == after
+
+
+@pytest.mark.parametrize(("field", "changes"), [("model_type", True), ("hidden_size", False)])
+def test_a_models_config_counts_as_far_as_it_chooses_the_class(tmp_path: Path, field: str, changes: bool) -> None:
+    """Tokenizers and processors are chosen by the model's type where their own files do not name a class."""
+    picture(tmp_path / "data/a.png", 1)
+    text_folder(tmp_path / "models/text")
+    (tmp_path / "models/text/preprocessor_config.json").write_text("{}")
+    encoders = {name: {**BASE["encoders"][name], "model": "models/text"} for name in ("tokens", "inputs")}
+    before = keys_of(tmp_path, {"encoders": encoders})
+    config = tmp_path / "models/text/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), field: "another"}))
+    after = keys_of(tmp_path, {"encoders": encoders})
+    assert {name for name in encoders if before[name] != after[name]} == (set(encoders) if changes else set())
+
+
+def test_every_field_is_walked() -> None:
+    """A field that is added to the config must be added here, and its mark must agree with what it does."""
+    fields = {name: field for name, field in Settings.model_fields.items() if name not in _SECTIONS}
+    fields |= {f"concepts.0.{name}": field for name, field in Concept.model_fields.items()}
+    fields |= {f"image.{name}": field for name, field in ImageSettings.model_fields.items()}
+    fields |= {f"text.{name}": field for name, field in TextSettings.model_fields.items()}
+    for name, one in BASE["encoders"].items():
+        section = ENCODERS.get(one["uses"], UserSection)
+        fields |= {f"encoders.{name}.{field}": info for field, info in section.model_fields.items() if field != "uses"}
+    assert set(fields) == set(CHANGES) - {"encoders.mine.version"}
+    for name, field in fields.items():
+        if name.endswith(".revision"):
+            continue  # decides which files are loaded, and those are in the key
+        assert decides(field) == bool(CHANGES[name][1]), name
+
+
+_SECTIONS = ("concepts", "image", "text", "encoders")
+
+
+def test_weights_that_an_index_names_count_whatever_they_are_called(tmp_path: Path) -> None:
+    """A shard with the name of a variant that is usually left alone is loaded where an index names it: so it counts."""
+    picture(tmp_path / "data/a.png", 1)
+    folder = vae_folder(tmp_path / "models/vae")
+    weights, variant = (folder / f"diffusion_pytorch_model{kind}.safetensors" for kind in ("", ".fp16"))
+    shutil.copy(weights, variant)
+    encoders = {"latent": BASE["encoders"]["latent"]}
+    keys = [keys_of(tmp_path, {"encoders": encoders})]
+    variant.write_bytes(variant.read_bytes() + b" ")
+    keys.append(keys_of(tmp_path, {"encoders": encoders}))
+    assert keys[0] == keys[1], "nobody loads it"
+    weights.unlink()
+    index = {"metadata": {}, "weight_map": {"encoder.conv_in.weight": variant.name}}
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    keys.append(keys_of(tmp_path, {"encoders": encoders}))
+    variant.write_bytes(variant.read_bytes() + b" ")
+    keys.append(keys_of(tmp_path, {"encoders": encoders}))
+    assert keys[2] != keys[3]

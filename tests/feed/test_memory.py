@@ -1,0 +1,84 @@
+"""The memory of batches: it is used again, and never while anybody can still look at it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precook
+from precook.feed.buffers import Buffers
+from precook.store.dtypes import DTYPES
+from tests.support.projects import Watched, dataset, project
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+SIDE = 256
+"""A picture of 196,608 bytes: large enough for its memory to be used again."""
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Any:
+    """A built project whose entries are the pictures themselves."""
+    dataset(tmp_path / "data", 8)
+    encoders = {"pixels": Watched("image")}
+    with project(tmp_path, image={"resolutions": [f"{SIDE}x{SIDE}"]}, encoders=encoders) as made:
+        made.build()
+        yield made
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda batch: batch["pixels"],
+        lambda batch: batch["pixels"][1, 5:, ::2],
+        lambda batch: batch["pixels"].view(-1).view(torch.int32),
+        lambda batch: batch["pixels"].numpy()[0],
+    ],
+    ids=["tensor", "slice", "other type", "numpy"],
+)
+def test_what_is_kept_of_a_batch_stays_as_it_is(owner: precook.Project, part: Callable[[Any], Any]) -> None:
+    """A part of a batch that a trainer keeps is the same after two more epochs, whatever became of the rest of it."""
+    with owner.feed(batch_size=2) as feed:
+        kept = [part(batch) for batch in feed.epoch(0)]
+        before = [bytes(memoryview(np.asarray(one))) for one in kept]
+        for epoch in (1, 2):
+            for batch in feed.epoch(epoch):
+                batch["pixels"].zero_()
+        assert [bytes(memoryview(np.asarray(one))) for one in kept] == before
+
+
+def test_a_trainer_may_write_into_a_batch(owner: precook.Project) -> None:
+    """An epoch reads the same after a trainer has overwritten every batch of it."""
+    with owner.feed(batch_size=2) as feed:
+        expected = [batch["pixels"].clone() for batch in feed.epoch(0)]
+        for batch in feed.epoch(0):
+            batch["pixels"].fill_(7)
+        found = [batch["pixels"].clone() for batch in feed.epoch(0)]
+    assert len(found) == 4
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_memory_that_was_let_go_is_used_again(library: Any) -> None:
+    """The next buffer of about the same size lies where the one before lay, and two that are alive never share."""
+    buffers = Buffers(library)
+    dtype = DTYPES["F32"]
+    _, first = buffers.make(dtype, (64, 1024))
+    _, second = buffers.make(dtype, (64, 1024))
+    places = {_address(first), _address(second)}
+    assert len(places) == 2
+    del first, second, _
+    gc.collect()
+    kept = [buffers.make(dtype, (63, 1024)) for _ in range(3)]
+    found = [_address(tensor) for _, tensor in kept]
+    assert places < set(found)
+    assert len(set(found)) == 3
+
+
+def _address(tensor: Any) -> int:
+    return int(tensor.data_ptr() if isinstance(tensor, torch.Tensor) else tensor.ctypes.data)

@@ -1,0 +1,317 @@
+"""Verifying and repairing: what is damaged is named with its samples, and exactly that is dropped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import precook
+from precook.maintain import lock
+from precook.maintain.owners import find_owners
+from precook.maintain.repair import plan_repair
+from precook.maintain.verify import Scope, check_store, last_full_pass, remember_pass, unfinished_passes
+from tests.maintain.test_bundle import state
+from tests.support.commands import run
+from tests.support.projects import Watched, dataset, project
+
+RECIPE = precook.Recipe("test", {"version": 1})
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[precook.Project]:
+    """A project of four pictures, built; its snapshot keeps paths."""
+    dataset(tmp_path / "data", 4)
+    encoders = {"pixels": {"uses": "image"}, "words": Watched()}
+    with project(tmp_path, encoders=encoders, keep=["paths"]) as opened:
+        assert not opened.build().failed
+        yield opened
+
+
+def flip(store: precook.Store, key: precook.Key) -> None:
+    """Change a byte of an entry on the disk."""
+    located = store.locate(key)
+    content = bytearray(located.pack.read_bytes())
+    content[located.table.table.leaves[0].span(located.row)[0]] ^= 1
+    located.pack.write_bytes(content)
+
+
+def keys_of(store: precook.Store, encoder: str = "pixels") -> list[precook.Key]:
+    return [precook.Key(row.tobytes()) for row in store.snapshot("test").content["picture_keys"][encoder]]
+
+
+def fill(path: Path, packs: int, rows: int = 3) -> list[precook.Key]:
+    """A store of so many packs."""
+    with precook.open(path) as store:
+        for pack in range(packs):
+            with store.writer() as writer:
+                for row in range(rows):
+                    writer.put(RECIPE.key(pack, row), {"x": np.arange(50) + row}, recipe=RECIPE)
+    return [RECIPE.key(pack, row) for pack in range(packs) for row in range(rows)]
+
+
+def test_damage_is_named_with_dataset_and_sample(made: precook.Project) -> None:
+    """Who needs a damaged entry: dataset, encoder, concept, sample, and its picture where paths are kept."""
+    key = keys_of(made.store)[2]
+    flip(made.store, key)
+    (damage,) = made.store.verify().damage
+    assert damage.key == key
+    (owner,) = find_owners(made.store, [key.bytes])[key.bytes]
+    ids = made.store.snapshot("test").content["samples"]["id"]
+    assert (owner.dataset, owner.encoder, owner.concept) == ("test", "pixels", "things")
+    assert owner.sample == ids[2].tobytes().hex()
+    assert owner.path is not None
+    assert os.path.basename(owner.path).startswith("p")
+    empty = made.store.snapshot("test").content["empty_keys"]["words"].tobytes()
+    assert [one.sample for one in find_owners(made.store, [empty])[empty]] == [None]
+
+
+def test_a_repair_drops_exactly_what_is_damaged(made: precook.Project) -> None:
+    """The next build encodes those entries and no others; all others stay as they are, and nothing comes back."""
+    keys = keys_of(made.store)
+    before = {key: made.store.get(key) for key in keys}
+    for key in keys[:2]:
+        flip(made.store, key)
+    with precook.open(made.store_path) as store:
+        plan = plan_repair(store, store.verify())
+        assert {loss.key for loss in plan.losses} == set(keys[:2])
+        assert all(loss.owners for loss in plan.losses)
+        assert not store.missing(keys)  # a plan changes nothing
+        done = plan.execute()
+        assert (done.entries, done.rewritten, done.removed) == (2, 1, 0)
+        for _ in ("as it is", "with a new index"):
+            assert store.missing(keys) == keys[:2]
+            assert store.verify().clean
+            store.reindex()
+    with precook.Project(**_again(made)) as again:
+        assert set(again.plan().missing.keys()) == set(keys[:2])
+        assert again.build().encoded == {"pixels": 2, "words": 0}
+        assert all(np.array_equal(again.store.get(key), before[key]) for key in keys)
+
+
+def _again(made: precook.Project) -> dict[str, Any]:
+    return {
+        "base": made.base,
+        "dataset": "test",
+        "concepts": [{"name": "things", "path": "data"}],
+        "image": {"resolutions": [64], "step": 16},
+        "keep": ["paths"],
+        "encoders": {"pixels": {"uses": "image"}, "words": Watched()},
+    }
+
+
+def test_a_pack_that_cannot_be_read_goes_as_a_whole(path: Path) -> None:
+    """Its entries are known from the index and are dropped; other packs stay."""
+    keys = fill(path, packs=2)
+    with precook.open(path) as store:
+        pack = store.locate(keys[0]).pack
+        content = bytearray(pack.read_bytes())
+        content[20] ^= 1
+        pack.write_bytes(content)
+    with precook.open(path) as store:
+        plan = plan_repair(store, store.verify())
+        assert {loss.key for loss in plan.losses} == set(keys[:3])
+        assert plan.execute().removed == 1
+        assert store.missing(keys) == keys[:3]
+        assert not pack.exists()
+        assert store.verify().clean
+        for key in keys[:3]:
+            store.put(key, {"x": np.arange(50)})
+        assert not store.missing(keys)
+
+
+def test_a_sound_copy_is_not_lost(path: Path, tmp_path: Path) -> None:
+    """An entry that two packs hold, one of them damaged, stays."""
+    keys = fill(path, packs=1)
+    fill(tmp_path / "twin", packs=1)
+    (damaged,) = path.glob("packs/*/*.safetensors")
+    (twin,) = (tmp_path / "twin").glob("packs/*/*.safetensors")
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    (path / "packs" / twin.parent.name).mkdir(exist_ok=True)
+    twin.rename(path / "packs" / twin.parent.name / twin.name)
+    with precook.open(path) as store:
+        found = store.verify()
+        assert len(found.damage) == 1
+        plan = plan_repair(store, found)
+        assert not plan.losses
+        assert plan.execute().entries == 1
+        assert not store.missing(keys)
+        assert store.verify().clean
+
+
+@given(at=st.integers(0, 10**9), bit=st.integers(0, 7))
+@settings(max_examples=25)
+def test_whatever_bit_flips_a_repair_leaves_a_clean_store(
+    tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
+) -> None:
+    """After it, verify finds nothing, every entry is right or missing, and at most one pack's are missing."""
+    path = tmp_path_factory.mktemp("flip") / "cache"
+    keys = fill(path, packs=2, rows=2)
+    pack = sorted(path.glob("packs/*/*.safetensors"))[at % 2]
+    content = bytearray(pack.read_bytes())
+    content[at % len(content)] ^= 1 << bit
+    pack.write_bytes(content)
+    with precook.open(path) as store:
+        plan_repair(store, store.verify()).execute()
+        assert store.verify().clean
+        lost = store.missing(keys)
+        assert len(lost) <= 2
+        for key in set(keys) - set(lost):
+            assert store.get(key)["x"].tolist() in (list(range(50)), list(range(1, 51)))
+
+
+def test_a_damaged_snapshot_goes_only_when_a_newer_one_stands_in_its_place(made: precook.Project) -> None:
+    """The latest one stays until a build has written another."""
+    store = made.store
+    content = store.snapshot("test").content
+    store.freeze("test", {**content, "concepts": [{**content["concepts"][0], "repeats": 2.0}]})
+    old, new = store.snapshots()
+    for file in (old, new):
+        raw = bytearray(file.path.read_bytes())
+        raw[-1] ^= 1
+        file.path.write_bytes(raw)
+    found = store.verify()
+    assert {damage.pack for damage in found.damage} == {old.path, new.path}
+    plan = plan_repair(store, found)
+    assert (plan.snapshots, plan.left) == ((old.path,), (new.path,))
+    assert plan.execute().snapshots == 1
+    assert [file.number for file in store.snapshots()] == [2]
+
+
+def test_a_subset_looks_at_what_is_meant(made: precook.Project) -> None:
+    """By key, by recipe and by dataset: damage elsewhere is not found."""
+    store = made.store
+    pixels, word = keys_of(store), store.snapshot("test").content["line_keys"]["words"][0]
+    flip(store, pixels[0])
+    outside = RECIPE.key("outside")
+    store.put(outside, np.arange(500))
+    flip(store, outside)
+    recipe = store.locate(pixels[0]).recipe
+    digests = {form: digest.hex() for digest, form in store.recipes().items()}
+    cases = [
+        (Scope(keys=(pixels[0].hex,)), {pixels[0]}, 1),
+        (Scope(keys=(pixels[1].hex, word.tobytes().hex())), set(), 2),
+        (Scope(recipes=(digests[recipe],)), {pixels[0]}, 4),
+        (Scope(dataset="test"), {pixels[0]}, 9),
+        (Scope(), {pixels[0], outside}, 10),
+    ]
+    for scope, damaged, entries in cases:
+        found, _ = check_store(store, scope)
+        assert ({damage.key for damage in found.damage}, found.entries) == (damaged, entries)
+    with pytest.raises(precook.NoSnapshotError):
+        check_store(store, Scope(dataset="nothing"))
+
+
+def test_what_a_look_found_damaged_is_missing_from_then_on(tmp_path: Path) -> None:
+    """SCENARIOS D3: after `precook verify` a plan counts damaged entries as missing, and one build makes them all."""
+    dataset(tmp_path / "data", 4)
+    config = tmp_path / "precook.yaml"
+    sections = "dataset: test\nconcepts: [{name: things, path: data}]\nencoders: {pixels: {uses: image}}\n"
+    config.write_text(sections + "image: {resolutions: [64], step: 16}\n")
+    with precook.load(config) as made:
+        made.build()
+        for key in keys_of(made.store)[:2]:
+            flip(made.store, key)
+    for _ in range(2):
+        assert run("verify", "--config", config).code == 4
+        assert "pixels: 2 entry damaged" in run("plan", "--config", config).out
+    assert run("build", "--config", config).code == 0
+    with precook.load(config) as made:
+        assert len(list(made.feed(batch_size=4).epoch(0))) == 1
+    assert run("verify", "--config", config, "--repair", "--yes").code == 4
+    assert run("verify", "--config", config).code == 0
+    assert "to build: nothing" in run("plan", "--config", config).out
+
+
+def test_short_looks_go_on_until_everything_was_seen(path: Path) -> None:
+    """With a limit of time each run goes on behind the last one; the pass is complete when all packs were seen."""
+    fill(path, packs=5)
+    with precook.open(path) as store:
+        seen = 0
+        for _ in range(20):
+            found, done = check_store(store, Scope(), max_seconds=0.0)
+            seen += found.packs
+            remember_pass(store, done)
+            if done.finished is not None:
+                break
+            assert last_full_pass(store) is None
+            assert [one.packs for one in unfinished_passes(store)] == [seen]
+        assert seen == 5
+        finished = last_full_pass(store)
+        assert finished is not None
+        assert (finished.packs, finished.damaged) == (5, 0)
+        assert check_store(store, Scope(), max_seconds=60.0)[0].packs == 5  # the next pass begins anew
+
+
+def test_the_command_shows_what_a_repair_would_drop_before_it_does(made: precook.Project) -> None:
+    """A preview changes no file; with --yes it is done; the code says damage was found, until there is none."""
+    key = keys_of(made.store)[1]
+    flip(made.store, key)
+    made.close()
+    store = made.store_path
+    with precook.open(store, read_only=True) as opened:
+        before = state(opened)
+    ended = run("verify", "--store", store, "--repair")
+    assert ended.code == 4
+    assert "test: pixels of" in ended.out
+    assert "a repair: 1 entry to be made again, 1 pack written anew without them" in ended.out
+    assert "--yes does it" in ended.err
+    with precook.open(store, read_only=True) as opened:
+        files, entries = state(opened)
+        assert files == before[0]
+        assert [entry for entry in before[1] if entry.key != key.bytes] == entries
+    document = run("verify", "--store", store, "--json").document
+    assert document["damage"][0]["samples"][0]["dataset"] == "test"
+    assert document["repair"] is None
+    ended = run("verify", "--store", store, "--repair", "--yes", "--json")
+    assert ended.code == 4
+    assert [one["key"] for one in ended.document["repair"]["lost"]] == [key.hex]
+    assert ended.document["repair"]["done"]
+    assert run("verify", "--store", store).code == 0
+    with precook.open(store) as opened:
+        assert opened.missing(keys_of(opened)) == [key]
+
+
+def test_the_command_takes_subsets(made: precook.Project) -> None:
+    """By the first digits of a key, by a recipe's kind, by dataset; what is not there is an error."""
+    keys = keys_of(made.store)
+    made.close()
+    store = made.store_path
+    for option, value, entries in (("--key", keys[0].hex[:12], 1), ("--recipe", "image", 4), ("--dataset", "test", 9)):
+        document = run("verify", "--store", store, option, value, "--json").document
+        assert (document["entries"], document["clean"]) == (entries, True)
+    assert run("verify", "--store", store, "--recipe", "nothing").code == 1
+    assert run("verify", "--store", store, "--dataset", "nothing").code == 1
+
+
+def test_verifying_writes_nothing_but_when_it_was(path: Path) -> None:
+    """Packs and snapshots stay byte for byte, and so do the index's entries."""
+    fill(path, packs=2)
+    with precook.open(path, read_only=True) as store:
+        before = state(store)
+    assert run("verify", "--store", path).code == 0
+    with precook.open(path, read_only=True) as store:
+        assert state(store) == before
+        assert last_full_pass(store) is not None
+
+
+def test_a_repair_waits_for_whoever_moves_entries(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a compaction is at work, a repair says who is in the way and touches nothing."""
+    monkeypatch.setattr(lock, "_PATIENCE", 0.0)
+    with precook.open(path) as store, precook.open(path) as other:
+        store.put(RECIPE.key(1), {"x": np.arange(1000)})
+        flip(store, RECIPE.key(1))
+        (pack,) = path.glob("packs/*/*.safetensors")
+        plan = plan_repair(store, store.verify())
+        with lock.maintaining(other.internals(), "compact"), pytest.raises(precook.LockedError, match="compact"):
+            plan.execute()
+        assert pack.exists()
+        assert plan.execute().entries == 1

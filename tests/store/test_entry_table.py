@@ -1,0 +1,154 @@
+"""Places: many entries found once and copied again and again, each as it was put."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import precook
+from precook.maintain.compact import plan_compact
+from precook.store.index.index import Place
+from precook.store.lookup import EntryTable
+from tests.support.snapshots import packs, put_packs
+
+SHAPES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=12)
+
+
+def places_of(store: precook.Store, keys: list[precook.Key]) -> EntryTable:
+    found = store.places(np.array([list(key.bytes) for key in keys], np.uint8))
+    assert found is not None
+    return found
+
+
+def copied(places: EntryTable) -> list[list[Any]]:
+    """Every entry's leaves."""
+    found = places.place_all(np.arange(len(places.keys)))
+    count = len(found.tables[0].table.leaves)
+    leaves: list[list[Any]] = [
+        [
+            np.full(table.table.leaves[number].row_shape(row), 77, table.table.leaves[number].dtype.bits)
+            for table, row in zip(found.tables, found.rows, strict=True)
+        ]
+        for number in range(count)
+    ]
+    places.copy_all(found, leaves)
+    return [list(leaf) for leaf in zip(*leaves, strict=True)]
+
+
+@pytest.mark.parametrize("verify", [True, False, "always"])
+@settings(max_examples=15)
+@given(shapes=SHAPES, cut=st.integers(0, 12))
+def test_every_copy_is_what_was_put(
+    verify: Any, shapes: list[tuple[int, int]], cut: int, tmp_path_factory: Any
+) -> None:
+    """From the disk at first and from the mapped file then: leaves of any rank, of one length or of many."""
+    recipe = precook.Recipe("shapes", {})
+    trees = [
+        {
+            "rows": np.arange(first * second, dtype=np.int32).reshape(first, second) + number,
+            "ids": np.arange(first, dtype=np.int16) - number,
+            "scalar": np.array(number, np.float32),
+            "fixed": np.full((2, 3), number, np.uint8),
+        }
+        for number, (first, second) in enumerate(shapes)
+    ]
+    keys = [recipe.key(number) for number in range(len(trees))]
+    with precook.open(tmp_path_factory.mktemp("store"), verify_reads=verify) as store:
+        for part in (range(len(trees))[:cut], range(len(trees))[cut:]):
+            with store.writer() as writer:
+                for number in part:
+                    writer.put(keys[number], trees[number], recipe=recipe)
+        places = places_of(store, keys)
+        for _ in range(3):
+            for tree, leaves in zip(trees, copied(places), strict=True):
+                for array, leaf in zip(tree.values(), leaves, strict=True):
+                    assert np.array_equal(array, leaf)
+
+
+def test_a_file_that_changes_under_a_feed_is_noticed_if_asked(path: Path, recipe: precook.Recipe) -> None:
+    """With verify_reads="always", also entries that were read before are checked, and the bad one is named."""
+    with precook.open(path) as store:
+        put_packs(store, recipe, [range(3)])
+    with precook.open(path, verify_reads="always") as store:
+        places = places_of(store, [recipe.key(number) for number in range(3)])
+        copied(places)
+        copied(places)
+        flip(packs(path)[0], np.full(1000, 1).tobytes())
+        with pytest.raises(precook.DamagedEntryError, match=recipe.key(1).hex[:16]):
+            copied(places)
+
+
+def test_what_was_moved_is_checked_where_it_lies_now(store: precook.Store, recipe: precook.Recipe) -> None:
+    """An entry that was read before and then moved by compaction is not believed unseen in its new pack."""
+    put_packs(store, recipe, [range(3), range(3, 6)])
+    places = places_of(store, [recipe.key(number) for number in range(6)])
+    before = copied(places)
+    with precook.open(store.path) as other:
+        plan_compact(other).execute()
+    (pack,) = packs(store.path)
+    flip(pack, np.full(1000, 4).tobytes())
+    with pytest.raises(precook.DamagedEntryError, match=recipe.key(4).hex[:16]):
+        copied(places)
+    others = places_of(store, [recipe.key(number) for number in (0, 1, 2, 3, 5)])
+    for one, leaves in zip([*before[:4], before[5]], copied(others), strict=True):
+        assert all(np.array_equal(*pair) for pair in zip(one, leaves, strict=True))
+
+
+def flip(pack: Path, content: bytes) -> None:
+    """Change a byte of a pack in place, as a failing disk does."""
+    with pack.open("r+b") as file:
+        at = file.read().find(content)
+        assert at > 0
+        file.seek(at + 80)
+        byte = file.read(1)
+        file.seek(at + 80)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_damage_that_another_thread_finds_disturbs_no_look_up(store: precook.Store, recipe: precook.Recipe) -> None:
+    """While one thread finds damaged entries, others go on looking theirs up."""
+    put_packs(store, recipe, [range(3)])
+    places = places_of(store, [recipe.key(number) for number in range(3)])
+    bad = store.internals().reader.bad_rows
+    found = threading.Thread(target=lambda: bad.update(Place(bytes(32), "elsewhere", row) for row in range(20_000)))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        found.start()
+        while found.is_alive():
+            places.look_again(np.arange(3))
+    finally:
+        sys.setswitchinterval(interval)
+        found.join()
+    assert len(places.missing) == 0
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_an_index_that_is_wrong_everywhere_is_made_anew_once(
+    path: Path, recipe: precook.Recipe, caplog: pytest.LogCaptureFixture, *, many: bool
+) -> None:
+    """Every row that it names is another entry's: all entries are found all the same, and not at a rebuild for each."""
+    keys = [recipe.key(number) for number in range(30)]
+    with precook.open(path) as store:
+        put_packs(store, recipe, [range(10), range(10, 30)])
+    with contextlib.closing(sqlite3.connect(path / "index.sqlite")) as db:
+        db.execute("CREATE TEMP TABLE wrong AS SELECT key, pack, (row + 1) % 10 AS row, recipe, bytes FROM entry")
+        db.execute("DELETE FROM entry")
+        db.execute("INSERT INTO entry SELECT * FROM wrong")
+        db.commit()
+    with precook.open(path) as store, caplog.at_level(logging.WARNING, "precook"):
+        if many:
+            assert len(places_of(store, keys).missing) == 0
+        else:
+            assert [tree["number"] for tree in store.get_many(keys)] == list(range(30))
+    assert sum("names a wrong row" in record.message for record in caplog.records) == 1

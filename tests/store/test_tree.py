@@ -1,0 +1,167 @@
+"""Trees come out as they went in, and what cannot be stored is named."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+import precook
+from precook.store.format.build import build_pack, make_entry
+from precook.store.format.pack import parse_head, parse_pack_header
+from precook.store.leaves import converter, has_nan, is_finite, read_leaf
+from precook.store.tree import builder, read_values, take_apart
+from tests.support.trees import same, trees
+
+
+def rebuilt(tree: Any) -> Any:
+    """A tree taken apart and put together again, in memory."""
+    import json  # noqa: PLC0415
+
+    parts = take_apart(tree)
+    values = read_values(parts.values)
+    build = builder(json.loads(parts.skeleton)["tree"], leaves=len(parts.leaves), values=len(values))
+    leaves = [
+        converter(leaf.dtype, leaf.library)(leaf.data.view(leaf.dtype.bits).reshape(leaf.shape))
+        for leaf in parts.leaves
+    ]
+    return build(leaves, values)
+
+
+@given(trees)
+def test_a_tree_put_together_again_is_the_same_bit_for_bit(tree: Any) -> None:
+    """Nesting, order, types, NaN payloads, odd texts and every element type survive."""
+    assert same(rebuilt(tree), tree)
+
+
+@given(trees)
+def test_a_pack_of_one_describes_its_entry(tree: Any) -> None:
+    """What is written passes our own reader, with the same skeleton, values and shapes."""
+    entry = make_entry(bytes(32), take_apart(tree))
+    image = build_pack([entry], created=0, salt="")
+    length = 8 + struct.unpack("<Q", image.head[:8])[0]
+    head = parse_head(parse_pack_header(image.head[:length]), image.head)
+    (table,) = head.tables
+    assert head.id == image.id
+    assert head.file_bytes == image.nbytes
+    assert table.skeleton == entry.parts.skeleton
+    assert table.values.row(0) == entry.parts.values
+    assert [leaf.row_shape(0) for leaf in table.leaves] == [leaf.shape for leaf in entry.parts.leaves]
+
+
+class Color(enum.IntEnum):
+    """An int that is not an int."""
+
+    RED = 1
+
+
+Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
+
+
+@pytest.mark.parametrize(
+    ("leaf", "reason"),
+    [
+        ({1, 2}, "builtins.set"),
+        (object(), "builtins.object"),
+        (Path("x"), "PosixPath"),
+        (Color.RED, "Color"),
+        (Point(1, 2), "Point"),
+        (collections.OrderedDict(), "OrderedDict"),
+        (np.float64(1), "float64"),
+        (np.array(["text"]), "<U4"),
+        (np.array([object()]), "object"),
+        (np.zeros(2, ">f4"), ">f4"),
+        (np.zeros(2, "datetime64[s]"), "datetime64"),
+        (np.zeros(2, "c16"), "complex128"),
+        (np.ma.masked_array([1]), "MaskedArray"),
+        (np.zeros((1,) * 16), "16 dimensions"),
+        (np.zeros((0, 2**40), np.uint8), "too large"),
+        ({(1, 2): 3}, "dict key"),
+        ({True: 3}, "dict key"),
+        (lambda: None, "function"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_stored_is_named_with_its_place(leaf: Any, reason: str) -> None:
+    """The error says where in the tree the part hangs and what it is."""
+    with pytest.raises(precook.TreeError) as caught:
+        take_apart({"fine": 1, "bad": [0, leaf]})
+    assert caught.value.where.startswith("tree['bad'][1]")
+    assert reason in str(caught.value)
+
+
+def test_a_tree_without_end_is_refused() -> None:
+    """A list that contains itself is an error, not a crash."""
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(precook.TreeError, match="levels deep"):
+        take_apart(loop)
+
+
+def test_torch_tensors_that_would_come_back_as_something_else_are_refused() -> None:
+    """Parameters, gradients, sparse and meta tensors are named instead of being changed silently."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    for bad, reason in [
+        (torch.nn.Parameter(torch.zeros(2)), "Parameter"),
+        (torch.zeros(2, requires_grad=True), "requires grad"),
+        (torch.zeros(2, 2).to_sparse(), "sparse"),
+        (torch.zeros(2, device="meta"), "meta"),
+        (torch.zeros(2, dtype=torch.complex128), "complex128"),
+    ]:
+        with pytest.raises(precook.TreeError, match=reason):
+            take_apart([bad])
+
+
+def test_lazy_torch_views_are_stored_as_what_they_mean() -> None:
+    """Conjugated and negated views, which torch computes only when read, keep their numbers."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensor = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64)
+    assert torch.equal(rebuilt(tensor.conj()), torch.tensor([1 - 2j, 3 + 1j]))
+    assert torch.equal(rebuilt(tensor.conj().imag), torch.tensor([-2.0, 1.0]))
+
+
+def test_a_single_element_with_a_stride_is_stored() -> None:
+    """Torch calls it contiguous, but its bytes do not lie end to end."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensor = torch.arange(6.0).reshape(3, 2)[1:2, 1]
+    assert tensor.stride() == (2,)
+    assert torch.equal(rebuilt(tensor), torch.tensor([3.0]))
+
+
+def test_nan_is_found_in_every_type_that_has_one() -> None:
+    """The check behind `allow_nan` knows floats, complex numbers, bfloat16 and the eight-bit floats."""
+    assert has_nan(read_leaf(np.array([0, math.nan], np.float16), "x"))
+    assert not has_nan(read_leaf(np.array([0, math.inf], np.float16), "x"))
+    assert not has_nan(read_leaf(np.array([255], np.uint8), "x"))
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    names = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+    for dtype in (getattr(torch, name) for name in names):
+        every = torch.arange(256, dtype=torch.uint8)
+        values = every.view(dtype) if dtype.itemsize == 1 else torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+        for value in values:
+            assert has_nan(read_leaf(value, "x")) == bool(value.float().isnan()), (dtype, value)
+
+
+def test_what_is_not_finite_is_found_in_every_type_that_has_it() -> None:
+    """The check on results knows every infinity and NaN of halves, eight-bit floats and the others, wherever it is."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    names = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz"]
+    for dtype in (getattr(torch, name) for name in names):
+        every = torch.arange(256, dtype=torch.uint8)
+        values = every.view(dtype) if dtype.itemsize == 1 else torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+        finite = values.float().isfinite()
+        for value, wanted in zip(values[::7], finite[::7].tolist(), strict=True):
+            assert is_finite(read_leaf(value, "x")) == wanted, (dtype, value)
+        good = values.view(torch.uint8 if dtype.itemsize == 1 else torch.int16)[finite].view(dtype)
+        assert is_finite(read_leaf(good, "x"))
+        assert not is_finite(read_leaf(values, "x"))
+        assert is_finite(read_leaf(values[:0], "x"))
+    for array in (np.float32([1, math.inf]), np.float64([math.nan, 1]), np.complex64([1, complex(0, math.inf)])):
+        assert not is_finite(read_leaf(np.asarray(array), "x"))
