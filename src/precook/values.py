@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import total_ordering
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+"""Plain bytes; with two dimensions, values of one width, a row each: keys, digests."""
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+"""One yes or no for each row of something."""
+Pixels = npt.NDArray[np.uint8]
+"""A picture, H x W x 3, or a mask, H x W."""
 
 _Self = TypeVar("_Self", bound="_Hash")
 

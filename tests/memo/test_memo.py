@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 import precook
 from precook.memo import columns
-from precook.memo.columns import Bytes, Kind, Segment, append, cut, dump, load, make_segment, merge
+from precook.memo.columns import Kind, Segment, append, cut, dump, load, make_segment, merge
 from precook.memo.memo import Memory
 from precook.store.index import index as index_module
 from precook.store.store import Store
+from precook.values import Bytes
 
 PLAIN = Kind("plain", key=16, value=4)
 SLOTTED = Kind("slotted", key=16, value=4, slot=8)

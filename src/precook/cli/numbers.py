@@ -9,14 +9,12 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from precook.store.dtypes import DType
-
-Array = npt.NDArray[Any]
+from precook.values import Array
 
 _CHUNK = 1 << 20
 """Elements looked at together: a bound on memory, whatever the tensor's size."""

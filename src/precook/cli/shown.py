@@ -13,10 +13,11 @@ from precook.cli.output import Line, Span
 from precook.cli.recipes import RecipeInfo, outline, read_recipe
 from precook.cli.trees import Tensor, count_tensors, tree_document, tree_lines
 from precook.errors import DamagedEntryError
-from precook.store.packfile import Array, RowDamagedError, damage_reason
+from precook.store.packfile import RowDamagedError, damage_reason
 from precook.store.reader import Located
 from precook.store.tree import read_values
 from precook.units import format_age, format_count, format_size, local_time, utc_time
+from precook.values import Array
 
 
 @dataclass(frozen=True, slots=True)

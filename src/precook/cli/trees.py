@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precook.cli.numbers import Array, statistics
+from precook.cli.numbers import statistics
 from precook.cli.output import Line, Span
 from precook.errors import printable
 from precook.identity.canonical import scalar_form
 from precook.store.dtypes import DType
 from precook.store.leaves import Library
 from precook.units import format_size
+from precook.values import Array
 
 _MOST_ITEMS = 24
 """Items of one list or dict that are shown to people."""

@@ -18,7 +18,7 @@ from precook.interrupt import interruption
 from precook.plan.entries import Failure, entry_of
 from precook.plan.plan import EncoderPlan, Plan
 from precook.report import Reporter
-from precook.sources.samples import Numbers
+from precook.values import Numbers
 
 __all__ = ["BuildOptions", "BuildReport", "EncoderSpec", "build", "default_threads", "joined"]
 

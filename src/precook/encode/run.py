@@ -27,12 +27,12 @@ from precook.plan.plan import EncoderPlan, Plan
 from precook.plan.ready import read_failures
 from precook.report import Reporter
 from precook.sources.geometry import TARGET
-from precook.sources.samples import Numbers
 from precook.store.claims import Claims
 from precook.store.keysets import split
 from precook.store.store import Store
 from precook.store.tree import Parts
 from precook.store.writer import Writer
+from precook.values import Numbers
 
 
 def in_order(plan: Plan, one: EncoderPlan, rows: Numbers) -> Numbers:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.config.encoders import DiffusersVae
 from precook.encode.encoder import Item
@@ -28,8 +27,7 @@ from precook.errors import EncodeError
 from precook.identity.digest import derived_digest
 from precook.plan.wanted import Input
 from precook.store.tree import Tree
-
-Pixels = npt.NDArray[np.uint8]
+from precook.values import Pixels
 
 _NOISE_CONTEXT = "precook noise 1"
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from precook.errors import DamagedEntryError, FeedError, MissingEntryError
 from precook.feed.buffers import Buffers
-from precook.feed.content import Content, EntryColumn, Numbers
+from precook.feed.content import Content, EntryColumn
 from precook.feed.padding import Pad, Padded, find_axes, with_masks
 from precook.feed.posterior import has_moments, sample
 from precook.feed.sampler import Items
@@ -19,10 +19,10 @@ from precook.store.dtypes import DTYPES
 from precook.store.format.pack import LeafColumn, Table
 from precook.store.leaves import Library
 from precook.store.lookup import EntryTable, FoundRows, ReshapedError
-from precook.store.packfile import LARGE, Array
+from precook.store.packfile import LARGE
 from precook.store.store import Store
 from precook.store.tree import read_values
-from precook.values import Key
+from precook.values import Array, Key, Numbers
 
 _MASK = "mask"
 """The kind of the mask encoder, whose white we know how to write."""

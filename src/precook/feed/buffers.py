@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from precook.store.dtypes import DType, load_torch
 from precook.store.leaves import Library, converter
-from precook.store.packfile import Array
+from precook.values import Array
 
 _KEPT = 8
 """Blocks of a size that wait to be used again: two tensors of each batch that is made ahead by default."""

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-Numbers = npt.NDArray[np.int64]
+from precook.values import Bytes, Numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 from precook.errors import FeedError
-from precook.feed.content import EntryColumn, Numbers
+from precook.feed.content import EntryColumn
 from precook.store.format.pack import LeafColumn
 from precook.store.lookup import EntryTable
+from precook.values import Numbers
 
 Pad = Literal["longest", "list"] | int
 """To the longest of a batch, not at all (a list of tensors), or to so many."""

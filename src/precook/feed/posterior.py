@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.feed.content import Bytes, EntryColumn, Numbers
+from precook.feed.content import EntryColumn
 from precook.sources.draws import Purpose, draw
 from precook.store.dtypes import load_torch
 from precook.store.leaves import Library
+from precook.values import Bytes, Numbers
 
 
 def has_moments(column: EntryColumn) -> bool:

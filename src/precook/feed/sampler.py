@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from precook.feed.content import Bytes, Content, Numbers
+from precook.feed.content import Content
 from precook.sources.draws import Purpose, draw, pick
+from precook.values import Bytes, Numbers
 
 Last = Literal["keep", "drop", "wrap"]
 """What becomes of items that do not fill a batch: a smaller batch, none, or one filled up with others again."""

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.fs.stat_names import numbers
-from precook.memo.columns import Bytes, Kind
+from precook.memo.columns import Kind
+from precook.values import Bytes
 
 Stamps = npt.NDArray[np.int64]
 """Inode, device, size, mtime and ctime in nanoseconds, a file per row."""

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, overload
 
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from precook.errors import PrecookError
@@ -24,14 +23,13 @@ from precook.open_store import open_store
 from precook.store.store import Store
 from precook.store.tree import Parts, Tree, take_apart
 from precook.store.writer import Writer
-from precook.values import Digest, Key
+from precook.values import Bytes, Digest, Key
 
 NAME = "training"
 """The dataset's name in its store, unless another is given."""
 _LATENT = Recipe("comfyui-dataset", {"part": "latent"})
 _CONDITIONING = Recipe("comfyui-dataset", {"part": "conditioning"})
 _END = object()
-Bytes = npt.NDArray[np.uint8]
 
 
 class ListColumn(Sequence[Tree]):

@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
-from precook.memo.columns import Bytes
 from precook.memo.memo import Memory
 from precook.store.keysets import split
 from precook.store.store import Store
-from precook.values import Key
+from precook.values import Bytes, Key
 
 _RECIPE = Recipe("mgds-aggregates", {"version": 1})
 _NOTES = "mgds aggregates/1"

@@ -18,9 +18,8 @@ from precook.integrations.mgds_manifest import GroupRecord, write_manifest
 from precook.integrations.mgds_sources import Sources, learn_sources, list_paths
 from precook.integrations.mgds_upstream import nobody_else
 from precook.integrations.mgds_values import entry_parts
-from precook.memo.columns import Bytes
 from precook.memo.memo import Memory
-from precook.values import Key
+from precook.values import Bytes, Key
 
 
 class BuiltCache(Cache):

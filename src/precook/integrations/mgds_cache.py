@@ -18,14 +18,13 @@ from precook.integrations.mgds_health import Health
 from precook.integrations.mgds_manifest import manifest_name
 from precook.integrations.mgds_upstream import Stage
 from precook.integrations.mgds_values import entry_values
-from precook.memo.columns import Bytes
 from precook.memo.memo import Memory
 from precook.open_store import open_store
 from precook.report import Reporter
 from precook.store.lease import Lease
 from precook.store.reader import LazyTensor
 from precook.store.store import Store
-from precook.values import Key
+from precook.values import Bytes, Key
 
 FOLDER = "precook"
 """Where the store lies in the folder that a cache is given."""

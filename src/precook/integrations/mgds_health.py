@@ -14,11 +14,12 @@ import numpy as np
 from precook.errors import DamagedPackError
 from precook.fs.stamps import Stamps, look, settled, stamp_keys
 from precook.fs.trust import clock, trusted
-from precook.memo.columns import Bytes, Kind
+from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.store.internals import StoreInternals
 from precook.store.packfile import TableFile
 from precook.store.store import Store
+from precook.values import Bytes
 
 _SOUND = Kind("sound packs/1", key=72, value=0)
 """Packs that were checked, each with the stamp it had."""

@@ -21,9 +21,9 @@ from precook.identity.recipe import Recipe
 from precook.integrations.mgds_groups import Ask, FolderRoots
 from precook.integrations.mgds_sources import Sources
 from precook.integrations.mgds_upstream import Closure, Stage, Use, closure, identities
-from precook.memo.columns import Bytes, Kind
+from precook.memo.columns import Kind
 from precook.memo.memo import Memory
-from precook.values import Key
+from precook.values import Bytes, Key
 
 VERSION = 1
 _TEXTS = Kind("mgds texts/1", key=32, value=32)

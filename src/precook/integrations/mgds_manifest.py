@@ -17,9 +17,9 @@ from precook.identity.canonical import canonical
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.integrations.mgds_groups import CacheGroup
-from precook.memo.columns import Bytes
 from precook.store.snapshot import FORMAT
 from precook.store.store import Store
+from precook.values import Bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from precook.fs.stamps import Stamps, stamp_of
 from precook.fs.trust import clock, trusted
 from precook.integrations.mgds_groups import Ask
 from precook.integrations.mgds_upstream import Use
-from precook.memo.columns import Bytes, Kind
+from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.sources.facts import FileSystem, learn
 from precook.sources.walk import list_names
+from precook.values import Bytes
 
 _ABSENT = bytes(32)
 """Stands for the digest of a file that is not there: a caption or a mask may be missing, and that is a fact."""

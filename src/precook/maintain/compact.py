@@ -18,11 +18,12 @@ from precook.report import SILENT, Reporter
 from precook.store.format.header import HeaderError
 from precook.store.index import schema
 from precook.store.index.index import Place
-from precook.store.index.scan import Chunk, EntryScan, Numbers
+from precook.store.index.scan import Chunk, EntryScan
 from precook.store.internals import StoreInternals
 from precook.store.packfile import RowDamagedError, damage_reason
 from precook.store.store import Store
 from precook.store.writer import MAX_ROWS
+from precook.values import Numbers
 
 COPY = np.dtype(
     [("key", "u1", (32,)), ("pack", "i8"), ("row", "i8"), ("nbytes", "i8"), ("of_pack", "i8"), ("of_row", "i8")]

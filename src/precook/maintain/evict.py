@@ -11,12 +11,13 @@ from precook.identity.recipe import recipe_digest
 from precook.maintain.protect import Named, Protection, Protector, Roots, Young
 from precook.maintain.remove import ALL_DEAD, RemovalPlan, RowSet, Wanted, plan_removal, plan_space
 from precook.report import SILENT, Reporter
-from precook.store.index.scan import Chunk, EntryScan, Numbers
+from precook.store.index.scan import Chunk, EntryScan
 from precook.store.internals import StoreInternals
 from precook.store.keysets import KeySet, ManyKeys, in_columns
 from precook.store.snapshot import list_snapshots, read_snapshot
 from precook.store.store import Store
 from precook.units import format_duration, format_size
+from precook.values import Numbers
 
 _ATTEMPTS = 8
 _STEP = 4096

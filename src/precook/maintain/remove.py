@@ -22,10 +22,11 @@ from precook.maintain.repack import Piece, live_rows, move, repack, unlink_doome
 from precook.report import SILENT, Reporter
 from precook.store.files import syncpoint
 from precook.store.index import schema
-from precook.store.index.scan import Chunk, EntryScan, Numbers
+from precook.store.index.scan import Chunk, EntryScan
 from precook.store.internals import StoreInternals
 from precook.store.keysets import ManyKeys, beginnings, split
 from precook.store.snapshot import SnapshotFile, list_snapshots, remove_snapshot
+from precook.values import Numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from precook.store.format.build import Entry
 from precook.store.format.pack import NO_RECIPE, checksum
 from precook.store.internals import StoreInternals
 from precook.store.leaves import Leaf
-from precook.store.packfile import Array, PackFile, RowDamagedError, TableFile, damage_reason
+from precook.store.packfile import PackFile, RowDamagedError, TableFile, damage_reason
 from precook.store.store import Store
 from precook.store.tree import Parts
-from precook.values import Key
+from precook.values import Array, Key
 
 _NO_LABELS = b"null"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import safetensors
 
 from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError
@@ -26,9 +25,7 @@ from precook.store.layout import Layout, list_packs
 from precook.store.packfile import Guard, PackFile, TableFile, damage_reason
 from precook.store.snapshot import SnapshotFile, list_snapshots, read_snapshot
 from precook.store.store import Store
-from precook.values import Key
-
-Mask = npt.NDArray[np.bool_]
+from precook.values import Flags, Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class PackSelection:
     recipes: frozenset[bytes] | None = None
     """Digests."""
 
-    def rows(self, table: TableFile) -> Mask:
+    def rows(self, table: TableFile) -> Flags:
         """Which rows of a table are meant."""
         chosen = np.ones(table.table.rows, bool)
         if self.recipes is not None:
@@ -104,7 +101,7 @@ def verify_packs(
     report: Reporter,
     selection: PackSelection = EVERYTHING,
     after: str | None = None,
-    dropped: Callable[[PackFile], Mask] | None = None,
+    dropped: Callable[[PackFile], Flags] | None = None,
     snapshots: list[SnapshotFile] | None = None,
 ) -> Verification:
     """Check the k-th of n parts of all packs, for so many seconds at most, and these snapshots.
@@ -169,7 +166,7 @@ def verify_store(
 ) -> Verification:
     """Check the packs of a store, but for rows that were dropped, and its snapshots where everything is meant."""
 
-    def dropped(pack: PackFile) -> Mask:
+    def dropped(pack: PackFile) -> Flags:
         name, rows = bytes.fromhex(pack.head.id), pack.head.rows
         return internals.index.query(lambda db: schema.read_dropped(db, name, rows))
 
@@ -185,7 +182,7 @@ def verify_store(
     )
 
 
-def check_pack(pack: PackFile, masks: list[Mask] | None = None) -> Iterator[Damage]:
+def check_pack(pack: PackFile, masks: list[Flags] | None = None) -> Iterator[Damage]:
     """Read every row of a pack from the disk, or those in a mask for each table, and check them."""
     if pack.nbytes != pack.head.file_bytes:
         reason = f"the file has {pack.nbytes} bytes and should have {pack.head.file_bytes}"
@@ -209,7 +206,7 @@ def check_pack(pack: PackFile, masks: list[Mask] | None = None) -> Iterator[Dama
         return  # removed since it was opened
 
 
-def _masks(pack: PackFile, selection: PackSelection, dropped: Callable[[PackFile], Mask] | None) -> list[Mask] | None:
+def _masks(pack: PackFile, selection: PackSelection, dropped: Callable[[PackFile], Flags] | None) -> list[Flags] | None:
     """Which rows of each table are looked at; None for all of them."""
     gone = dropped(pack) if dropped is not None else np.zeros(pack.head.rows, bool)
     if selection == EVERYTHING and not gone.any():
@@ -221,7 +218,7 @@ def _masks(pack: PackFile, selection: PackSelection, dropped: Callable[[PackFile
     return masks
 
 
-def _row_bytes(pack: PackFile, masks: list[Mask]) -> int:
+def _row_bytes(pack: PackFile, masks: list[Flags]) -> int:
     sizes: list[Any] = [table.table.row_bytes()[mask].sum() for table, mask in zip(pack.tables, masks, strict=True)]
     return int(sum(sizes))
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-Bytes = npt.NDArray[np.uint8]
+from precook.values import Bytes
 
 _FEW = 64
 """Keys or rows that are sooner compared one by one with all the others than searched for by their hashes."""

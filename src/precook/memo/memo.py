@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from precook.memo.columns import Bytes, Kind, Segment, append, make_segment
+from precook.memo.columns import Kind, Segment, append, make_segment
+from precook.values import Bytes
 
 
 class Keeper(Protocol):

@@ -11,8 +11,7 @@ import numpy as np
 from precook.plan.reasons import Why
 from precook.plan.targets import Target
 from precook.plan.wanted import NOBODY, KeyParts, read_parts
-from precook.sources.samples import Numbers
-from precook.values import Digest, Key
+from precook.values import Digest, Key, Numbers
 
 if TYPE_CHECKING:
     from precook.plan.plan import EncoderPlan

@@ -13,8 +13,8 @@ from precook.errors import SourceChangedError
 from precook.identity.digest import digest
 from precook.plan.wanted import NOBODY, text_rows
 from precook.sources.geometry import TARGET
-from precook.sources.samples import Numbers
 from precook.store.snapshot import FORMAT
+from precook.values import Numbers
 
 if TYPE_CHECKING:
     from precook.plan.plan import EncoderPlan, Plan

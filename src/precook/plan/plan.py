@@ -24,12 +24,12 @@ from precook.plan.show import show
 from precook.plan.targets import Samples, Target, Targets, frame
 from precook.plan.wanted import Encoding, WantedEntries, rows_with, want
 from precook.report import SILENT, Reporter
-from precook.sources.samples import Numbers, gather
+from precook.sources.samples import gather
 from precook.store.files import syncpoint
 from precook.store.lease import Lease
 from precook.store.snapshot import Snapshot
 from precook.store.store import Store
-from precook.values import Key
+from precook.values import Key, Numbers
 
 
 @dataclass(frozen=True)

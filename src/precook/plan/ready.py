@@ -13,9 +13,10 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from precook.memo.columns import Bytes, Kind
+from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.store.store import Store
+from precook.values import Bytes
 
 LOST = Kind("lost", key=32, value=0)
 """Keys that once had an entry and then had not."""

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from precook.memo.columns import Bytes, Kind, make_segment
+from precook.memo.columns import Kind, make_segment
 from precook.memo.memo import Memory
 from precook.plan.ready import was_lost
 from precook.plan.targets import Samples
 from precook.plan.wanted import NOBODY, WantedEntries, picture_kind, read_parts, text_kind
-from precook.sources.samples import Numbers
 from precook.store.store import Store
+from precook.values import Bytes, Numbers
 
 if TYPE_CHECKING:
     pass

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.fs.stamps import FILES
-from precook.memo.columns import Bytes, Kind
+from precook.memo.columns import Kind
 from precook.memo.memo import Keeper, Memory
 from precook.plan.plan import Plan
+from precook.values import Bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from precook.config.schema import ImageSettings, TextSettings
 from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
-from precook.memo.columns import Bytes
 from precook.sources.draws import Purpose, draw
 from precook.sources.geometry import Cuts, GeometryRows, cut_rows
-from precook.sources.samples import Gathered, Numbers, SourceProblem
+from precook.sources.samples import Gathered, SourceProblem
+from precook.values import Bytes, Numbers
 
 _CONTEXT = "precook sample 1"
 

@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from precook.config.schema import ImageSettings, TextSettings
 from precook.identity.recipe import Recipe
-from precook.memo.columns import Bytes, Kind
+from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.plan.targets import Samples, Targets, kept_lines
 from precook.sources.geometry import COLUMNS, Geometry, GeometryRows
-from precook.sources.samples import EMPTY, Numbers
+from precook.sources.samples import EMPTY
+from precook.values import Bytes, Numbers
 
 if TYPE_CHECKING:
     pass

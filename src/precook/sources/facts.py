@@ -36,12 +36,12 @@ from precook.fs.stamps import (
 )
 from precook.fs.trust import clock, exhausted, trusted
 from precook.identity.digest import digest_files
-from precook.memo.columns import Bytes, Kind, rows_of
+from precook.memo.columns import Kind, rows_of
 from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.sources.captions import read_lines
 from precook.sources.image import read_facts
-from precook.values import Digest
+from precook.values import Bytes, Digest
 
 _PICTURE = struct.Struct("<IIBB5xB")
 _CAPTION = struct.Struct("<I32s3xB")

@@ -15,7 +15,6 @@ from precook.config.schema import ColumnCaptions, Concept, FileName, FixedText, 
 from precook.fs.read import read_source
 from precook.fs.trust import clock, trusted
 from precook.identity.digest import digest
-from precook.memo.columns import Bytes
 from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.sources.captions import CaptionError, from_file_name, read_lines
@@ -23,13 +22,12 @@ from precook.sources.facts import CaptionLesson, FileSystem, Learnt, PictureLess
 from precook.sources.image import Facts, RefusedError, check_pixels
 from precook.sources.table import SourceTable, read_table
 from precook.sources.walk import Listing, list_names, walk
+from precook.values import Bytes, Numbers
 
 PICTURE, CAPTION, MASK = 1, 2, 3
 SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "tif", "tiff", "gif")
 NOT_SAMPLES = ("-masklabel", "-condlabel")
 """Ends of names that trainers give to masks and conditions: such files are never samples."""
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import numpy as np
 
 from precook.errors import TreeError
 from precook.store.leaves import Library, converter
-from precook.store.packfile import Array, RowDamagedError, TableFile, stack_signature
+from precook.store.packfile import RowDamagedError, TableFile, stack_signature
 from precook.store.tree import Tree, read_values
-from precook.values import Key
+from precook.values import Array, Key
 
 Verify = bool | Literal["always"]
 """When an entry's checksum is checked: True at this process's first read of it, "always" at each read, False never."""

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from precook.errors import TreeError
 from precook.store.dtypes import DType, from_numpy_type, from_torch_type, load_torch, loaded_torch
+from precook.values import Bytes
 
 Library = Literal["numpy", "torch"]
-Bytes = npt.NDArray[np.uint8]
 
 MAX_RANK = 15
 MAX_DIM = 2**32 - 1

@@ -17,12 +17,9 @@ from precook.errors import DamagedEntryError, MissingEntryError
 from precook.store.copy import Verify, copy_leaves, copy_mapped, copy_row, read_rows
 from precook.store.index.index import ROW_BITS, Index, Place
 from precook.store.keysets import beginnings, split
-from precook.store.packfile import Array, RowDamagedError, TableFile
+from precook.store.packfile import RowDamagedError, TableFile
 from precook.store.reader import Admission, Reader
-from precook.values import Key
-
-Numbers = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
+from precook.values import Array, Bytes, Key, Numbers
 
 NOWHERE = -1
 _DENSE = 6

@@ -35,6 +35,7 @@ from precook.store.format.pack import (
 )
 from precook.store.leaves import Library, converter
 from precook.store.mapping import map_file
+from precook.values import Array
 
 LARGE = 16 << 10
 """Leaves from this size on are handed out from a mapping; smaller ones are cheaper to copy."""
@@ -45,7 +46,6 @@ AROUND = 128 << 10
 _PIECE = 1 << 20
 """Bytes of a large row that are held at a time."""
 
-Array = npt.NDArray[Any]
 
 USED, RECORDED = 1, 2
 

@@ -28,19 +28,10 @@ from precook.store.index.index import Index, Place
 from precook.store.keysets import beginnings, keyset
 from precook.store.layout import Layout
 from precook.store.leaves import Library
-from precook.store.packfile import (
-    RECORDED,
-    USED,
-    Array,
-    Guard,
-    PackFile,
-    RowDamagedError,
-    TableFile,
-    damage_reason,
-)
+from precook.store.packfile import RECORDED, USED, Guard, PackFile, RowDamagedError, TableFile, damage_reason
 from precook.store.tree import Tree, read_values
 from precook.store.uses import Marks
-from precook.values import Key
+from precook.values import Array, Key
 
 
 @dataclass(frozen=True, slots=True)

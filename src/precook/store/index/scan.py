@@ -19,8 +19,7 @@ from precook.store.index import schema
 from precook.store.index.index import Index
 from precook.store.keysets import beginnings
 from precook.store.layout import Layout
-
-Numbers = npt.NDArray[np.int64]
+from precook.values import Numbers
 
 _PAGE = 20_000
 """Rows fetched at a time."""
