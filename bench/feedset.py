@@ -60,7 +60,7 @@ def _tree(
     keys: dict[str, Any],
     captions: list[str] | None,
 ) -> dict[str, Any]:
-    """What docs/format.md calls a snapshot: samples of one size with one caption each."""
+    """What docs/reference/format.md calls a snapshot: samples of one size with one caption each."""
     count = len(next(iter(keys.values())))
     ids = np.zeros((count, 32), np.uint8)
     ids[:, :8] = np.arange(count, dtype=">u8").view(np.uint8).reshape(-1, 8)

@@ -31,7 +31,7 @@ from precook.config.schema import (
 from precook.config.template import FoundConcept, TemplateFacts, write_config, yaml_text
 from precook.config.yaml import LIMIT, Origin, check, read_config, schema
 
-PAGE = Path(__file__).parents[2] / "docs" / "config.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
 
 DESIGN = """\
 store: cache                        # relative to this file

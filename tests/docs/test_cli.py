@@ -1,4 +1,4 @@
-"""docs/cli.md: every example in it is run, and does what the page shows."""
+"""docs/reference/cli.md: every example in it is run, and does what the page shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from precook.cli.main import COMMANDS, app
 from tests.support.commands import run
 from tests.support.projects import build, picture, text_folder, vae_folder
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The canonical form: docs/identity.md word for word, and its promises for any data."""
+"""The canonical form: docs/concepts/identity.md word for word, and its promises for any data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from precook import Digest, IdentityError, Key, digest
 from precook.identity.canonical import MAX_DEPTH, canonical
 
-PAGE = (Path(__file__).parents[2] / "docs" / "identity.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "identity.md").read_text(encoding="utf-8")
 ROW = re.compile(
     r"^\| (?P<what>[^|]+) \| `(?P<value>[^`]+)` \| `(?P<form>[^`]+)` \| `(?P<digest>[0-9a-f]{64})` \|$", re.MULTILINE
 )

@@ -30,7 +30,7 @@ def made(tmp_path: Path) -> Iterator[precook.Project]:
 
 
 def read(folder: Path, manifest: dict[str, Any], encoder: str, number: int) -> tuple[dict[str, Any], Any]:
-    """An entry as docs/share.md says it is read: its tensors by name, and its plain values."""
+    """An entry as docs/guides/share.md says it is read: its tensors by name, and its plain values."""
     file, stack, row, values = manifest["encoders"][encoder]["entries"][number]
     tensors = load_file(folder / manifest["encoders"][encoder]["files"][file])
     prefix = f"{stack}/"

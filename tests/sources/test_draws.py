@@ -1,4 +1,4 @@
-"""Draws: docs/geometry.md word for word, and that they belong to a picture, not to its place."""
+"""Draws: docs/concepts/geometry.md word for word, and that they belong to a picture, not to its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from precook import digest
 from precook.sources.draws import Digests, Purpose, draw, pick
 
-PAGE = (Path(__file__).parents[2] / "docs" / "geometry.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "geometry.md").read_text(encoding="utf-8")
 VECTORS = re.findall(r"^\| `(.+)` \| (\d) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
 WORDS = st.integers(0, 2**63 - 1) | st.integers(0, 9)
 DIGESTS = st.binary(min_size=32, max_size=32)

@@ -1,4 +1,4 @@
-"""Geometry: docs/geometry.md word for word, and how pictures of every size are cut."""
+"""Geometry: docs/concepts/geometry.md word for word, and how pictures of every size are cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from precook.identity.canonical import canonical
 from precook.sources.geometry import COLUMNS, MAX_BUCKETS, RESAMPLINGS, Cuts, Geometry, buckets, cut_rows, nearest
 from precook.sources.image import Facts, RefusedError, check_pixels
 
-PAGE = (Path(__file__).parents[2] / "docs" / "geometry.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "geometry.md").read_text(encoding="utf-8")
 MOST = 178_956_970
 """The largest `max_pixels` there is."""
 

@@ -1,4 +1,4 @@
-"""docs/format.md, word for word: its vectors, its limits, and a store written by format 1 that must stay readable."""
+"""docs/reference/format.md, word for word: its vectors and limits; a store of format 1 stays readable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from precook.store.tree import take_apart
 from tests.support.trees import same
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "format.md"
+PAGE = ROOT / "docs" / "reference" / "format.md"
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-1"
 RECIPE = precook.Recipe("vae", {"dtype": "float16", "scale": 0.5})
 KEYS = [RECIPE.key("cat"), RECIPE.key("dog", size=(64, 48))]

@@ -1,7 +1,7 @@
 """One byte form for plain data: equal meaning, equal bytes, on every machine.
 
-The form is ASCII JSON without spaces, so that an identity can be read, compared and explained later. docs/identity.md
-states every rule with test vectors; in short:
+The form is ASCII JSON without spaces, so that an identity can be read, compared and explained later.
+docs/concepts/identity.md states every rule with test vectors; in short:
 
 - `1`, `1.0` and `True` differ, `0.0` and `-0.0` differ, every NaN is the same NaN;
 - text is taken as it is (no Unicode normalisation) and differs from bytes;

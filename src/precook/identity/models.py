@@ -1,7 +1,7 @@
 """Models: torch modules as their class, config and weights; model folders as their files.
 
 A module is known by what it computes with, so where it lies (path, device), how it attends (attention implementation)
-and whether it trains are left out. docs/identity.md gives the reasons, one by one.
+and whether it trains are left out. docs/concepts/identity.md gives the reasons, one by one.
 """
 
 from __future__ import annotations

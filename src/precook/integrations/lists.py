@@ -62,7 +62,7 @@ def freeze(
 def _content(
     dataset: str, samples: Sequence[ListedSample], *, images: Mapping[str, Recipe], texts: Mapping[str, Recipe]
 ) -> dict[str, Any]:
-    """The tree that docs/format.md describes, with one part more: `order`, the row of each sample of the list."""
+    """The tree of docs/reference/format.md, with one part more: `order`, the row of each sample of the list."""
     seen: dict[Digest, int] = {}
     ids = []
     for sample in samples:

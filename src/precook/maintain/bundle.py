@@ -1,7 +1,7 @@
 """Bundles: a dataset as one archive, its snapshot and exactly the entries that it names.
 
 The archive is written beside its final name, member by member, each durable before the manifest's line says so. An
-export that was interrupted goes on after the last such member. docs/share.md describes the archive.
+export that was interrupted goes on after the last such member. docs/guides/share.md describes the archive.
 """
 
 from __future__ import annotations

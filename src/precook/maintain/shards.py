@@ -1,7 +1,7 @@
 """Shards: a dataset as plain safetensors files and a manifest, for people without precook.
 
 Entries of one encoder whose leaves have the same types and shapes lie stacked in one tensor for each leaf; the manifest
-says in which file and stack and in which row each one lies. docs/share.md shows how to read them.
+says in which file and stack and in which row each one lies. docs/guides/share.md shows how to read them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def snapshot_tree(plan: Plan, *, missing: bool = False, captions: bool = False) -> tuple[Numbers, dict[str, Any]]:
-    """The samples that are complete, and the tree that docs/format.md describes; in the order of their identities.
+    """The samples that are complete, and the tree of docs/reference/format.md; in the order of their identities.
 
     `missing`: also those whose entries are still to be made; `captions`: with their texts, whatever the config keeps.
     """

@@ -1,4 +1,4 @@
-"""Pictures: what the header of a picture file says, and its pixels as RGB in one documented way (docs/pictures.md).
+"""Pictures: what the header of a picture file says, and its pixels as RGB: docs/guides/pictures.md has the rules.
 
 Every function takes the file's bytes, changes nothing outside and may run in many threads at once.
 """

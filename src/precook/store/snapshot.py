@@ -62,7 +62,7 @@ class Snapshot:
     created: int
     """Unix seconds."""
     content: dict[str, Any]
-    """The tree that docs/format.md describes."""
+    """The tree that docs/reference/format.md describes."""
     store: Store | None = field(default=None, compare=False, repr=False)
     """Where its entries lie."""
 
@@ -202,7 +202,7 @@ def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
 
 
 def _check(file: SnapshotFile, content: dict[str, Any]) -> None:
-    """Refuse a tree that is not shaped as docs/format.md says, whoever made it."""
+    """Refuse a tree that is not shaped as docs/reference/format.md says, whoever made it."""
     try:
         samples, pictures, lines = content["samples"], content["pictures"], content["lines"]
         count, views, texts = len(samples["id"]), len(pictures["sample"]), len(lines["sample"])

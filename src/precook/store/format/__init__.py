@@ -1,1 +1,1 @@
-"""The format on disk, pure: headers and packs to bytes and back, as docs/format.md says it."""
+"""The format on disk, pure: headers and packs to bytes and back, as docs/reference/format.md says it."""

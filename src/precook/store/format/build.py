@@ -1,6 +1,6 @@
 """Packs in the making: a list of entries to the bytes of one safetensors file.
 
-Pure functions that follow docs/format.md word for word; `pack` reads what this module writes.
+Pure functions that follow docs/reference/format.md word for word; `pack` reads what this module writes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Packs as bytes: what the head of a pack says, and how to read it without believing it.
 
-Pure functions that follow docs/format.md word for word. A pack is a head (header and directory: keys, checksums,
-recipe numbers, shapes, plain values) followed by the leaf columns. Its id is the digest of its head, so a pack that was
-renamed, swapped or changed in its head is never mistaken for another; each row's checksum guards the rest.
+Pure functions that follow docs/reference/format.md word for word.
+A pack is a head (header and directory: keys, checksums, recipe numbers, shapes, plain values) followed by the leaf
+columns. Its id is the digest of its head, so a pack that was renamed, swapped or changed in its head is never mistaken
+for another; each row's checksum guards the rest.
 """
 
 from __future__ import annotations
