@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from precook.identity.digest import digest
     from precook.identity.identify import identify
     from precook.identity.recipe import Recipe
-    from precook.maintain.bundle import export_bundle
-    from precook.maintain.importing import import_bundle
+    from precook.maintain.bundle import export_bundle, import_bundle
     from precook.maintain.shards import export_shards
     from precook.maintain.verify import Damage, Verification
     from precook.open_store import open_store as open  # noqa: A004 - the public name
@@ -106,8 +105,7 @@ _HOMES = {
     "precook.identity.digest": ("digest",),
     "precook.identity.identify": ("identify",),
     "precook.identity.recipe": ("Recipe",),
-    "precook.maintain.bundle": ("export_bundle",),
-    "precook.maintain.importing": ("import_bundle",),
+    "precook.maintain.bundle": ("export_bundle", "import_bundle"),
     "precook.maintain.shards": ("export_shards",),
     "precook.plan.entries": ("Failure", "PlannedEntry"),
     "precook.plan.explain": ("Explanation",),

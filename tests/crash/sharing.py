@@ -7,8 +7,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import precook
-from precook.maintain.bundle import export_bundle
-from precook.maintain.importing import import_bundle
+from precook.maintain.bundle import export_bundle, import_bundle
 from precook.maintain.repair import plan_repair
 from precook.store.snapshot import read_snapshot
 

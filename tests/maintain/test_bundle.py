@@ -20,11 +20,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precook
-from precook.maintain.bundle import export_bundle
-from precook.maintain.importing import import_bundle
-from precook.maintain.manifest import MAX_MANIFEST, MAX_MEMBERS, Manifest, Member, Sheet, manifest_name, read_manifest
-from precook.maintain.staging import Staging
-from precook.maintain.tar import BLOCK, END, make_header, padding
+from precook.maintain.archive import (
+    BLOCK,
+    END,
+    MAX_MANIFEST,
+    MAX_MEMBERS,
+    Manifest,
+    Member,
+    make_header,
+    manifest_name,
+    padding,
+    read_manifest,
+)
+from precook.maintain.bundle import Staging, export_bundle, import_bundle
 from precook.store.format.build import build_pack, make_entry
 from precook.store.snapshot import read_snapshot
 from precook.store.tree import take_apart
@@ -422,7 +430,7 @@ def forge(manifest: Manifest, files: list[File], *, change: Callable[[bytes], by
             Member(rest.partition(".")[0], folder, len(file.content), file.entries, blake3(file.content).hexdigest())
         )
     whole = dataclasses.replace(manifest, members=tuple(members))
-    content = Sheet(whole, len(members)).whole(whole)
+    content = whole.to_bytes()
     content = change(content) if change else content
     out = make_header(manifest_name(content), len(content)) + content + bytes(padding(len(content)))
     for file in files:

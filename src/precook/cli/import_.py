@@ -32,7 +32,7 @@ def command(
     Every byte is checked before anything of it is used, and entries that the store has are not written again. An import
     that was interrupted goes on where it stopped.
     """
-    from precook.maintain.importing import import_bundle
+    from precook.maintain.bundle import import_bundle
     from precook.open_store import open_store
 
     place = find_or_new(place_of_store(config, store))

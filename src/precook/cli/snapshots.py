@@ -110,7 +110,7 @@ def _act(store: Path | None, action: Action, dataset: str, wanted: str, *, yes: 
 
 def _find(store: Store, dataset: str, wanted: str) -> tuple[SnapshotFile, list[SnapshotFile]]:
     """The snapshot that is meant, and the others of its dataset."""
-    from precook.maintain.bundle import is_meant
+    from precook.maintain.export import is_meant
 
     files = [file for file in store.snapshots() if file.dataset == dataset]
     if not files:

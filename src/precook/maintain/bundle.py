@@ -1,43 +1,97 @@
 """Bundles: a dataset as one archive, its snapshot and exactly the entries that it names.
 
-The archive is written beside its final name, member by member, each durable before the manifest's line says so. An
-export that was interrupted goes on after the last such member. docs/guides/share.md describes the archive.
+An export writes the archive beside its final name, member by member, each durable before its line in the manifest says
+so. An import reads an archive once, from a file or a pipe, and believes nothing it says: every member has to be the one
+that the manifest announces next, every pack passes the checks of a pack and every entry its checksum, before anything
+of it can be seen in the store. Then the packs are moved in, and the snapshot is written last: a snapshot is only there
+when everything it names is. Both go on after an interruption. docs/guides/share.md describes the archive.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
+import secrets
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO
 
 import numpy as np
 from blake3 import blake3
 
-from precook.errors import LockedError, NoSnapshotError, PrecookError, SnapshotEntriesError, printable
+from precook.errors import (
+    BundleError,
+    DamagedPackError,
+    LockedError,
+    MissingEntryError,
+    NewerFormatError,
+    NoSpaceError,
+    PrecookError,
+    ReadOnlyError,
+    StoreError,
+    printable,
+)
+from precook.fs.trust import clock
 from precook.identity.digest import derived_digest
-from precook.maintain.manifest import MAX_MEMBERS, Manifest, Member, Sheet, manifest_name
-from precook.maintain.rows import PackRow, RowReader, find_rows, protected
-from precook.maintain.tar import BLOCK, END, make_header, padding
+from precook.maintain.archive import (
+    BLOCK,
+    MAX_MEMBERS,
+    ArchiveReader,
+    ArchiveWriter,
+    EndedEarlyError,
+    Manifest,
+    Member,
+)
+from precook.maintain.export import (
+    FOREIGN,
+    EntryList,
+    EntryReader,
+    choose_snapshot,
+    name_taken,
+    stored_entry,
+    wrong_place,
+)
+from precook.maintain.verify import check_pack
 from precook.report import SILENT, Reporter, Task
 from precook.store import files
-from precook.store.format.build import Entry, PackImage, build_pack, make_entry
-from precook.store.keysets import split
-from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot
+from precook.store.format.build import Entry, build_pack, make_entry
+from precook.store.internals import StoreInternals
+from precook.store.lookup import EntryTable
+from precook.store.packfile import Guard, PackFile
+from precook.store.snapshot import Snapshot, SnapshotFile, is_dataset, read_snapshot
 from precook.store.store import Store
 from precook.store.tree import take_apart
-from precook.values import Key
+from precook.units import format_size
+from precook.values import Bytes, Numbers
 
 KEEPS = ("captions", "paths")
 """What a snapshot may hold beyond what training needs."""
 PACK_BYTES = 64 << 20
 """About what a pack of an archive holds."""
 _PACK_ROWS = 100_000
-_PIECE = 4 << 20
 _CONTEXT = "precook bundle 1"
+_STAGING = "imports"
+"""The folder of a store in which packs wait until their whole archive has passed."""
+_STAGED_SECONDS = 7 * 86400
+"""How long they wait for an import that was interrupted to go on."""
+_PARTS = {
+    "format",
+    "dataset",
+    "image",
+    "concepts",
+    "encoders",
+    "samples",
+    "pictures",
+    "picture_keys",
+    "lines",
+    "line_keys",
+    "empty_keys",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +111,24 @@ class Exported:
     """Members that an interrupted export had finished."""
 
 
-def choose_snapshot(store: Store, dataset: str, wanted: str | None = None) -> Snapshot:
-    """The latest snapshot of a dataset, or the one with this number or these first digits of its id."""
-    found = [file for file in store.snapshots() if file.dataset == dataset]
-    if not found:
-        raise NoSnapshotError(store.path, dataset)
-    if wanted is None:
-        return read_snapshot(found[-1])
-    chosen = [file for file in found if is_meant(file, wanted)]
-    if len(chosen) != 1:
-        many = "more than one snapshot" if chosen else "no snapshot"
-        names = ", ".join(f"{file.number} ({file.id[:8]})" for file in found[-5:])
-        raise PrecookError(
-            f"{many} of {printable(dataset)!r} is meant by {printable(wanted)!r}",
-            hint=f"give its number or the first digits of its id; there are {names}",
-        )
-    return read_snapshot(chosen[0])
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import did."""
 
-
-def is_meant(file: SnapshotFile, wanted: str) -> bool:
-    """Whether a snapshot is named by its number, or by at least four digits of its id."""
-    if wanted.isdigit() and int(wanted) == file.number:
-        return True
-    return len(wanted) >= 4 and file.id.startswith(wanted.lower())  # noqa: PLR2004 - fewer are a number
-
-
-FOREIGN = "precook did not write it: move it away, or export to another name"
+    dataset: str
+    """The name it got here."""
+    snapshot: str
+    """The id of its snapshot here."""
+    samples: int
+    entries: int
+    new: int
+    """Entries that the store did not have."""
+    reused: int
+    """Entries that it had."""
+    nbytes: int
+    """Bytes of the archive's members."""
+    resumed: int
+    """Packs that an interrupted import had checked."""
 
 
 def export_bundle(
@@ -102,193 +148,83 @@ def export_bundle(
     A file that is there stays unless `force` is given. `SnapshotEntriesError` lists what is damaged or missing.
     """
     if path.is_dir():
-        raise taken(path, FOREIGN)
+        raise name_taken(path, FOREIGN)
     if path.exists() and not force:
-        raise taken(path)
+        raise name_taken(path)
     if not path.parent.is_dir():
-        raise _wrong_place(f"{printable(path.parent)}: no such directory", "create it first")
+        raise wrong_place(f"{printable(path.parent)}: no such directory", "create it first")
     chosen = choose_snapshot(store, dataset, snapshot)
-    content = _stripped(chosen, keep)
+    entry = _snapshot_entry(chosen, keep)
     keys = chosen.entry_keys()
-    with protected(store, f"export of {dataset}", keys):
-        rows, lost = find_rows(store.internals(), split(keys))
-        if lost:
-            raise _lost(store, dataset, lost)
-        groups = _grouped(rows, pack_bytes)
-        entry = _snapshot_entry(content)
-        contents = _contents(entry, groups)
-        manifest = Manifest(dataset, chosen.samples, tuple(sorted(set(keep))), contents, ())
-        image = build_pack([entry], created=chosen.created, salt=contents[:16])
+    with store.lease(f"export of {dataset}") as lease:
+        lease.protect(keys)
+        reader = EntryReader(store, dataset)
+        entries = reader.find(keys)
+        reader.check()
+        packs = _divide(entries.nbytes, pack_bytes)
+        contents = _contents(entry, entries, packs)
+        manifest = Manifest(dataset, chosen.samples, tuple(sorted(set(keep))), contents)
         with (
             files.explained(path.parent),
-            _partial(path) as descriptor,
-            report.task("export", total=sum(row.nbytes for row in rows), unit="bytes") as task,
+            _open_partial(path) as (partial, descriptor),
+            report.task("export", total=int(entries.nbytes.sum()), unit="bytes") as task,
         ):
-            draft = _Draft(descriptor, manifest, 1 + len(groups))
-            resumed = draft.resume()
+            draft = ArchiveWriter(descriptor, manifest, 1 + len(packs))
+            draft.resume()
+            resumed = len(draft.members)
             if not resumed:
-                draft.add(image, "snapshot", 1)
-            for group in groups[: max(0, resumed - 1)]:
-                task.advance(sum(row.nbytes for row in group))
-            _copy(store, chosen, groups, draft, task)
-            size = draft.finish()
-            os.rename(_partial_path(path), path)  # noqa: PTH104 - each step of the order of writes stands here by name
+                draft.add(build_pack([entry], created=chosen.created, salt=contents[:16]), "snapshot", 1)
+            for number, some in enumerate(packs):
+                if number >= len(draft.members) - 1:
+                    read = reader.read(entries, some)
+                    # Once an entry is lost there will be no archive: the rest is only looked at, for the list.
+                    if reader.complete:
+                        salt = f"{contents[:16]}-{number}"
+                        draft.add(build_pack(read, created=chosen.created, salt=salt), "packs", len(read))
+                task.advance(int(entries.nbytes[some].sum()))
+            reader.check()
+            nbytes = draft.finish()
+            os.rename(partial, path)  # noqa: PTH104 - each step of the order of writes stands here by name
             files.sync_directory(path.parent)
-    return Exported(path, dataset, chosen.file.id, chosen.samples, len(rows), len(groups), size, resumed)
+    return Exported(path, dataset, chosen.file.id, chosen.samples, len(entries), len(packs), nbytes, resumed)
 
 
-def taken(path: Path, hint: str = "--force replaces it") -> PrecookError:
-    """The error for a name that is taken."""
-    return _wrong_place(f"{printable(path)} exists already", hint)
-
-
-def _wrong_place(message: str, hint: str) -> PrecookError:
-    error = PrecookError(message, hint=hint)
-    error.exit_code = 2
-    return error
-
-
-def _copy(store: Store, snapshot: Snapshot, groups: list[list[PackRow]], draft: _Draft, task: Task) -> None:
-    """Add the packs that are still to be written; once an entry is lost, the rest is only looked at, for the list."""
-    reader = RowReader(store)
-    for number in range(draft.done - 1, len(groups)):
-        entries = reader.read(groups[number])
-        if not reader.lost:
-            salt = f"{draft.manifest.contents[:16]}-{number}"
-            draft.add(build_pack(entries, created=snapshot.created, salt=salt), "packs", len(entries))
-        task.advance(sum(row.nbytes for row in groups[number]))
-    if reader.lost:
-        raise _lost(store, snapshot.file.dataset, reader.lost)
-
-
-def _lost(store: Store, dataset: str, lost: dict[bytes, str]) -> SnapshotEntriesError:
-    return SnapshotEntriesError(store.path, dataset, tuple((Key(key), reason) for key, reason in sorted(lost.items())))
-
-
-def _stripped(snapshot: Snapshot, keep: Sequence[str]) -> dict[str, Any]:
-    """The snapshot's tree without what is not to leave this machine."""
+def _snapshot_entry(snapshot: Snapshot, keep: Sequence[str]) -> Entry:
+    """The snapshot as the entry of a pack, without what is not to leave this machine."""
     for name in keep:
         if name not in KEEPS:
             raise PrecookError(f"{printable(name)!r} cannot be kept", hint=f"what can is {' and '.join(KEEPS)}")
         if name not in snapshot.content:
             hint = f"write `keep: [{name}]` into the config and build once more"
             raise PrecookError(f"the snapshot of {snapshot.file.dataset} has no {name}", hint=hint)
-    return {name: part for name, part in snapshot.content.items() if name not in KEEPS or name in keep}
+    parts = take_apart({name: part for name, part in snapshot.content.items() if name not in KEEPS or name in keep})
+    return make_entry(derived_digest(_CONTEXT, make_entry(bytes(32), parts).checksum), parts)
 
 
-def _snapshot_entry(content: dict[str, Any]) -> Entry:
-    parts = take_apart(content)
-    unnamed = make_entry(bytes(32), parts)
-    return make_entry(derived_digest(_CONTEXT, unnamed.checksum), parts)
+def _divide(nbytes: Numbers, pack_bytes: int) -> list[slice]:
+    """The entries of each pack; more in each where there would be too many packs."""
+    most = max(pack_bytes, 2 * int(nbytes.sum()) // (MAX_MEMBERS - 1))
+    longest = max(_PACK_ROWS, 2 * len(nbytes) // (MAX_MEMBERS - 1))
+    packs, first, size = [], 0, 0
+    for number, more in enumerate(nbytes.tolist()):
+        if number > first and (size >= most or number - first >= longest):
+            packs.append(slice(first, number))
+            first, size = number, 0
+        size += more
+    return [*packs, slice(first, len(nbytes))] if len(nbytes) else []
 
 
-def _grouped(rows: list[PackRow], pack_bytes: int) -> list[list[PackRow]]:
-    """Rows as they go into packs; more into each where there would be too many packs."""
-    total = sum(row.nbytes for row in rows)
-    most = max(pack_bytes, 2 * total // (MAX_MEMBERS - 1))
-    longest = max(_PACK_ROWS, 2 * len(rows) // (MAX_MEMBERS - 1))
-    groups: list[list[PackRow]] = []
-    size = most
-    for row in rows:
-        if size >= most or len(groups[-1]) >= longest:
-            groups.append([])
-            size = 0
-        groups[-1].append(row)
-        size += row.nbytes
-    return groups
-
-
-def _contents(entry: Entry, groups: list[list[PackRow]]) -> str:
-    keys = [b"".join(row.key for row in group) for group in groups]
-    lengths = np.array([len(group) for group in groups], "<u8").tobytes()
-    return derived_digest(_CONTEXT, b"".join([entry.checksum, entry.parts.skeleton, lengths, *keys])).hex()
-
-
-class _Draft:
-    """An archive in the making."""
-
-    def __init__(self, descriptor: int, manifest: Manifest, members: int) -> None:
-        self.manifest = manifest
-        self._descriptor = descriptor
-        self._sheet = Sheet(manifest, members)
-        self._members: list[Member] = []
-        self._end = BLOCK + self._sheet.nbytes
-
-    @property
-    def done(self) -> int:
-        """Members that are finished."""
-        return len(self._members)
-
-    def resume(self) -> int:
-        """Take over the members that an interrupted export of the same contents had finished; how many they are."""
-        sheet = os.pread(self._descriptor, self._sheet.nbytes, BLOCK)
-        number = 0
-        if sheet.startswith(self._sheet.start):
-            while (member := self._finished(sheet, number)) is not None:
-                self._members.append(member)
-                self._end += BLOCK + member.nbytes + padding(member.nbytes)
-                number += 1
-        os.ftruncate(self._descriptor, self._end if number else 0)
-        if not number:
-            self._write(bytes(BLOCK) + self._sheet.start, 0)
-        return number
-
-    def add(self, image: PackImage, folder: str, entries: int) -> None:
-        """Write a member, and its line when every byte of it is durable."""
-        hasher = blake3()
-        for buffer in (image.head, *image.body):
-            hasher.update(memoryview(buffer))
-        member = Member(image.id, folder, image.nbytes, entries, hasher.hexdigest())
-        os.lseek(self._descriptor, self._end, os.SEEK_SET)
-        header = make_header(member.name, member.nbytes)
-        files.write_all(self._descriptor, [header, image.head, *image.body, bytes(padding(member.nbytes))])
-        files.sync_file(self._descriptor)
-        self._write(self._sheet.line(self.done, member), BLOCK + self._sheet.slot(self.done))
-        self._members.append(member)
-        self._end = os.lseek(self._descriptor, self._end + BLOCK + member.nbytes + padding(member.nbytes), os.SEEK_SET)
-
-    def finish(self) -> int:
-        """Write the manifest and the archive's end: durable when it returns. The size of the archive."""
-        whole = Manifest(
-            self.manifest.dataset,
-            self.manifest.samples,
-            self.manifest.keep,
-            self.manifest.contents,
-            tuple(self._members),
-        )
-        content = self._sheet.whole(whole)
-        self._write(END, self._end)
-        self._write(make_header(manifest_name(content), len(content)) + content, 0)
-        files.sync_file(self._descriptor)
-        return self._end + len(END)
-
-    def _finished(self, sheet: bytes, number: int) -> Member | None:
-        """A member that is there, byte for byte; its line may be durable where its end is not."""
-        at = self._sheet.slot(number)
-        if number == self._sheet.members:
-            return None
-        member = self._sheet.read_line(number, sheet[at : self._sheet.slot(number + 1)])
-        if member is None or os.pread(self._descriptor, BLOCK, self._end) != make_header(member.name, member.nbytes):
-            return None
-        hasher = blake3()
-        start = self._end + BLOCK
-        for offset in range(start, start + member.nbytes, _PIECE):
-            hasher.update(os.pread(self._descriptor, min(_PIECE, start + member.nbytes - offset), offset))
-        return member if hasher.hexdigest() == member.digest else None
-
-    def _write(self, content: bytes, offset: int) -> None:
-        os.lseek(self._descriptor, offset, os.SEEK_SET)
-        files.write_all(self._descriptor, [content])
-
-
-def _partial_path(path: Path) -> Path:
-    return path.with_name(path.name + files.PARTIAL)
+def _contents(entry: Entry, entries: EntryList, packs: Sequence[slice]) -> str:
+    """A digest of all that decides an archive's bytes."""
+    lengths = np.array([some.stop - some.start for some in packs], "<u8").tobytes()
+    keys = entries.keys.tobytes()
+    return derived_digest(_CONTEXT, b"".join([entry.checksum, entry.parts.skeleton, lengths, keys])).hex()
 
 
 @contextlib.contextmanager
-def _partial(path: Path) -> Iterator[int]:
+def _open_partial(path: Path) -> Iterator[tuple[Path, int]]:
     """The file that is being written, whoever began it; locked, so that nobody else goes on with it meanwhile."""
-    partial = _partial_path(path)
+    partial = path.with_name(path.name + files.PARTIAL)
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         try:
@@ -300,7 +236,289 @@ def _partial(path: Path) -> Iterator[int]:
             raise LockedError(partial, "another export has just finished this file")
         first = os.pread(descriptor, BLOCK, 0)
         if any(first) and not first.startswith(b"manifest-"):
-            raise taken(partial, FOREIGN)
-        yield descriptor
+            raise name_taken(partial, FOREIGN)
+        yield partial, descriptor
     finally:
         os.close(descriptor)
+
+
+def import_bundle(
+    store: Store, stream: BinaryIO, *, name: str = "archive", dataset: str | None = None, report: Reporter = SILENT
+) -> Imported:
+    """Bring a dataset that `export_bundle` wrote into a store; it becomes the latest snapshot of its dataset.
+
+    `name` is what messages call the archive, `dataset` another name for the dataset. An archive that does not pass
+    every check is refused with a `BundleError`, and the store is as it was. After an interruption a second run goes on.
+    """
+    if store.read_only:
+        raise ReadOnlyError(store.path, "opened read-only")
+    if dataset is not None and not is_dataset(dataset):
+        error = PrecookError(f"{dataset!a:.80} is no name of a dataset", hint="use letters, digits, dot, - and _")
+        error.exit_code = 2
+        raise error
+    archive = ArchiveReader(stream, name)
+    manifest, digest = archive.read_manifest()
+    place = next(folder for folder in (store.path, *store.path.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if manifest.nbytes > free:
+        needed = f"the archive holds {format_size(manifest.nbytes)} and {format_size(free)} are free"
+        raise NoSpaceError(store.path, needed)
+    internals = store.internals()
+    with Staging(internals, digest) as staging, report.task("import", total=manifest.nbytes, unit="bytes") as task:
+        try:
+            resumed = _receive(archive, manifest, staging, task)
+            snapshot, keys = _check_whole(archive, manifest, staging)
+        except EndedEarlyError:
+            raise  # what has passed is kept: the rest may still come
+        except BundleError:
+            staging.remove()
+            raise
+        target = dataset or manifest.dataset
+        with store.lease(f"import of {target}") as lease:
+            lease.protect(keys)
+            new = sum(_move_in(internals, staging, member) for member in manifest.members[1:])
+            written = store.freeze(target, {**snapshot.content, "dataset": target}, needs=keys)
+        staging.remove()
+    return Imported(
+        dataset=target,
+        snapshot=written.file.id,
+        samples=written.samples,
+        entries=manifest.entries,
+        new=new,
+        reused=manifest.entries - new,
+        nbytes=manifest.nbytes,
+        resumed=resumed,
+    )
+
+
+class Staging:
+    """Where the packs of an archive wait, unused, until the whole of it has passed; a context manager.
+
+    The folder is named after the archive's manifest, so that an import that was interrupted finds what had passed. One
+    import at a time holds it. One that failed its checks leaves nothing, one that nobody goes on with is removed after
+    a week.
+    """
+
+    def __init__(self, internals: StoreInternals, digest: str) -> None:
+        self.root = internals.layout.root
+        self._home = self.root / _STAGING
+        self.folder = self._home / digest
+        self._descriptor = -1
+
+    def __enter__(self) -> Staging:
+        with files.explained(self.root):
+            if self._home.is_symlink():
+                # What lies behind it is not ours to remove.
+                raise StoreError(self.root, f"{_STAGING} is a link", hint=f"remove it: rm {printable(self._home)}")
+            self._remove_old()
+            while self._descriptor < 0:
+                # Made anew where somebody has removed it since: what another import has finished or refused.
+                self._home.mkdir(exist_ok=True)
+                self.folder.mkdir(exist_ok=True)
+                self._hold()
+            try:
+                files.sync_directory(self.root)
+                files.sync_directory(self._home)
+                for left in self.folder.glob(f"*{files.PARTIAL}"):
+                    left.unlink()
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def path(self, member: Member) -> Path:
+        """Where a pack waits that has passed."""
+        return self.folder / f"{member.pack}.safetensors"
+
+    def pack(self, member: Member) -> PackFile:
+        """A pack that has passed."""
+        return PackFile(self.path(member), member.pack, Guard())
+
+    def has(self, member: Member) -> bool:
+        """Whether a pack has passed before."""
+        try:
+            return self.path(member).stat().st_size == member.nbytes
+        except FileNotFoundError:
+            return False
+
+    def remove(self) -> None:
+        """Remove everything that waits here."""
+        with files.explained(self.root):
+            shutil.rmtree(self.folder)
+            with contextlib.suppress(OSError):
+                self._home.rmdir()  # another import may be at work in it
+
+    def _hold(self) -> None:
+        """Lock the folder, unless it was removed meanwhile."""
+        try:
+            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                self._descriptor = descriptor
+                return
+        except BlockingIOError:
+            os.close(descriptor)
+            raise LockedError(self.folder, "another process imports this archive") from None
+        os.close(descriptor)
+
+    def _remove_old(self) -> None:
+        """Remove what imports that nobody went on with have left."""
+        if not self._home.is_dir():
+            return
+        now = clock(self.root) / 1e9
+        for folder in self._home.iterdir():
+            if folder == self.folder or folder.is_symlink() or now - folder.stat().st_mtime < _STAGED_SECONDS:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
+
+
+def _receive(archive: ArchiveReader, manifest: Manifest, staging: Staging, task: Task) -> int:
+    """Stage every member that has not passed before; how many packs had."""
+    resumed = 0
+    for member in manifest.members:
+        archive.begin_member(member)
+        if staging.has(member):
+            archive.skip(member.nbytes)
+            task.advance(member.nbytes)
+            resumed += member.folder == "packs"
+        else:
+            _receive_pack(archive, member, staging, task)
+        archive.end_member(member.nbytes)
+    archive.end()
+    return resumed
+
+
+def _receive_pack(archive: ArchiveReader, member: Member, staging: Staging, task: Task) -> None:
+    """Write a pack to the staging folder; it gets its name when it is durable and has passed every check."""
+    partial = staging.folder / f"{member.pack}.{secrets.token_hex(4)}{files.PARTIAL}"
+    hasher = blake3()
+    with files.explained(staging.root):
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            for piece in archive.pieces(member.nbytes):
+                task.advance(len(piece))
+                hasher.update(piece)
+                with files.explained(staging.root):
+                    files.write_all(descriptor, [piece])
+            with files.explained(staging.root):
+                files.sync_file(descriptor)
+        finally:
+            os.close(descriptor)
+        _check_pack(archive, member, partial, hasher.hexdigest())
+        with files.explained(staging.root):
+            os.rename(partial, staging.path(member))  # noqa: PTH104 - the order of writes stands here by name
+            files.sync_directory(staging.folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)  # noqa: PTH108
+        raise
+
+
+def _check_pack(archive: ArchiveReader, member: Member, path: Path, digest: str) -> None:
+    """Refuse the archive unless a file is the pack that it should be and every entry in it is whole."""
+    if digest != member.digest:
+        raise archive.refuse(f"{member.name} is not what its manifest says")
+    try:
+        pack = PackFile(path, member.pack, Guard())
+        if pack.head.rows != member.entries:
+            raise archive.refuse(f"{member.name} has {pack.head.rows:,} entries, not {member.entries:,}")
+        for damage in check_pack(pack):
+            place = f"entry {damage.key.hex}" if damage.key else "the pack"
+            raise archive.refuse(f"{place} in {member.name} is damaged: {damage.reason}")
+    except DamagedPackError as error:
+        raise archive.refuse(f"{member.name} cannot be accepted: {error.reason}") from error
+
+
+def _check_whole(archive: ArchiveReader, manifest: Manifest, staging: Staging) -> tuple[Snapshot, Bytes]:
+    """The snapshot, and the keys that it and the packs have in common: all of them, each once."""
+    member = manifest.members[0]
+    try:
+        snapshot = read_snapshot(SnapshotFile(manifest.dataset, 0, member.pack, staging.path(member)))
+    except (DamagedPackError, NewerFormatError) as error:
+        raise archive.refuse(f"its snapshot cannot be accepted: {error.reason}") from error
+    if reason := _refusal(snapshot.content, manifest):
+        raise archive.refuse(f"its snapshot cannot be accepted: {reason}")
+    columns = [table.keys for member in manifest.members[1:] for table in staging.pack(member).head.tables]
+    keys = np.concatenate([np.zeros((0, 32), np.uint8), *columns])
+    wanted = snapshot.entry_keys()
+    distinct = np.unique(keys, axis=0)
+    if len(distinct) != len(keys):
+        raise archive.refuse("its packs have an entry twice")
+    if not np.array_equal(distinct, wanted):
+        raise archive.refuse("its packs do not have the entries that its snapshot names, and no others")
+    return snapshot, wanted
+
+
+def _refusal(content: dict[str, Any], manifest: Manifest) -> str:
+    """What of a snapshot's tree is not as `precook export` writes it; its columns were checked when it was read."""
+    if set(content) != _PARTS | set(manifest.keep):
+        return "it has other parts than its manifest says"
+    if content["dataset"] != manifest.dataset or len(content["samples"]["id"]) != manifest.samples:
+        return "it is of another dataset"
+    if not isinstance(content["concepts"], list) or not all(map(_is_concept, content["concepts"])):
+        return "one of its concepts has no name or no weights"
+    if not isinstance(content["encoders"], dict) or not all(map(_is_encoder, content["encoders"].values())):
+        return "one of its encoders has no input or no recipe"
+    return ""
+
+
+def _is_concept(form: object) -> bool:
+    if not isinstance(form, dict) or not isinstance(form.get("name"), str):
+        return False
+    numbers = [form.get("loss_weight"), form.get("repeats")]
+    return all(isinstance(number, int | float) and math.isfinite(number) and number >= 0 for number in numbers)
+
+
+def _is_encoder(form: object) -> bool:
+    if not isinstance(form, dict) or form.get("input") not in ("image", "text", "mask"):
+        return False
+    return isinstance(form.get("recipe"), str)
+
+
+def _move_in(internals: StoreInternals, staging: Staging, member: Member) -> int:
+    """Make a staged pack part of the store; how many entries that added.
+
+    A pack whose entries are all new is moved as it is. Of another, the new ones are written to a pack of their own.
+    """
+    pack = staging.pack(member)
+    keys = [table.key(row) for table in pack.tables for row in range(table.table.rows)]
+    (places,) = EntryTable.find_all(
+        internals.reader, internals.index, [np.concatenate([table.table.keys for table in pack.tables])], verify=True
+    )
+    absent = {keys[number] for number in places.missing.tolist()}
+    for number in np.flatnonzero(places.there(np.arange(len(keys)))).tolist():
+        # One that the store has is read and checked: nobody will bring it again.
+        try:
+            places.read(number)
+        except MissingEntryError:
+            absent.add(keys[number])
+    added = len(absent)
+    if added == len(keys) and not internals.layout.pack(member.pack).exists():
+        internals.take_in(staging.path(member), pack)
+        # What a pack of this name lost before may count as removed: it is written to another one.
+        absent -= internals.index.present(keys)
+        pack = internals.open_pack(member.pack) if absent else pack
+    if absent:
+        entries = []
+        with pack.open() as descriptor:
+            for number, key in enumerate(keys):
+                if key in absent:
+                    table, row = pack.locate(number)
+                    entries.append(stored_entry(table, row, table.verify(descriptor, row)))
+        internals.commit(entries)
+    return added

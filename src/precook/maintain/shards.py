@@ -16,18 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from precook.errors import SnapshotEntriesError
-from precook.maintain.bundle import FOREIGN, choose_snapshot, taken
-from precook.maintain.rows import PackRow, RowReader, find_rows, protected
-from precook.report import SILENT, Reporter, Task
+from precook.maintain.export import FOREIGN, EntryReader, choose_snapshot, name_taken
+from precook.report import SILENT, Reporter
 from precook.store import files
 from precook.store.format.build import Entry, leaf_names
 from precook.store.format.header import Column, dump_header
 from precook.store.format.pack import lanes_shape
-from precook.store.keysets import split
 from precook.store.snapshot import Snapshot
 from precook.store.store import Store
-from precook.values import Key
+from precook.values import Bytes
 
 FORMAT = 1
 SHARD_BYTES = 512 << 20
@@ -67,45 +64,57 @@ def export_shards(
     A folder that is there stays unless `force` is given and a manifest of ours lies in it.
     """
     if os.path.lexists(path) and not (force and _is_ours(path)):
-        raise taken(path) if _is_ours(path) else taken(path, FOREIGN)
+        raise name_taken(path) if _is_ours(path) else name_taken(path, FOREIGN)
     chosen = choose_snapshot(store, dataset, snapshot)
     partial = path.with_name(path.name + files.PARTIAL)
-    with protected(store, f"export of {dataset}", chosen.entry_keys()), files.explained(path.parent):
+    with store.lease(f"export of {dataset}") as lease, files.explained(path.parent):
+        lease.protect(chosen.entry_keys())
         _begin(partial)
-        shelves = {name: _OpenShard(name, partial, shard_bytes) for name in chosen.encoders}
-        rows = _find(store, chosen)
-        total = sum(row.nbytes for found in rows.values() for row in found)
+        reader = EntryReader(store, dataset)
+        entries = {encoder: reader.find(_keys_of(chosen, encoder)) for encoder in chosen.encoders}
+        reader.check()
+        shards = {encoder: _ShardWriter(encoder, partial, shard_bytes) for encoder in chosen.encoders}
+        total = sum(int(some.nbytes.sum()) for some in entries.values())
         with report.task("export", total=total, unit="bytes") as task:
-            _fill(store, chosen, shelves, rows, task)
-        content = _manifest(chosen, shelves)
+            for encoder, writer in shards.items():
+                for start in range(0, len(entries[encoder]), _BATCH):
+                    batch = slice(start, start + _BATCH)
+                    for entry in reader.read(entries[encoder], batch):
+                        # Once an entry is lost nothing comes of it: the rest is only looked at, for the list.
+                        if reader.complete:
+                            writer.add(entry)
+                    task.advance(int(entries[encoder].nbytes[batch].sum()))
+                writer.write()
+        reader.check()
+        content = _manifest(chosen, shards)
         files.publish(partial / _MANIFEST, [json.dumps(content, indent=1).encode()])
         if path.exists():
             shutil.rmtree(path)
         (partial / _MARK).unlink()
         os.rename(partial, path)  # noqa: PTH104 - the order of writes stands here by name
         files.sync_directory(path.parent)
-    names = tuple(name for shelf in shelves.values() for name in shelf.files)
-    size = sum((path / name).stat().st_size for name in (*names, _MANIFEST))
-    entries = sum(len(shelf.places) for shelf in shelves.values())
-    return Sharded(path, dataset, chosen.file.id, chosen.samples, entries, names, size)
+    names = tuple(name for writer in shards.values() for name in writer.files)
+    nbytes = sum((path / name).stat().st_size for name in (*names, _MANIFEST))
+    count = sum(len(writer.places) for writer in shards.values())
+    return Sharded(path, dataset, chosen.file.id, chosen.samples, count, names, nbytes)
 
 
 @dataclass(slots=True)
-class _ShardColumns:
+class _Stack:
     """Entries with leaves of the same types and shapes."""
 
     number: int
     entries: list[Entry] = field(default_factory=list)
 
 
-class _OpenShard:
+class _ShardWriter:
     """The shards of one encoder."""
 
     def __init__(self, encoder: str, folder: Path, shard_bytes: int) -> None:
         self._encoder = encoder
         self._folder = folder
         self._shard_bytes = shard_bytes
-        self._stacks: dict[tuple[Any, ...], _ShardColumns] = {}
+        self._stacks: dict[tuple[Any, ...], _Stack] = {}
         self._nbytes = 0
         self.files: list[str] = []
         self.places: dict[bytes, list[Any]] = {}
@@ -114,7 +123,7 @@ class _OpenShard:
     def add(self, entry: Entry) -> None:
         """Put an entry where it belongs; a full shard is written."""
         shapes = tuple(leaf.shape for leaf in entry.parts.leaves)
-        stack = self._stacks.setdefault((entry.parts.skeleton, shapes), _ShardColumns(len(self._stacks)))
+        stack = self._stacks.setdefault((entry.parts.skeleton, shapes), _Stack(len(self._stacks)))
         self.places[entry.key] = [len(self.files), stack.number, len(stack.entries), json.loads(entry.parts.values)]
         stack.entries.append(entry)
         self._nbytes += entry.nbytes
@@ -154,7 +163,7 @@ def _begin(partial: Path) -> None:
         try:
             partial.rmdir()  # killed before it had its mark
         except OSError:
-            raise taken(partial, FOREIGN) from None
+            raise name_taken(partial, FOREIGN) from None
     partial.mkdir(parents=True)
     (partial / _MARK).touch()
 
@@ -167,51 +176,19 @@ def _is_ours(path: Path) -> bool:
     return isinstance(form, dict) and "precook_shards" in form
 
 
-def _keys_of(snapshot: Snapshot, encoder: str) -> list[bytes]:
-    """The keys that an encoder's entries have, in the order of the samples, each once."""
+def _keys_of(snapshot: Snapshot, encoder: str) -> Bytes:
+    """The keys of an encoder's entries, each once."""
     content = snapshot.content
     columns = [content[part][encoder] for part in ("picture_keys", "line_keys") if encoder in content[part]]
     if encoder in content["empty_keys"]:
         columns.append(content["empty_keys"][encoder].reshape(1, 32))
     keys = np.concatenate([np.zeros((0, 32), np.uint8), *columns])
-    return list(dict.fromkeys(split(keys[keys.any(axis=1)])))
+    return np.unique(keys[keys.any(axis=1)], axis=0)
 
 
-def _find(store: Store, snapshot: Snapshot) -> dict[str, list[PackRow]]:
-    lost: dict[bytes, str] = {}
-    found = {}
-    for encoder in snapshot.encoders:
-        found[encoder], missing = find_rows(store.internals(), _keys_of(snapshot, encoder))
-        lost |= missing
-    if lost:
-        raise _unreadable(store, snapshot, lost)
-    return found
-
-
-def _fill(
-    store: Store, snapshot: Snapshot, shelves: dict[str, _OpenShard], rows: dict[str, list[PackRow]], task: Task
-) -> None:
-    reader = RowReader(store)
-    for encoder, shelf in shelves.items():
-        for at in range(0, len(rows[encoder]), _BATCH):
-            batch = rows[encoder][at : at + _BATCH]
-            for entry in reader.read(batch):
-                if not reader.lost:
-                    shelf.add(entry)
-            task.advance(sum(row.nbytes for row in batch))
-        shelf.write()
-    if reader.lost:
-        raise _unreadable(store, snapshot, reader.lost)
-
-
-def _unreadable(store: Store, snapshot: Snapshot, lost: dict[bytes, str]) -> SnapshotEntriesError:
-    entries = tuple((Key(key), reason) for key, reason in sorted(lost.items()))
-    return SnapshotEntriesError(store.path, snapshot.file.dataset, entries)
-
-
-def _manifest(snapshot: Snapshot, shelves: dict[str, _OpenShard]) -> dict[str, Any]:
+def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, Any]:
     content = snapshot.content
-    numbers = {name: {key: at for at, key in enumerate(shelf.places)} for name, shelf in shelves.items()}
+    numbers = {name: {key: at for at, key in enumerate(writer.places)} for name, writer in shards.items()}
 
     def entries(part: str, row: int) -> dict[str, int]:
         keys = {name: column[row].tobytes() for name, column in content[part].items()}
@@ -241,10 +218,10 @@ def _manifest(snapshot: Snapshot, shelves: dict[str, _OpenShard]) -> dict[str, A
         "encoders": {
             name: {
                 "input": content["encoders"][name]["input"],
-                "files": shelf.files,
-                "entries": list(shelf.places.values()),
+                "files": writer.files,
+                "entries": list(writer.places.values()),
             }
-            for name, shelf in shelves.items()
+            for name, writer in shards.items()
         },
         "empty": {name: numbers[name][key.tobytes()] for name, key in content["empty_keys"].items()},
         "samples": samples,

@@ -7,8 +7,8 @@ does not confirm is left to a look-up key by key, which finds out what is wrong.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from precook.store.keysets import beginnings, split
 from precook.store.packfile import RowDamagedError, TableFile
 from precook.store.reader import Admission, Reader
 from precook.values import Array, Bytes, Key, Numbers
+
+_Result = TypeVar("_Result")
 
 NOWHERE = -1
 _DENSE = 6
@@ -121,6 +123,8 @@ class EntryTable:
         self._fresh = itertools.count()
         # Table and row in one number: whoever reads it while another thread looks again gets both of one moment.
         self._at = np.full(len(keys), NOWHERE, np.int64)
+        self.refused: dict[bytes, str] = {}
+        """Keys that were found only where nothing can be read, with the pack."""
 
     @classmethod
     def find_all(
@@ -211,25 +215,35 @@ class EntryTable:
         `DamagedEntryError` and `MissingEntryError` name the entry. `ReshapedError` where it turns out to lie elsewhere
         and to have other shapes there.
         """
+
+        def fill(table: TableFile, row: int) -> None:
+            # Else bytes of another entry would be read, and taken for damage.
+            if [leaf.row_shape(row) for leaf in table.table.leaves] != [array.shape for array in arrays]:
+                raise ReshapedError(self._key(number))
+            copy_row(table, row, arrays, verify=self._verify)
+
+        self._visit(number, fill)
+
+    def read(self, number: int) -> tuple[TableFile, int, list[Array]]:
+        """An entry's table, row and leaves, read from the disk and checked whatever the store is told to check."""
+        return self._visit(number, lambda table, row: (table, row, table.read(row, check=True)))
+
+    def _visit(self, number: int, use: Callable[[TableFile, int], _Result]) -> _Result:
+        """Use an entry where it lies; where that is gone or damaged, look for it elsewhere."""
         damaged: DamagedEntryError | None = None
         for _ in range(_ATTEMPTS):
             try:
                 table, row = self.place(number)
             except MissingEntryError:
                 raise damaged or MissingEntryError(self._key(number)) from None
-            # Else bytes of another entry would be read, and taken for damage.
-            if [leaf.row_shape(row) for leaf in table.table.leaves] != [array.shape for array in arrays]:
-                raise ReshapedError(self._key(number))
             try:
-                copy_row(table, row, arrays, verify=self._verify)
+                return use(table, row)
             except FileNotFoundError:
                 self._reader.forget_pack(self._index, table)
                 self.look_again(np.array([number]))
             except (RowDamagedError, OSError) as error:
                 damaged = self._reader.damaged(self._index, self._key(number), table, row, error)
                 self.look_again(np.array([number]))
-            else:
-                return
         raise damaged or MissingEntryError(self._key(number))
 
     def copy_all(self, found: FoundRows, leaves: Sequence[Sequence[Array]]) -> None:
@@ -309,6 +323,8 @@ class EntryTable:
                 stale |= place is Admission.STALE
                 if stale and not last:
                     return True
+                if place is Admission.REFUSED:
+                    self.refused[keys[at].tobytes()] = name
                 if not isinstance(place, Admission):
                     found[at] = self._number(place[0]) << ROW_BITS | place[1]
         return stale
