@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import precook
-from precook.integrations.mgds_groups import GroupNames, IndexMap, gather_groups
+from precook.integrations.mgds.groups import GroupNames, IndexMap, gather_groups
 from precook.report import SILENT
 from tests.support.mgds_pipelines import (
     MGDS,
@@ -151,7 +151,7 @@ def test_1_to_3_the_index_map_reads_one_endless_tape_per_group(samples: list[Any
     located = [found.locate(epoch, output) for output in range(len(found))]
     assert [(int(found.groups[at].members[member]), variation) for at, variation, member in located] == expected
     assert {(at, variation) for at, variation, _ in located} == {
-        (at, variation) for at, group in enumerate(found.groups) for variation in group.touched(epoch)
+        (at, variation) for at, group in enumerate(found.groups) for variation in group.variations_in(epoch)
     }
 
 

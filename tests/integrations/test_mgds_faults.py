@@ -22,7 +22,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import precook
-from precook.integrations import mgds_build
+from precook.integrations.mgds import build
 from tests.support.mgds_pipelines import Encode, Run, concept, pictures, shown
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def test_6_a_stop_keeps_what_was_made_and_the_next_run_goes_on(
 ) -> None:
     """The stop callback ends a build between two items; the pool still works, and nothing is encoded twice."""
     asked, stopped = threading.Event(), threading.Event()
-    wait = mgds_build.wait
+    wait = build.wait
 
     def hook(encoder: Encode) -> None:
         if len(encoder.calls) >= 3:
@@ -58,7 +58,7 @@ def test_6_a_stop_keeps_what_was_made_and_the_next_run_goes_on(
         return wait(futures, timeout)
 
     monkeypatch.setattr(Encode, "hook", staticmethod(hook))
-    monkeypatch.setattr(mgds_build, "wait", wait_for_the_rest)
+    monkeypatch.setattr(build, "wait", wait_for_the_rest)
     with Run(tmp_path, [concept(cats)], image_options={"stop_callback": asked.is_set}) as run:
         with pytest.raises(precook.StoppedError, match="what was made is kept"):
             run.start()
@@ -191,15 +191,15 @@ def test_7_packs_that_were_checked_are_not_read_again(
     tmp_path: Path, cats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later run believes a pack whose stamp is the one it had when it was checked, and reads what it needs."""
-    from precook.integrations import mgds_health  # noqa: PLC0415
+    from precook.integrations.mgds import packs as pack_checks  # noqa: PLC0415
 
     with Run(tmp_path, [concept(cats)]) as run:
         run.epoch()
     for pack in packs(tmp_path):
         _age(pack)
     read: list[int] = []
-    real = mgds_health._damaged
-    monkeypatch.setattr(mgds_health, "_damaged", lambda *given: read.append(1) or real(*given))
+    real = pack_checks._damaged_keys
+    monkeypatch.setattr(pack_checks, "_damaged_keys", lambda *given: read.append(1) or real(*given))
     with Run(tmp_path, [concept(cats)]) as run:
         run.epoch()
     assert read

@@ -1,4 +1,7 @@
-"""The cache behind `precook.integrations.mgds.DiskCache`: its entries, and what an item is made of."""
+"""The cache behind `precook.integrations.mgds.DiskCache`: the entries of an epoch, and what an item is made of.
+
+`Cache` has what caches with and without their sources share; `build.py` and `sourceless.py` have the two kinds.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,26 @@ from typing import Any
 
 import numpy as np
 
-from precook.integrations.mgds_aggregates import Aggregates, Values, load_aggregates
-from precook.integrations.mgds_groups import Ask, GroupNames, IndexMap
-from precook.integrations.mgds_health import Health
-from precook.integrations.mgds_manifest import manifest_name
-from precook.integrations.mgds_upstream import Stage
-from precook.integrations.mgds_values import entry_values
+from precook.integrations.mgds.entries import Aggregates, Values, load_aggregates, split_values
+from precook.integrations.mgds.groups import GetPrevious, GroupNames, IndexMap
+from precook.integrations.mgds.packs import PackChecks
+from precook.integrations.mgds.upstream import UpstreamModule
 from precook.memo.memo import Memory
 from precook.open_store import open_store
 from precook.report import Reporter
 from precook.store.lease import Lease
-from precook.store.reader import LazyTensor
 from precook.store.store import Store
 from precook.values import Bytes, Key
 
 FOLDER = "precook"
 """Where the store lies in the folder that a cache is given."""
-Part = tuple[int, int]
-"""A group, by its number, and a variation of it."""
+GroupVariation = tuple[int, int]
+"""A group, by its number, in one of its variations: what mgds builds and reads as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """What a cache is asked to do."""
+    """What a cache is asked to do: the arguments of `DiskCache`."""
 
     cache_dir: str
     split: tuple[str, ...]
@@ -56,7 +56,7 @@ class CacheOptions:
         return self.split + self.aggregate
 
     @property
-    def root(self) -> str | None:
+    def concept(self) -> str | None:
         """The name that stands for a sample's concept, which a cache without sources gives too."""
         names = self.groups.all
         return names[0].partition(".")[0] if names else None
@@ -71,13 +71,13 @@ class CacheOptions:
 class MgdsPipeline:
     """What a cache is given by the pipeline it stands in."""
 
-    stages: tuple[Stage, ...]
-    ask: Ask
+    modules: tuple[UpstreamModule, ...]
+    get_previous: GetPrevious
     length: Callable[[str], int | None]
     seed: int
     executor: Executor
     device: Any
-    worker: Callable[[], Callable[[Callable[[], None]], None]]
+    prepare_threads: Callable[[], Callable[[Callable[[], None]], None]]
     """Called before a build; what it returns runs one item in a thread of the pool, as torch wants it."""
 
 
@@ -89,15 +89,16 @@ class Cache(abc.ABC):
         self._pipeline = pipeline
         self._store: Store | None = options.store if isinstance(options.store, Store) else None
         self._lease: Lease | None = None
-        self._health = Health()
+        self._checks = PackChecks()
         self._map: IndexMap | None = None
-        self._keys: dict[Part, Bytes] = {}
-        self._aggregates: dict[Part, Aggregates] = {}
-        self._passed = frozenset[str]()
+        self._keys: dict[GroupVariation, Bytes] = {}
+        """The key of each member's entry."""
+        self._aggregates: dict[GroupVariation, Aggregates] = {}
+        self._path_names = frozenset[str]()
         """Cached names that are paths: where a file lies today is known without a cache, and no part of any key."""
 
     @abc.abstractmethod
-    def gather(self) -> IndexMap:
+    def index_map(self) -> IndexMap:
         """The groups of the cache's samples; found once."""
 
     @abc.abstractmethod
@@ -119,7 +120,7 @@ class Cache(abc.ABC):
         return self._store
 
     def __len__(self) -> int:
-        return len(self.gather())
+        return len(self.index_map())
 
     def close(self) -> None:
         """Let go of the lease, and of the store where it was opened here."""
@@ -142,74 +143,49 @@ class Cache(abc.ABC):
         """All split values or all aggregates of an output, whichever the name belongs to."""
         assert self._map is not None, "start comes first"
         group, variation, member = self._map.locate(epoch, index)
+        values: Values = {}
         if name in self._options.aggregate:
-            part = self._aggregates.get((group, variation))
-            values = part.get(member) if part is not None else {}
             names = self._options.aggregate
+            aggregates = self._aggregates.get((group, variation))
+            values = aggregates.get(member) if aggregates is not None else {}
         elif name in self._options.split:
             names = self._options.split
-            values = {}
-            if not self._passed.issuperset(names):
+            if not self._path_names.issuperset(names):
                 tree = self.store.get(Key(self._keys[group, variation][member].tobytes()))
-                values = entry_values(tree, "split", self._pipeline.device)
+                values = split_values(tree, self._pipeline.device)
         else:
             return {}
-        return {one: self.path(group, member, one) if one in self._passed else values[one] for one in names}
+        return {each: self.path(group, member, each) if each in self._path_names else values[each] for each in names}
 
-    def _parts(self, epoch: int) -> list[Part]:
+    def _read_by(self, epoch: int) -> list[GroupVariation]:
         """What an epoch reads."""
-        return [(at, one) for at, group in enumerate(self.gather().groups) for one in group.touched(epoch)]
+        groups = enumerate(self.index_map().groups)
+        return [(number, variation) for number, group in groups for variation in group.variations_in(epoch)]
 
-    def _absent(self, parts: list[Part], memory: Memory) -> list[tuple[Part, int]]:
-        if not parts:
+    def _absent(self, wanted: list[GroupVariation], memory: Memory) -> list[tuple[GroupVariation, int]]:
+        """The members without a sound entry; what the others have is protected from here on."""
+        if not wanted:
             return []
-        keys = np.concatenate([self._keys[part] for part in parts])
-        self._protect(keys)
-        self._health.check(self.store, keys, memory, self._pipeline.executor)
-        absent = np.flatnonzero(~self.store.present(keys))
-        ends = np.cumsum([len(self._keys[part]) for part in parts])
-        owners = np.searchsorted(ends, absent, side="right")
-        firsts = ends - [len(self._keys[part]) for part in parts]
-        return [(parts[owner], int(at - firsts[owner])) for at, owner in zip(absent, owners, strict=True)]
-
-    def _protect(self, keys: Bytes) -> None:
-        # Before they are looked up: what is there now must be there for the whole epoch.
+        keys = np.concatenate([self._keys[each] for each in wanted])
+        # Protected before they are looked up: what is there now must be there for the whole epoch.
         if self._lease is None and not self.store.read_only:
             self._lease = self.store.lease(f"mgds {self._options.label}")
         if self._lease is not None:
             self._lease.protect(keys)
+        self._checks.check(self.store, keys, memory, self._pipeline.executor)
+        absent = np.flatnonzero(~self.store.present(keys))
+        sizes = [len(self._keys[each]) for each in wanted]
+        ends = np.cumsum(sizes)
+        owners = np.searchsorted(ends, absent, side="right")
+        firsts = ends - sizes
+        return [(wanted[owner], int(row - firsts[owner])) for row, owner in zip(absent, owners, strict=True)]
 
-    def _load_aggregates(self, parts: list[Part], fresh: dict[bytes, Values], memory: Memory) -> None:
-        stored = [name for name in self._options.aggregate if name not in self._passed]
-        if not stored:
-            self._aggregates = {}
-            return
-
-        def read(key: Key) -> Values:
-            # Lazily: the large tensors of the entry are not wanted here.
-            tree = self.store.get(key, lazy=True)
-            values = tree["aggregate"]
-            if any(_is_lazy(value) for value in values.values()):
-                values = self.store.get(key)["aggregate"]
-            return dict(values)
-
-        loaded: dict[Part, Aggregates] = {}
-        for part in parts:
-            group = self.gather().groups[part[0]]
-            which = f"{self._options.label}/{group.key}/{part[1]}/{sorted(stored)}"
-            loaded[part] = load_aggregates(
-                self.store, self._keys[part], stored, group=which, fresh=fresh, memory=memory, read=read
-            )
+    def _load_aggregates(self, wanted: list[GroupVariation], made: Mapping[bytes, Values], memory: Memory) -> None:
+        """Hold the aggregates of an epoch in memory; `made` has those of entries that were just built."""
+        stored = [name for name in self._options.aggregate if name not in self._path_names]
+        loaded: dict[GroupVariation, Aggregates] = {}
+        for number, variation in wanted if stored else []:
+            group = f"{self._options.label}/{self.index_map().groups[number].key}/{variation}/{sorted(stored)}"
+            keys = self._keys[number, variation]
+            loaded[number, variation] = load_aggregates(self.store, keys, stored, group=group, made=made, memory=memory)
         self._aggregates = loaded
-
-    def _manifest_name(self, group: str) -> str:
-        options = self._options
-        return manifest_name(options.label, group, options.names, options.model)
-
-
-def _is_lazy(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(_is_lazy(item) for item in value.values())
-    if isinstance(value, (list, tuple)):
-        return any(_is_lazy(item) for item in value)
-    return isinstance(value, LazyTensor)

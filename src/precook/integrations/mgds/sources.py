@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from precook.errors import SourceChangedError, SourceError
 from precook.fs.stamps import Stamps, stamp_of
 from precook.fs.trust import clock, trusted
-from precook.integrations.mgds_groups import Ask
-from precook.integrations.mgds_upstream import Use
+from precook.integrations.mgds.groups import GetPrevious
+from precook.integrations.mgds.upstream import PathUse
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.report import Reporter
@@ -27,7 +26,7 @@ _ABSENT = bytes(32)
 """Stands for the digest of a file that is not there: a caption or a mask may be missing, and that is a fact."""
 
 
-class _FileContent:
+class _ContentLesson:
     """Nothing is to be known about the content of these files but its digest."""
 
     task = "reading sources"
@@ -51,13 +50,13 @@ class Sources:
     stamps: dict[str, Stamps]
     """Zeros where a file is not there."""
 
-    def identity(self, index: int, uses: Mapping[str, Use]) -> bytes:
-        """What a sample is made of, as a digest: the content of its files, and of their names what is used."""
+    def identity(self, index: int, uses: Mapping[str, PathUse]) -> bytes:
+        """What a sample is made of, as a digest: the content of its files, and of their paths what is used."""
         parts = []
         for name, use in uses.items():
             path = self.paths[name][index]
-            parts.append(self.digests[name][index].tobytes() if Use.CONTENT in use else _ABSENT)
-            parts.append(_used(path, use).encode("utf-8", "surrogatepass"))
+            parts.append(self.digests[name][index].tobytes() if PathUse.CONTENT in use else _ABSENT)
+            parts.append(_used_text(path, use).encode("utf-8", "surrogatepass"))
         return blake3(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
 
     def check_unchanged(self, index: int) -> None:
@@ -73,61 +72,19 @@ class Sources:
                 raise SourceChangedError(Path(path))
 
 
-def list_paths(ask: Ask, names: Sequence[str], length: int) -> dict[str, list[str]]:
+def _used_text(path: str, use: PathUse) -> str:
+    """What of a path itself, as text, decides a result."""
+    if PathUse.WHOLE in use:
+        return path
+    if PathUse.NAME in use:
+        return os.path.basename(path)  # noqa: PTH119
+    return os.path.splitext(path)[1].lower() if PathUse.SUFFIX in use else ""  # noqa: PTH122
+
+
+def list_paths(get_previous: GetPrevious, names: Sequence[str], length: int) -> dict[str, list[str]]:
     """The paths of all samples, by name."""
-    # Asked at variation 0: where a file lies is no matter of chance.
-    return {name: [_path(ask(0, name, index), name) for index in range(length)] for name in names}
-
-
-def learn_sources(
-    paths: dict[str, list[str]],
-    uses: Mapping[str, Use],
-    memory: Memory,
-    *,
-    save: Callable[[], None],
-    report: Reporter,
-) -> Sources:
-    """Know the content of every file; those whose stamp is remembered are not opened."""
-    digests: dict[str, Bytes] = {}
-    stamps: dict[str, Stamps] = {}
-    for name, use in uses.items():
-        if Use.CONTENT in use:
-            digests[name], stamps[name] = _learn(paths[name], memory, save, report)
-    return Sources(paths, digests, stamps)
-
-
-def _learn(
-    paths: list[str], memory: Memory, save: Callable[[], None], report: Reporter
-) -> tuple[npt.NDArray[np.uint8], Stamps]:
-    digests = np.zeros((len(paths), 32), np.uint8)
-    stamps = np.zeros((len(paths), 5), np.int64)
-    named = [at for at, path in enumerate(paths) if path]
-    if not named:
-        return digests, stamps
-    listing = list_names(Path(), [paths[at] for at in named], bytearray(len(named)))
-    absent, regular = listing.absent(), listing.regular()
-    for row in np.flatnonzero(~absent & ~regular).tolist():
-        raise SourceError(Path(listing.names[row]), listing.problem(row))
-    there = np.flatnonzero(regular)
-    if not len(there):
-        return digests, stamps
-    folder = Path(os.path.realpath(listing.names[int(there[0])])).parent
-    ground = FileSystem(clock(folder), trusted(folder), device=folder.stat().st_dev)
-    learnt = learn(
-        listing.stamps[there],
-        lambda at: listing.names[int(there[at])],
-        _FileContent(),
-        memory,
-        ground=ground,
-        save=save,
-        report=report,
-    )
-    for at, reason in learnt.problems.items():
-        raise SourceError(Path(listing.names[int(there[at])]), reason)
-    rows = np.array(named, np.int64)[there]
-    digests[rows] = learnt.digests
-    stamps[rows] = listing.stamps[there]
-    return digests, stamps
+    # Asked at variation 0: where a file lies is not drawn.
+    return {name: [_path(get_previous(0, name, index), name) for index in range(length)] for name in names}
 
 
 def _path(value: object, name: str) -> str:
@@ -139,10 +96,50 @@ def _path(value: object, name: str) -> str:
     return os.fspath(value)
 
 
-def _used(path: str, use: Use) -> str:
-    """What of a path itself decides a result."""
-    if Use.WHOLE in use:
-        return path
-    if Use.NAME in use:
-        return os.path.basename(path)  # noqa: PTH119
-    return os.path.splitext(path)[1].lower() if Use.SUFFIX in use else ""  # noqa: PTH122
+def learn_sources(
+    paths: dict[str, list[str]],
+    uses: Mapping[str, PathUse],
+    memory: Memory,
+    *,
+    save: Callable[[], None],
+    report: Reporter,
+) -> Sources:
+    """Know the content of every file; those whose stamp is remembered are not opened."""
+    digests: dict[str, Bytes] = {}
+    stamps: dict[str, Stamps] = {}
+    for name, use in uses.items():
+        if PathUse.CONTENT in use:
+            digests[name], stamps[name] = _learn_column(paths[name], memory, save, report)
+    return Sources(paths, digests, stamps)
+
+
+def _learn_column(paths: list[str], memory: Memory, save: Callable[[], None], report: Reporter) -> tuple[Bytes, Stamps]:
+    """Digest and stamp of each file of a column, a row each; zeros where there is no file."""
+    digests = np.zeros((len(paths), 32), np.uint8)
+    stamps = np.zeros((len(paths), 5), np.int64)
+    named = [row for row, path in enumerate(paths) if path]
+    if not named:
+        return digests, stamps
+    listing = list_names(Path(), [paths[row] for row in named], bytearray(len(named)))
+    absent, regular = listing.absent(), listing.regular()
+    for row in np.flatnonzero(~absent & ~regular).tolist():
+        raise SourceError(Path(listing.names[row]), listing.problem(row))
+    there = np.flatnonzero(regular)
+    if not len(there):
+        return digests, stamps
+    folder = Path(os.path.realpath(listing.names[int(there[0])])).parent
+    learnt = learn(
+        listing.stamps[there],
+        lambda row: listing.names[int(there[row])],
+        _ContentLesson(),
+        memory,
+        ground=FileSystem(clock(folder), trusted(folder), device=folder.stat().st_dev),
+        save=save,
+        report=report,
+    )
+    for row, reason in learnt.problems.items():
+        raise SourceError(Path(listing.names[int(there[row])]), reason)
+    rows = np.array(named, np.int64)[there]
+    digests[rows] = learnt.digests
+    stamps[rows] = listing.stamps[there]
+    return digests, stamps

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from precook.errors import ConfigError, ConfigProblem
 
-Ask = Callable[[int, str, int], Any]
-"""What the modules before a cache give: by variation, name and input index."""
+GetPrevious = Callable[[int, str, int], Any]
+"""Asks the modules before a cache for a value, as mgds' `_get_previous_item` does: by variation, name and index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class CacheGroup:
     outputs: int
     """How many of them an epoch shows."""
 
-    def touched(self, epoch: int) -> list[int]:
-        """The variations an epoch reads, each once, in the order in which it does."""
+    def variations_in(self, epoch: int) -> list[int]:
+        """The variations that an epoch reads, each once, in the order in which it reads them."""
         size = len(self.members)
         if not size or not self.outputs:
             return []
         first, last = epoch * self.outputs, (epoch + 1) * self.outputs - 1
-        return list(dict.fromkeys(at % self.variations for at in range(first // size, last // size + 1)))
+        return list(dict.fromkeys(turn % self.variations for turn in range(first // size, last // size + 1)))
 
     def locate(self, epoch: int, output: int) -> tuple[int, int]:
         """Variation and member behind an output of the group: epochs read one endless tape of all its members."""
@@ -86,7 +86,7 @@ class GroupSettings:
 
 
 class IndexMap:
-    """Groups side by side, as the outputs of a cache."""
+    """The outputs of a cache: those of its first group, then those of its second, and so on."""
 
     def __init__(self, groups: Sequence[CacheGroup]) -> None:
         self.groups = tuple(groups)
@@ -105,29 +105,33 @@ class IndexMap:
         return (number, *group.locate(epoch, output - (self._ends[number] - group.outputs)))
 
 
-class FolderRoots:
-    """What names such as `concept.image.flip` stand for, looked up once for all samples that share the `concept`."""
+class SharedSettings:
+    """The values of names such as `concept.image.flip`, looked up once for all samples that share the `concept`.
 
-    def __init__(self, ask: Ask, names: Sequence[str]) -> None:
-        self._ask = ask
-        self.roots = tuple(dict.fromkeys(name.partition(".")[0] for name in names))
-        self._codes: dict[tuple[int, ...], int] = {}
-        self._values: list[tuple[Any, ...]] = []  # kept, so that no id is given to another object
+    Asking the pipeline is slow and a concept has thousands of samples, so a sample is asked for its `concept` only, and
+    samples with the same object there have the same number.
+    """
 
-    def code(self, index: int) -> int:
-        """A number for what stands behind a sample's roots: equal numbers, the same objects."""
-        values = tuple(self._ask(0, root, index) for root in self.roots)
+    def __init__(self, get_previous: GetPrevious, names: Sequence[str]) -> None:
+        self._get_previous = get_previous
+        self._roots = tuple(dict.fromkeys(name.partition(".")[0] for name in names))
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._values: list[tuple[Any, ...]] = []  # kept, so that Python gives no id to another object
+
+    def number(self, index: int) -> int:
+        """The number of what a sample's names stand for: samples with equal numbers have the same objects there."""
+        values = tuple(self._get_previous(0, root, index) for root in self._roots)
         ids = tuple(map(id, values))
-        code = self._codes.get(ids)
-        if code is None:
-            code = self._codes[ids] = len(self._values)
+        number = self._numbers.get(ids)
+        if number is None:
+            number = self._numbers[ids] = len(self._values)
             self._values.append(values)
-        return code
+        return number
 
-    def value(self, code: int, name: str) -> Any:
+    def value(self, number: int, name: str) -> Any:
         """The value of a name; None where a part of it is not there, as in mgds."""
         root, *path = name.split(".")
-        value = self._values[code][self.roots.index(root)]
+        value = self._values[number][self._roots.index(root)]
         for part in path:
             if value is None or part not in value:
                 return None
@@ -135,39 +139,36 @@ class FolderRoots:
         return value
 
 
-def gather_groups(ask: Ask, names: GroupNames, length: int) -> list[CacheGroup]:
+def gather_groups(get_previous: GetPrevious, names: GroupNames, length: int) -> list[CacheGroup]:
     """Sort inputs into groups, in the order in which the groups first appear."""
     if names.variations is None:
         return [CacheGroup("", np.arange(length), 1, length)]
-    roots = FolderRoots(ask, names.all)
-    made: dict[int, GroupSettings | None] = {}
-    first: dict[str, GroupSettings] = {}
+    shared = SharedSettings(get_previous, names.all)
+    by_number: dict[int, GroupSettings | None] = {}
+    by_key: dict[str, GroupSettings] = {}
     members: dict[str, list[int]] = {}
     for index in range(length):
-        code = roots.code(index)
-        if code not in made:
-            made[code] = group_settings(roots, code, names)
-        settings = made[code]
+        number = shared.number(index)
+        if number not in by_number:
+            by_number[number] = group_settings(shared, number, names)
+        settings = by_number[number]
         if settings is not None:
-            first.setdefault(settings.key, settings)
+            by_key.setdefault(settings.key, settings)
             members.setdefault(settings.key, []).append(index)
-    return [settings.group(np.array(members[key], np.int64)) for key, settings in first.items()]
+    return [settings.group(np.array(members[key], np.int64)) for key, settings in by_key.items()]
 
 
-def group_settings(roots: FolderRoots, code: int, names: GroupNames) -> GroupSettings | None:
+def group_settings(shared: SharedSettings, number: int, names: GroupNames) -> GroupSettings | None:
     """Key, variations, balancing and strategy that a sample brings to its group; None where it is not enabled."""
-    if names.enabled is not None and not roots.value(code, names.enabled):
+    if names.enabled is not None and not shared.value(number, names.enabled):
         return None
     assert names.variations is not None
-    variations = int(roots.value(code, names.variations))
+    variations = int(shared.value(number, names.variations))
     if variations < 1:
         raise ConfigError(ConfigProblem(names.variations, None, f"{variations} variations", "give 1 or more"))
-    balancing = roots.value(code, names.balancing) if names.balancing is not None else 1.0
-    strategy = roots.value(code, names.strategy) if names.strategy is not None else "REPEATS"
-    return GroupSettings(group_key([roots.value(code, name) for name in names.group]), variations, balancing, strategy)
-
-
-def group_key(values: list[Any]) -> str:
-    """The key of a group, bit for bit that of mgds: other modules compute it too."""
+    balancing = shared.value(number, names.balancing) if names.balancing is not None else 1.0
+    strategy = shared.value(number, names.strategy) if names.strategy is not None else "REPEATS"
+    # Bit for bit the key of mgds: VariationSorting groups names that are not cached by it, and must find these groups.
+    values = [shared.value(number, name) for name in names.group]
     text = json.dumps(values, sort_keys=True, ensure_ascii=True, separators=(",", ":"), indent=None)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return GroupSettings(hashlib.sha256(text.encode("utf-8")).hexdigest(), variations, balancing, strategy)

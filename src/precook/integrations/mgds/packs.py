@@ -1,4 +1,4 @@
-"""Health: the packs that an epoch needs are there and sound, found out before the epoch begins.
+"""Checks that the packs which an epoch needs are there and sound, before the epoch begins.
 
 In the middle of an epoch a damaged entry could only be an error: the encoders are no longer where they can be used.
 A pack that was read and checked once is believed for as long as its stamp stays the same, also by later runs.
@@ -22,29 +22,27 @@ from precook.store.store import Store
 from precook.values import Bytes
 
 _SOUND = Kind("sound packs/1", key=72, value=0)
-"""Packs that were checked, each with the stamp it had."""
+"""Packs that were checked: the id of each and the stamp it had."""
+_ID_BYTES = 32
 
 
-class Health:
-    """What this process knows about the packs of a store."""
+class PackChecks:
+    """What this process knows about the packs of a store: the stamps of those that it checked or wrote itself."""
 
     def __init__(self) -> None:
         self._known: dict[str, bytes] = {}
+        """By id, the row of `_SOUND` that a pack had when it was found sound."""
 
     def check(self, store: Store, keys: Bytes, memory: Memory, executor: Executor, *, written: bool = False) -> None:
         """Make misses of entries that are gone or damaged; `written`: the packs not known yet are our own."""
-        places = store.places(keys)
-        if places is None:
-            return
-        tables = {
-            places.tables[at].pack.head.id: places.tables[at] for at in np.unique(places.table).tolist() if at >= 0
-        }
+        tables = _tables(store, keys)
         if not tables:
             return
         internals = store.internals()
+        # The clock first: a pack that is written to after this is young, and its stamp is not remembered.
         now, firm = clock(internals.layout.packs), trusted(internals.layout.packs)
         doubtful: list[tuple[TableFile, bytes]] = []
-        lasting: list[bytes] = []
+        sound: list[bytes] = []
         for name, table in tables.items():
             stamp = _stamp(table.pack.path)
             row = bytes.fromhex(name) + stamp_keys(stamp).tobytes() if stamp is not None else b""
@@ -55,33 +53,38 @@ class Health:
                 continue
             if self._known.get(name) == row or (written and name not in self._known):
                 self._known[name] = row
-                if settled(stamp, now)[0]:
-                    lasting.append(row)
+                sound.append(row)
+            elif firm and self._is_remembered(row, memory):
+                self._known[name] = row
             else:
                 doubtful.append((table, row))
-        doubtful = [pair for pair in doubtful if not (firm and self._is_remembered(pair, memory))]
-        for (table, row), damaged in zip(
-            doubtful, executor.map(lambda pair: _damaged(internals, pair[0]), doubtful), strict=True
-        ):
+        damages = executor.map(lambda pair: _damaged_keys(internals, pair[0]), doubtful)
+        for (table, row), damaged in zip(doubtful, damages, strict=True):
             name = table.pack.head.id
-            if damaged:
-                self._known.pop(name, None)
-                internals.reader.forget_pack(internals.index, table)
-                for key in damaged:
-                    internals.is_sound(key)  # makes it a miss, here and for everybody
-            else:
+            if not damaged:
                 self._known[name] = row
-                if settled(np.frombuffer(row[32:], "<i8").reshape(1, -1), now)[0]:
-                    lasting.append(row)
+                sound.append(row)
+                continue
+            self._known.pop(name, None)
+            internals.reader.forget_pack(internals.index, table)
+            for key in damaged:
+                internals.is_sound(key)  # makes it a miss, here and for everybody
+        lasting = [row for row in sound if settled(np.frombuffer(row[_ID_BYTES:], "<i8").reshape(1, -1), now)[0]]
         if lasting and firm:
             memory.remember(_SOUND, np.frombuffer(b"".join(lasting), np.uint8).reshape(-1, _SOUND.key))
 
-    def _is_remembered(self, pair: tuple[TableFile, bytes], memory: Memory) -> bool:
-        table, row = pair
+    def _is_remembered(self, row: bytes, memory: Memory) -> bool:
         known, _ = memory.recall(_SOUND, np.frombuffer(row, np.uint8).reshape(1, -1))
-        if known[0]:
-            self._known[table.pack.head.id] = row
         return bool(known[0])
+
+
+def _tables(store: Store, keys: Bytes) -> dict[str, TableFile]:
+    """A table of each pack in which these entries lie, by the pack's id."""
+    places = store.places(keys)
+    if places is None:
+        return {}
+    used = [places.tables[number] for number in np.unique(places.table).tolist() if number >= 0]
+    return {table.pack.head.id: table for table in used}
 
 
 def _stamp(path: Path) -> Stamps | None:
@@ -91,11 +94,11 @@ def _stamp(path: Path) -> Stamps | None:
         return None
 
 
-def _damaged(internals: StoreInternals, table: TableFile) -> list[bytes]:
+def _damaged_keys(internals: StoreInternals, table: TableFile) -> list[bytes]:
     """The keys of a pack's entries that are not what was put, read from the disk."""
     try:
         pack = internals.open_pack(table.pack.head.id)
         with pack.open() as descriptor:
-            return [one.key(row) for one in pack.tables for row, _ in one.damage(descriptor)]
+            return [each.key(row) for each in pack.tables for row, _ in each.damage(descriptor)]
     except (FileNotFoundError, DamagedPackError):
-        return [one.key(row) for one in table.pack.tables for row in range(one.table.rows)]
+        return [each.key(row) for each in table.pack.tables for row in range(each.table.rows)]

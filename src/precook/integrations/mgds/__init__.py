@@ -1,5 +1,9 @@
 """mgds and OneTrainer: a `DiskCache` with our store underneath, to be used in place of theirs.
 
+`build.py` has the cache that makes what it misses, and `sourceless.py` the one that trains without sources; `cache.py`
+has what both share. `groups.py` says which sample an output shows. `upstream.py`, `sources.py` and `keys.py` say what
+decides an entry, `entries.py` what is in it, and `packs.py` whether it is sound.
+
 mgds is imported when `DiskCache` is first asked for: its classes have to be the bases of ours.
 """
 
@@ -12,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from precook.errors import IdentityError
-from precook.integrations.mgds_built import BuiltCache
-from precook.integrations.mgds_cache import Cache, CacheOptions, MgdsPipeline
-from precook.integrations.mgds_groups import GroupNames
-from precook.integrations.mgds_recorded import RecordedCache
-from precook.integrations.mgds_upstream import look_at
+from precook.integrations.mgds.build import BuildingCache
+from precook.integrations.mgds.cache import Cache, CacheOptions, MgdsPipeline
+from precook.integrations.mgds.groups import GroupNames
+from precook.integrations.mgds.sourceless import SourcelessCache
+from precook.integrations.mgds.upstream import inspect_modules
 from precook.maintain.gc import GRACE, plan_gc
 from precook.maintain.remove import Removal, RemovalPlan
 from precook.report import SILENT, Reporter, Task
@@ -30,12 +34,16 @@ def __getattr__(name: str) -> Any:
     if name != "DiskCache":
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    found = globals()["DiskCache"] = _disk_cache()
-    return found
+    made = globals()["DiskCache"] = _disk_cache()
+    return made
 
 
 def _disk_cache() -> Any:
-    """The class, made from the mgds that is installed here."""
+    """The class, made from the mgds that is installed here.
+
+    The name of this function is part of the class's own name, and that is part of the keys of a cache which reads
+    through another one: renamed, it would lose their entries.
+    """
     try:
         module = importlib.import_module("mgds.PipelineModule").PipelineModule
         kind = importlib.import_module("mgds.pipelineModuleTypes.SingleVariationRandomAccessPipelineModule")
@@ -111,25 +119,25 @@ def _disk_cache() -> Any:
 
         def init(self, pipeline: Any, base_seed: int, module_index: int, state: Any) -> None:
             super().init(pipeline, base_seed, module_index, state)
-            # Looked at here, before any module has started: what they find out in a run is no setting of theirs.
+            # Here, before any module has started: what they find out in a run is no setting of theirs.
             before = [] if self._options.sourceless else pipeline.modules[:module_index]
             given = MgdsPipeline(
-                stages=look_at(before),
-                ask=self._get_previous_item,
+                modules=inspect_modules(before),
+                get_previous=self._get_previous_item,
                 length=self._get_previous_length,
                 seed=base_seed,
                 executor=state.executor,
                 device=pipeline.device,
-                worker=self._worker,
+                prepare_threads=_prepare_threads,
             )
-            self._cache = (RecordedCache if self._options.sourceless else BuiltCache)(self._options, given)
+            self._cache = (SourcelessCache if self._options.sourceless else BuildingCache)(self._options, given)
 
         def get_inputs(self) -> list[str]:
             return [*self._options.names, *self._options.groups.all]
 
         def get_outputs(self) -> list[str]:
-            names, root = list(self._options.names), self._options.root
-            return [*names, root] if self._options.sourceless and root is not None else names
+            names, concept = list(self._options.names), self._options.concept
+            return [*names, concept] if self._options.sourceless and concept is not None else names
 
         def length(self) -> int:
             return len(self.cache)
@@ -160,20 +168,22 @@ def _disk_cache() -> Any:
             if self._cache is not None:
                 self._cache.close()
 
-        def _worker(self) -> Callable[[Callable[[], None]], None]:
-            torch = importlib.import_module("torch")
-            # Threads of the pool do not inherit the device that was chosen here.
-            device = torch.cuda.current_device() if torch.cuda.is_available() else None
-
-            def run(encode: Callable[[], None]) -> None:
-                if device is not None:
-                    torch.cuda.set_device(device)
-                with torch.no_grad():
-                    encode()
-
-            return run
-
     return DiskCache
+
+
+def _prepare_threads() -> Callable[[Callable[[], None]], None]:
+    """What runs a function in a thread of mgds' pool on the device that is chosen here, and without gradients."""
+    torch = importlib.import_module("torch")
+    # Threads of the pool do not inherit the device.
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def run(function: Callable[[], None]) -> None:
+        if device is not None:
+            torch.cuda.set_device(device)
+        with torch.no_grad():
+            function()
+
+    return run
 
 
 class _TqdmBars:

@@ -1,0 +1,343 @@
+"""A cache with its sources: it learns what they hold, and builds what is missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, wait
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precook.errors import EncodeError, PrecookError, SourceChangedError, StoppedError, StoreError, printable
+from precook.integrations.mgds.cache import Cache, CacheOptions, GroupVariation, MgdsPipeline
+from precook.integrations.mgds.entries import Values, aggregates_key, entry_parts
+from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSettings, gather_groups
+from precook.integrations.mgds.keys import KeyMaker, KeyRules, key_rules
+from precook.integrations.mgds.sourceless import Manifest, manifest_name, write_manifest
+from precook.integrations.mgds.sources import Sources, learn_sources, list_paths
+from precook.integrations.mgds.upstream import only_traced
+from precook.memo.memo import Memory
+from precook.report import Reporter
+from precook.values import Bytes, Key
+
+_MAX_LOOPS = 64
+"""Most threads of the pool that work on one build; loops beyond the pool's size find nothing left to do."""
+_STOP_SECONDS = 0.1
+"""After so long the stop callback is asked again."""
+_HOPELESS = 20
+"""So many failures, and more than successes: the encoder is at fault, not the samples."""
+_SHOWN = 5
+"""So many failures are named in the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What entries are made of and by, as it was when this process last looked."""
+
+    rules: KeyRules
+    sources: Sources
+    keys: KeyMaker
+
+
+class BuildingCache(Cache):
+    """A cache that makes what it does not have; paths are listed once per process, as mgds lists files."""
+
+    def __init__(self, options: CacheOptions, pipeline: MgdsPipeline) -> None:
+        super().__init__(options, pipeline)
+        self._rules: KeyRules | None = None
+        """As they were when the groups were found; `_inputs` has those that count."""
+        self._inputs: _Inputs | None = None
+        self._paths: dict[str, list[str]] = {}
+        self._shared: dict[str, dict[int, Any]] = {}
+        self._recorded = frozenset[GroupVariation]()
+        """What the manifests on disk cover."""
+        self._built_before: dict[GroupVariation, Bytes | None] = {}
+        """Keys of variations that no epoch of this run has come to; None for those that are not in the store whole."""
+
+    def __len__(self) -> int:
+        # Before the first start, when files may not be listed yet, as many as there are upstream.
+        return len(self._map) if self._map is not None else self._pipeline.length(self._options.names[0]) or 0
+
+    def path(self, group: int, member: int, name: str) -> str:
+        return self._paths[name][int(self.index_map().groups[group].members[member])]
+
+    def index_map(self) -> IndexMap:
+        if self._map is None:
+            options, pipeline = self._options, self._pipeline
+            length = pipeline.length(options.groups.variations or options.names[0]) or 0
+            index_map = IndexMap(gather_groups(self._get_shared, options.groups, length))
+            self._rules = key_rules(pipeline.modules, options, pipeline.seed)
+            paths = self._rules.upstream.path_outputs | set(self._rules.paths)
+            self._path_names = frozenset(paths & set(options.names))
+            self._paths = list_paths(pipeline.get_previous, sorted({*self._rules.paths, *self._path_names}), length)
+            self._map = index_map
+        return self._map
+
+    def prepare(self, epoch: int, memory: Memory) -> None:
+        wanted = self._read_by(epoch)
+        looked_before = self._inputs is not None
+        if not looked_before:
+            assert self._rules is not None
+            self._look_at_inputs(self._rules, memory)
+        missing = self._missing(wanted, memory)
+        if missing and looked_before:
+            # Something is to be made: what the files hold and what the encoders are now counts, not what they were when
+            # this process began.
+            self._look_at_inputs(key_rules(self._pipeline.modules, self._options, self._pipeline.seed), memory)
+            missing = self._missing(wanted, memory)
+        made = self._build(missing, memory) if missing else {}
+        self._load_aggregates(wanted, made, memory)
+        if missing or self._recorded != frozenset(self._keys):
+            self._record(memory)
+            self._recorded = frozenset(self._keys)
+
+    @property
+    def inputs(self) -> _Inputs:
+        """What entries are made of; `prepare` has looked."""
+        assert self._inputs is not None
+        return self._inputs
+
+    def _get_shared(self, _: int, name: str, index: int) -> Any:
+        """The concept of a sample and the like, asked for once: the walk through a pipeline is slow."""
+        known = self._shared.setdefault(name, {})
+        if index not in known:
+            known[index] = self._pipeline.get_previous(0, name, index)
+        return known[index]
+
+    def _look_at_inputs(self, rules: KeyRules, memory: Memory) -> None:
+        """Learn what the files hold, and make the keys of everything that this run has read again."""
+
+        def save() -> None:
+            self.store.remember(memory)
+
+        sources = learn_sources(self._paths, rules.paths, memory, save=save, report=self._options.report)
+        keys = KeyMaker(rules, sources, self._pipeline.get_previous, get_shared=self._get_shared)
+        self._inputs = _Inputs(rules, sources, keys)
+        self._built_before.clear()
+        with self._only_traced():
+            for each in self._keys:
+                self._keys[each] = self._make_keys(each, memory)
+
+    def _only_traced(self) -> AbstractContextManager[None]:
+        return only_traced(self._pipeline.modules, self.inputs.rules.upstream)
+
+    def _missing(self, wanted: list[GroupVariation], memory: Memory) -> list[tuple[GroupVariation, int]]:
+        """The members that have no sound entry."""
+        with self._only_traced():
+            for each in wanted:
+                if each not in self._keys:
+                    self._keys[each] = self._make_keys(each, memory)
+        missing = self._absent(wanted, memory)
+        if missing and self.inputs.rules.content is not None:
+            # The text that was drawn first cannot be made any more, if its sample stands elsewhere now.
+            rows: dict[GroupVariation, list[int]] = {}
+            for each, member in missing:
+                rows.setdefault(each, []).append(member)
+            with self._only_traced():
+                for each, members in rows.items():
+                    self._keys[each][members] = self._make_keys(each, memory, redraw=members)
+            missing = self._absent(wanted, memory)
+        return missing
+
+    def _make_keys(self, wanted: GroupVariation, memory: Memory, *, redraw: list[int] | None = None) -> Bytes:
+        """The keys of all members, or of some whose texts are drawn anew."""
+        group, variation = wanted
+        members = self.index_map().groups[group].members
+        indices = (members if redraw is None else members[redraw]).tolist()
+        return self.inputs.keys.keys(indices, variation, memory, redraw=redraw is not None)
+
+    def _build(self, missing: list[tuple[GroupVariation, int]], memory: Memory) -> dict[bytes, Values]:
+        """Encode what is missing; the aggregates of what was made, by key."""
+        tasks = self._tasks(missing)
+        if self._options.before_cache is not None:
+            self._options.before_cache()
+        in_thread = self._pipeline.prepare_threads()
+        inputs = self.inputs
+        aggregates: dict[bytes, Values] = {}
+        with self.store.writer() as writer:
+
+            def make(task: BuildTask) -> None:
+                split, aggregate = self._ask(self._options.split, task), self._ask(self._options.aggregate, task)
+                parts = entry_parts(split, aggregate)
+                inputs.sources.check_unchanged(task.index)
+                if inputs.rules.content is not None and inputs.keys.current_key(task.index, task.variation) != task.key:
+                    raise SourceChangedError(Path(task.name))
+                writer.put_parts(task.key, parts, recipe=inputs.rules.recipe)
+                aggregates[task.key.bytes] = aggregate
+
+            with self._only_traced():
+                build_tasks(
+                    tasks,
+                    lambda task: in_thread(lambda: make(task)),
+                    self._pipeline.executor,
+                    stop=self._options.stop,
+                    report=self._options.report,
+                )
+        built = np.frombuffer(b"".join(task.key.bytes for task in tasks), np.uint8).reshape(-1, 32)
+        self._checks.check(self.store, built, memory, self._pipeline.executor, written=True)
+        return aggregates
+
+    def _tasks(self, missing: list[tuple[GroupVariation, int]]) -> list[BuildTask]:
+        """What to make: an entry that several samples share is made once."""
+        shown = self._paths[next(iter(self._paths))] if self._paths else []
+        tasks: dict[Key, BuildTask] = {}
+        for (group, variation), member in missing:
+            index = int(self.index_map().groups[group].members[member])
+            key = Key(self._keys[group, variation][member].tobytes())
+            name = shown[index] if shown else f"sample {index}"
+            tasks.setdefault(key, BuildTask(index, variation, key, name))
+        return list(tasks.values())
+
+    def _ask(self, names: Sequence[str], task: BuildTask) -> Values:
+        """What the modules before the cache make of a sample; paths are not stored."""
+        stored = [name for name in names if name not in self._path_names]
+        return {name: self._pipeline.get_previous(task.variation, name, task.index) for name in stored}
+
+    def _record(self, memory: Memory) -> None:
+        """Keep what each group is made of, so that it can be trained on without its sources."""
+        if self.store.read_only:
+            return
+        options = self._options
+        shared = SharedSettings(self._get_shared, options.groups.all)
+        for number, group in enumerate(self.index_map().groups):
+            manifest = self._manifest(number, group, shared, memory)
+            if manifest is not None:
+                name = manifest_name(options.label, group.key, options.names, options.model)
+                write_manifest(self.store, name, manifest, group, self.inputs.rules.recipe)
+
+    def _manifest(self, number: int, group: CacheGroup, shared: SharedSettings, memory: Memory) -> Manifest | None:
+        """What a group is made of; None where no variation of it is in the store as a whole."""
+        whole = {variation: self._built_keys((number, variation), memory) for variation in range(group.variations)}
+        keys = {variation: rows for variation, rows in whole.items() if rows is not None}
+        members = group.members.tolist()
+        if not keys or not members:
+            return None
+        settings = [shared.number(index) for index in members]
+        # In the order in which they first appear: the concepts that a run without sources gives have no other name.
+        concepts = {each: concept for concept, each in enumerate(dict.fromkeys(settings))}
+        aggregates = {variation: aggregates_key(rows) for variation, rows in keys.items()}
+        return Manifest(
+            size=len(members),
+            keys=keys,
+            paths={name: [self._paths[name][index] for index in members] for name in sorted(self._path_names)},
+            concepts=np.array([concepts[each] for each in settings], np.int32),
+            aggregates={
+                variation: np.frombuffer(key.bytes, np.uint8)
+                for variation, key in aggregates.items()
+                if key in self.store
+            },
+        )
+
+    def _built_keys(self, wanted: GroupVariation, memory: Memory) -> Bytes | None:
+        """The keys of a variation that is in the store as a whole, also where this run has not come to it yet."""
+        if wanted in self._keys:
+            # Made in an earlier epoch, perhaps, of files or by weights that are others now.
+            return self._keys[wanted] if bool(self.store.present(self._keys[wanted]).all()) else None
+        if wanted not in self._built_before:
+            members = self.index_map().groups[wanted[0]].members.tolist()
+            keys = self.inputs.keys.known_keys(members, wanted[1], memory)
+            whole = keys is not None and bool(self.store.present(keys).all())
+            self._built_before[wanted] = keys if whole else None
+        return self._built_before[wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTask:
+    """One sample in one variation, whose entry is to be made."""
+
+    index: int
+    variation: int
+    key: Key
+    name: str
+    """For messages: the path of its source."""
+
+
+@dataclass(slots=True)
+class _BuildState:
+    """What the threads of one build share."""
+
+    tasks: Iterator[BuildTask]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    over: bool = False
+    done: int = 0
+    failed: list[tuple[BuildTask, Exception]] = field(default_factory=list)
+
+    def next_task(self) -> BuildTask | None:
+        """What a thread is to do next; None when it is to end."""
+        with self.lock:
+            hopeless = len(self.failed) >= _HOPELESS and 2 * len(self.failed) > self.done
+            return None if self.over or hopeless else next(self.tasks, None)
+
+    def failure(self, total: int) -> EncodeError:
+        """One error for all tasks that failed."""
+        reasons = [f"{printable(task.name)}: {_reason(error)}" for task, error in self.failed[:_SHOWN]]
+        more = len(self.failed) - len(reasons)
+        rest = f"; and {more} more" if more else ""
+        kept = f"{self.done - len(self.failed)} of {total} are made and kept"
+        hint = "mend or remove these samples, then start again"
+        error = EncodeError(f"samples could not be cached: {'; '.join(reasons)}{rest} ({kept})", hint=hint)
+        error.__cause__ = self.failed[0][1]
+        return error
+
+
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, PrecookError) else f"{type(error).__name__}: {error}"
+
+
+def build_tasks(
+    tasks: Sequence[BuildTask],
+    make: Callable[[BuildTask], None],
+    executor: Executor,
+    *,
+    stop: Callable[[], bool] | None,
+    report: Reporter,
+) -> None:
+    """Make every task in the pool that all modules share, until all are done or a stop is asked for.
+
+    A task that fails does not keep the others from being made, and is named at the end. The pool stays usable whatever
+    happens: only our own loops are ended, each after the item in its hands.
+    """
+    state = _BuildState(iter(tasks))
+    with report.task("caching", total=len(tasks), unit="samples") as progress:
+
+        def loop() -> None:
+            while (task := state.next_task()) is not None:
+                failure = None
+                try:
+                    make(task)
+                except StoreError:
+                    state.over = True  # a full disk is no fault of a sample's
+                    raise
+                except Exception as error:  # noqa: BLE001 - reported with the sample's name at the end
+                    failure = error
+                with state.lock:
+                    if failure is not None:
+                        state.failed.append((task, failure))
+                    state.done += 1
+                    progress.advance()
+
+        futures = [executor.submit(loop) for _ in range(min(_MAX_LOOPS, len(tasks)))]
+        try:
+            _wait(futures, state, stop)
+        finally:
+            state.over = True
+            for future in futures:
+                future.cancel()
+            wait(futures)
+    for future in futures:
+        if not future.cancelled():
+            future.result()
+    if state.failed:
+        raise state.failure(len(tasks))
+
+
+def _wait(futures: Sequence[Future[None]], state: _BuildState, stop: Callable[[], bool] | None) -> None:
+    pending: set[Future[None]] = set(futures)
+    while pending:
+        _, pending = wait(pending, timeout=_STOP_SECONDS)
+        if pending and stop is not None and stop():
+            raise StoppedError(f"stopped after {state.done} samples; what was made is kept")

@@ -1,0 +1,180 @@
+"""Training without sources: manifests, and the cache that shows what they name.
+
+A manifest says what a group of a cache was made of. It is a snapshot like every other: it keeps its entries from being
+collected, travels in exports, and the newest one of a group counts. What only mgds needs stands in a part of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precook.errors import IncompleteError
+from precook.identity.canonical import canonical
+from precook.identity.digest import digest
+from precook.identity.recipe import Recipe
+from precook.integrations.mgds.cache import Cache, CacheOptions, MgdsPipeline
+from precook.integrations.mgds.groups import CacheGroup, GroupSettings, IndexMap, SharedSettings, group_settings
+from precook.memo.memo import Memory
+from precook.store.snapshot import FORMAT
+from precook.store.store import Store
+from precook.values import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The samples of one group, as they were built."""
+
+    size: int
+    keys: dict[int, Bytes]
+    """By variation, the key of each member's entry."""
+    paths: dict[str, list[str]]
+    """By name, the path of each member, for names that are paths."""
+    concepts: npt.NDArray[np.int32]
+    """Which of the group's concepts each member belongs to."""
+    aggregates: dict[int, Bytes]
+    """By variation, the key of the entry that holds the aggregates of all members, where there is one."""
+
+    @property
+    def concept_count(self) -> int:
+        """How many concepts the group was built from."""
+        return int(self.concepts.max(initial=-1)) + 1
+
+
+def manifest_name(cache: str, group: str, names: Sequence[str], model: object) -> str:
+    """The dataset's name for a group of a cache: another model or other names are another dataset."""
+    which = digest(canonical([group, sorted(names), model])).hex[:24]
+    label = "".join(char if char.isalnum() and char.isascii() else "-" for char in cache)[:24]
+    return f"mgds-{label}-{which}"
+
+
+def write_manifest(store: Store, name: str, manifest: Manifest, group: CacheGroup, recipe: Recipe) -> None:
+    """Keep a manifest; one that is the latest already is not written again."""
+    count, variations = manifest.size, sorted(manifest.keys)
+    members = np.arange(count, dtype=np.int32)
+    targets = [np.stack([np.zeros(count, np.int32), np.full(count, each, np.int32)], axis=1) for each in variations]
+    keys = np.concatenate([manifest.keys[each] for each in variations])
+    tree: dict[str, Any] = {
+        "format": FORMAT,
+        "dataset": name,
+        "image": {"resolutions": [], "variations": group.variations, "pick": "random"},
+        "concepts": [
+            {"name": f"{group.key}-{concept}", "loss_weight": 1.0, "repeats": 1.0, "samples": None}
+            for concept in range(manifest.concept_count)
+        ],
+        "encoders": {
+            "entry": {"input": "image", "recipe": recipe.form.decode("ascii")},
+            **{f"aggregates-{each}": {"input": "image", "recipe": ""} for each in manifest.aggregates},
+        },
+        "samples": {
+            "id": manifest.keys[variations[0]],
+            "image": manifest.keys[variations[0]],
+            "concept": manifest.concepts,
+        },
+        "pictures": {
+            "sample": np.tile(members, len(variations)),
+            "target": np.concatenate(targets),
+            "size": np.zeros((len(keys), 2), np.int32),
+        },
+        "picture_keys": {"entry": keys},
+        "lines": {"sample": np.zeros(0, np.int32)},
+        "line_keys": {},
+        "empty_keys": {f"aggregates-{each}": key for each, key in manifest.aggregates.items()},
+        "mgds": {"variations": variations, "paths": {name: _pack(texts) for name, texts in manifest.paths.items()}},
+    }
+    store.freeze(name, tree)
+
+
+def read_manifest(store: Store, name: str) -> Manifest:
+    """The latest manifest of a group; `NoSnapshotError` where it was never built."""
+    content: Mapping[str, Any] = store.snapshot(name).content
+    variations: list[int] = content["mgds"]["variations"]
+    count = len(content["samples"]["concept"])
+    keys = content["picture_keys"]["entry"].reshape(len(variations), count, 32)
+    paths = {each: _unpack(texts) for each, texts in content["mgds"]["paths"].items()}
+    return Manifest(count, dict(zip(variations, keys, strict=True)), paths, content["samples"]["concept"], {})
+
+
+def _pack(texts: Sequence[str]) -> dict[str, Any]:
+    """Texts as one column of bytes, and where each of them ends."""
+    parts = [text.encode("utf-8", "surrogatepass") for text in texts]
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    return {"text": np.frombuffer(b"".join(parts), np.uint8), "ends": ends}
+
+
+def _unpack(column: Mapping[str, Any]) -> list[str]:
+    text, ends = column["text"].tobytes(), column["ends"].tolist()
+    return [text[start:end].decode("utf-8", "surrogatepass") for start, end in zip([0, *ends], ends, strict=False)]
+
+
+class SourcelessCache(Cache):
+    """A cache that shows what was built when its sources were there; balancing is as the concepts say now."""
+
+    def __init__(self, options: CacheOptions, pipeline: MgdsPipeline) -> None:
+        super().__init__(options, pipeline)
+        self._manifests: list[Manifest] = []
+        self._concepts: list[list[Any]] = []
+        """Of each group, the concepts that are given now."""
+
+    def item(self, epoch: int, index: int, name: str | None) -> dict[str, Any]:
+        if name is None or name != self._options.concept:
+            return super().item(epoch, index, name)
+        group, _, member = self.index_map().locate(epoch, index)
+        return {name: self._concepts[group][int(self._manifests[group].concepts[member])]}
+
+    def path(self, group: int, member: int, name: str) -> str:
+        return self._manifests[group].paths[name][member]
+
+    def index_map(self) -> IndexMap:
+        if self._map is None:
+            settings_by_key, concepts = self._given_groups()
+            groups: list[CacheGroup] = []
+            manifests: list[Manifest] = []
+            for key, settings in settings_by_key.items():
+                name = manifest_name(self._options.label, key, self._options.names, self._options.model)
+                manifest = read_manifest(self.store, name)
+                built, given = manifest.concept_count, len(concepts[key])
+                if given and built > given:
+                    message = f"group {key[:12]} was built from {built} concepts, and {given} are given"
+                    raise IncompleteError(message, hint="give the concepts it was built from")
+                manifests.append(manifest)
+                groups.append(settings.group(np.arange(manifest.size)))
+            self._manifests, self._concepts = manifests, list(concepts.values())
+            self._path_names = frozenset(name for manifest in manifests for name in manifest.paths)
+            self._map = IndexMap(groups)
+        return self._map
+
+    def _given_groups(self) -> tuple[dict[str, GroupSettings], dict[str, list[Any]]]:
+        """The groups that the concepts of this run name, and the concepts of each, by the keys of the groups."""
+        options, pipeline = self._options, self._pipeline
+        if options.groups.variations is None:
+            return {"": GroupSettings("", 1, 1.0, "REPEATS")}, {"": []}
+        settings_by_key: dict[str, GroupSettings] = {}
+        concepts: dict[str, list[Any]] = {}
+        assert options.concept is not None
+        shared = SharedSettings(pipeline.get_previous, options.groups.all)
+        for index in range(pipeline.length(options.concept) or 0):
+            number = shared.number(index)
+            settings = group_settings(shared, number, options.groups)
+            if settings is not None:
+                settings_by_key.setdefault(settings.key, settings)
+                concepts.setdefault(settings.key, []).append(shared.value(number, options.concept))
+        return settings_by_key, concepts
+
+    def prepare(self, epoch: int, memory: Memory) -> None:
+        wanted = self._read_by(epoch)
+        for group, variation in wanted:
+            built = self._manifests[group].keys
+            if variation not in built:
+                message = f"variation {variation} of group {self.index_map().groups[group].key[:12]} was never built"
+                raise IncompleteError(message, hint="run one epoch more with the sources, or ask for fewer variations")
+            self._keys[group, variation] = built[variation]
+        absent = self._absent(wanted, memory)
+        if absent:
+            hint = "build again with the sources; `precook verify` says what is damaged"
+            raise IncompleteError(f"{len(absent):,} entries of {self._options.label} are missing or damaged", hint=hint)
+        self._load_aggregates(wanted, {}, memory)

@@ -1,0 +1,338 @@
+"""The modules before a cache: which of them lead to the cached names, and what these modules are.
+
+It is worked out in three steps:
+
+1. `inspect_modules` takes down the attributes of every module when the pipeline is put together. Later, modules keep
+   lists of paths and other findings of a run in their attributes, and those are no settings.
+2. `trace` follows the cached names back. mgds modules keep the names that they ask for in attributes of their own
+   (`image_in_name="image"`), so every text among a module's attributes that names an output of an earlier module is
+   followed. That finds every module that can have a say, and perhaps some that have none: a key with too much in it
+   costs an encoding, a key with too little in it gives wrong data.
+3. `module_identities` says in plain data what the modules are, for the recipe.
+
+A module that was not found and is asked all the same while a build runs ends the build (`only_traced`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from precook.errors import IdentityError
+from precook.identity.functions import class_identity, is_function
+from precook.identity.identify import identify
+from precook.identity.models import is_module, is_tensor
+from precook.identity.processors import is_tokenizer, plain, processor_kind
+
+_ENUMERATORS = frozenset(
+    {
+        "mgds.ConceptPipelineModule.ConceptPipelineModule",
+        "mgds.SettingsPipelineModule.SettingsPipelineModule",
+        "mgds.pipelineModules.CollectPaths.CollectPaths",
+        "mgds.pipelineModules.DownloadHuggingfaceDatasets.DownloadHuggingfaceDatasets",
+    }
+)
+"""Modules whose attributes say which samples there are; what these become is in the values they hand on."""
+_PATH_MAKERS = frozenset(
+    {"mgds.pipelineModules.CollectPaths.CollectPaths", "mgds.pipelineModules.ModifyPath.ModifyPath"}
+)
+"""Modules whose outputs are paths."""
+_LOADERS = frozenset(
+    f"mgds.pipelineModules.{name}.{name}" for name in ("LoadImage", "LoadVideo", "LoadText", "LoadMultipleTexts")
+)
+"""Modules that use a path for the content of its file and for its extension."""
+_FILE_NAMERS = frozenset({"mgds.pipelineModules.GetFilename.GetFilename"})
+"""Modules that use the last part of a path and not the file."""
+_SET_BY_MGDS = frozenset({"pipeline", "_state", "started", "current_variation", "current_index"})
+"""Attributes that mgds itself gives to every module."""
+_NO_SETTING: Any = object()
+"""Stands for an attribute that decides nothing: a lock, a pool, a device."""
+
+
+class PathUse(enum.Flag):
+    """What a module takes from a path."""
+
+    CONTENT = enum.auto()
+    """What is in the file."""
+    SUFFIX = enum.auto()
+    NAME = enum.auto()
+    """The last part of the path, as text."""
+    WHOLE = enum.auto()
+    """All of the path, as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamModule:
+    """A module before the cache, as it was when the pipeline was put together."""
+
+    module: Any
+    kind: str
+    """Its class, with the module that defines it."""
+    outputs: frozenset[str]
+    settings: dict[str, Any]
+    """By attribute: plain data, `_ToIdentify`, `_NO_SETTING`, or the error that says why it cannot be identified."""
+    texts: tuple[tuple[str, str], ...]
+    """Every text in its attributes, each after the attribute it stands in."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ToIdentify:
+    """A setting that is identified when it is needed: weights are large, and nothing of a run is kept in them."""
+
+    value: Any
+
+
+# 1. What the modules are made of
+
+
+def inspect_modules(modules: Sequence[Any]) -> tuple[UpstreamModule, ...]:
+    """Take down the names and the settings of the modules before a cache."""
+    return tuple(_inspect(module) for module in modules)
+
+
+def _inspect(module: Any) -> UpstreamModule:
+    class_name = type(module).__name__
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    if getattr(type(module), "is_precook_cache", False):
+        # A cache of ours in front of this one adds nothing: whoever reads through it depends on what stands before it.
+        attributes = {}
+        texts = [("", name) for name in module.get_outputs()]
+    else:
+        attributes = {
+            name: value
+            for name, value in vars(module).items()
+            if name not in _SET_BY_MGDS and not name.startswith("_PipelineModule__")
+        }
+        texts = [("", text) for text in _texts(module.get_inputs())]
+        texts += [(name, text) for name, value in attributes.items() for text in _texts(value)]
+    settings: dict[str, Any] = {}
+    if kind not in _ENUMERATORS:
+        for name, value in attributes.items():
+            try:
+                settings[name] = _setting(value, f"{class_name}.{name}")
+            except IdentityError as error:
+                settings[name] = error  # raised if the module turns out to lead to a cached name
+    return UpstreamModule(module, kind, frozenset(module.get_outputs()), settings, tuple(texts))
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in a value, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for part in value:
+            yield from _texts(part)
+
+
+def _setting(value: Any, where: str) -> Any:
+    """A setting as `UpstreamModule.settings` holds it."""
+    if is_module(value) or is_tensor(value) or is_tokenizer(value) or processor_kind(value) is not None:
+        return _ToIdentify(value)
+    if isinstance(value, (list, tuple)):
+        return [_setting(item, f"{where}[{number}]") for number, item in enumerate(value)]
+    if type(value) is dict:
+        return {str(key): _setting(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, contextlib.nullcontext):
+        return None
+    type_name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if type_name.startswith("torch.") and type_name.endswith(".autocast"):
+        # Switched off it is no context at all.
+        return {"autocast": plain(value.fast_dtype, where), "device": value.device} if value._enabled else None  # noqa: SLF001
+    if type_name == "torch.device" or isinstance(value, _MACHINERY):
+        return _NO_SETTING
+    if is_function(value) or callable(value):
+        raise IdentityError(where, "code does not say what it will do")
+    return plain(value, where)
+
+
+_MACHINERY = (
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.local,
+    Executor,
+    threading.Event,
+    threading.Condition,
+)
+"""Types that say how a module runs, and nothing about what it makes."""
+
+
+# 2. Which of them lead to the cached names
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The modules that lead to some names."""
+
+    modules: tuple[UpstreamModule, ...]
+    asked: frozenset[str]
+    """Every name that is asked for on the way."""
+    paths: dict[str, PathUse]
+    """Those of them that are paths, and what is taken from each."""
+    path_outputs: frozenset[str]
+    """Names that are nothing but paths."""
+
+    def settings(self) -> tuple[str, ...]:
+        """The names whose values come from concepts and settings as they are, and belong into a key."""
+        given = {output for module in self.modules if module.kind in _ENUMERATORS for output in module.outputs}
+        are_paths = self.path_outputs | set(self.paths)
+        return tuple(sorted(name for name in self.asked - are_paths if name.partition(".")[0] in given))
+
+
+class _Request(NamedTuple):
+    """A name that a module asks the modules before it for."""
+
+    name: str
+    position: int
+    """Of the module that asks: only earlier ones can answer."""
+    attribute: str = ""
+    """Of that module, which holds the name."""
+    kind: str = ""
+    """Of that module; empty for the cache itself."""
+
+    def use_of_path(self, path_outputs: frozenset[str]) -> PathUse:
+        """What is taken from the path of this name; nothing if it is no path, or asked for to make another path."""
+        is_path = self.name in path_outputs or ("path" in self.attribute and not self.attribute.endswith("out_name"))
+        if not is_path or not self.kind or self.kind in _PATH_MAKERS:
+            return PathUse(0)
+        if self.kind in _LOADERS:
+            return PathUse.CONTENT | PathUse.SUFFIX
+        # Of a loader that is not mgds' own nobody knows what else it takes from a path.
+        return PathUse.NAME if self.kind in _FILE_NAMERS else PathUse.CONTENT | PathUse.WHOLE
+
+
+def trace(modules: Sequence[UpstreamModule], names: Sequence[str], *, without: str | None = None) -> Upstream:
+    """Follow names back through the modules; the name `without` is not followed, as if nothing led to it."""
+    leading: set[int] = set()
+    asked: set[str] = set()
+    paths: dict[str, PathUse] = {}
+    every_path = _path_outputs(modules)
+    requests = [_Request(name, len(modules)) for name in names]
+    followed: set[tuple[str, int]] = set()
+    while requests:
+        request = requests.pop()
+        root = request.name.partition(".")[0]
+        # A value that is None lets mgds go on to earlier modules of the same name, so all of them count.
+        providers = [number for number in range(request.position) if root in modules[number].outputs]
+        if not providers or request.name == without:
+            continue
+        asked.add(request.name)
+        if use := request.use_of_path(every_path):
+            paths[request.name] = paths.get(request.name, PathUse(0)) | use
+        if (root, request.position) in followed:
+            continue
+        followed.add((root, request.position))
+        for number in providers:
+            provider = modules[number]
+            if number not in leading:
+                leading.add(number)
+                if provider.kind not in _ENUMERATORS:
+                    requests += [_Request(text, number, attribute, provider.kind) for attribute, text in provider.texts]
+    found = tuple(modules[number] for number in sorted(leading))
+    return Upstream(found, frozenset(asked), paths, _path_outputs(found))
+
+
+def _path_outputs(modules: Sequence[UpstreamModule]) -> frozenset[str]:
+    return frozenset(
+        text
+        for module in modules
+        if module.kind in _PATH_MAKERS
+        for attribute, text in module.texts
+        if text in module.outputs and attribute in ("path_out_name", "out_name")
+    )
+
+
+@contextlib.contextmanager
+def only_traced(modules: Sequence[UpstreamModule], upstream: Upstream) -> Iterator[None]:
+    """While this lasts, a module that was not found cannot be asked: no key says what it gives."""
+    known = {id(module.module) for module in upstream.modules}
+    others = [module.module for module in modules if id(module.module) not in known]
+    for other in others:
+        other.get_item = _refuser(type(other).__name__)
+    try:
+        yield
+    finally:
+        for other in others:
+            del other.get_item
+
+
+def _refuser(name: str) -> Callable[..., Any]:
+    def refuse(*_: object, **__: object) -> Any:
+        message = "was asked for an item, but no attribute of the modules that lead to the cache names its outputs"
+        raise IdentityError(name, message, hint="let the module that asks keep the name in an attribute")
+
+    return refuse
+
+
+# 3. What these modules are, for the recipe
+
+
+def module_identities(upstream: Upstream, given: Mapping[str, object], model: object) -> list[object]:
+    """What the modules are; `given` stands for single attributes and `model` for all weights, where a user says so."""
+    return [_identity(module, given, model) for module in upstream.modules if module.kind not in _ENUMERATORS]
+
+
+def _identity(module: UpstreamModule, given: Mapping[str, object], model: object) -> object:
+    settings: dict[str, object] = {}
+    for attribute, value in module.settings.items():
+        where = f"{type(module.module).__name__}.{attribute}"
+        if where in given:
+            settings[attribute] = {"given": identify(given[where])}
+        elif isinstance(value, IdentityError):
+            raise _explained(where, value)
+        elif value is not _NO_SETTING:
+            try:
+                settings[attribute] = _identified(value, model)
+            except IdentityError as error:
+                raise _explained(where, error) from error
+    return {"class": class_identity(module.module), "settings": settings}
+
+
+def _explained(where: str, error: IdentityError) -> IdentityError:
+    """The same error, which names the attribute and says how a user can identify it."""
+    hint = f'say who it is: identities={{"{where}": "…"}}, and something else whenever its results change'
+    text = error.message.removeprefix(f"{error.where}: ")
+    inside = error.where.removeprefix(where)
+    return IdentityError(where, f"{inside}: {text}" if inside else text, hint=hint)
+
+
+def _identified(value: Any, model: object) -> object:
+    """A setting with everything in it identified."""
+    if isinstance(value, list):
+        return [_identified(item, model) for item in value if item is not _NO_SETTING]
+    if isinstance(value, dict):
+        return {key: _identified(item, model) for key, item in value.items() if item is not _NO_SETTING}
+    if not isinstance(value, _ToIdentify):
+        return value
+    if not is_module(value.value):
+        return identify(value.value)
+    if model is not None:
+        return {"class": class_identity(value.value), "model": identify(model)}
+    return _weights_identity(value.value)
+
+
+_known_weights: weakref.WeakKeyDictionary[Any, tuple[object, object]] = weakref.WeakKeyDictionary()
+"""The identities of torch modules, each after what its tensors looked like at the time: hashing gigabytes takes
+seconds, and several caches ask for the same encoder."""
+
+
+def _weights_identity(module: Any) -> object:
+    """What a torch module is; hashed again only if a tensor of it was written to, moved or replaced meanwhile."""
+    look = [_look(tensor) for tensor in (*module.parameters(), *module.buffers())]
+    known = _known_weights.get(module)
+    if known is None or known[0] != look:
+        known = _known_weights[module] = (look, identify(module))
+    return known[1]
+
+
+def _look(tensor: Any) -> tuple[object, ...]:
+    # Writing in place raises the version; assigning to `.data`, as moving and converting do, changes the address.
+    version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+    return version, tensor.data_ptr() if not tensor.is_meta else 0, str(tensor.dtype), tuple(tensor.shape)
