@@ -19,7 +19,7 @@ import precook
 from precook.memo import columns
 from precook.memo.columns import Kind, Segment, append, cut, dump, load, make_segment, merge
 from precook.memo.memo import Memory
-from precook.store.index import index as index_module
+from precook.store.index import memo as memo_module
 from precook.store.store import Store
 from precook.values import Bytes
 
@@ -293,7 +293,7 @@ def test_processes_that_remember_at_the_same_time_lose_nothing(path: Path) -> No
 
 def test_rows_too_large_for_one_database_row_are_kept_in_several(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite has a limit for one row; what is remembered has none."""
-    monkeypatch.setattr(index_module, "_SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(memo_module, "_SEGMENT_BYTES", 1000)
     with precook.open(path) as store:
         remember(store, PLAIN, some_rows(400))
         remember(store, PLAIN, some_rows(300, start=400))

@@ -17,8 +17,8 @@ from precook.maintain.compact import plan_compact
 from precook.maintain.evict import plan_clear, plan_evict
 from precook.maintain.gc import plan_gc
 from precook.store import keysets, lookup
-from precook.store.index import index as index_module
-from precook.store.index import schema
+from precook.store.index import packs as packs_module
+from precook.store.index import scan
 from precook.store.lookup import ReshapedError
 from tests.support.snapshots import columns, freeze, make_older, packs, put_packs
 
@@ -78,8 +78,7 @@ def test_one_pass_through_the_index_finds_what_a_look_up_finds(
         keys = [[bytes(32) if one < 0 else recipe.key(one).bytes for one in column] for column in asked]
         with (
             mock.patch.object(lookup, "_DENSE", 10**9 if walk else 0),
-            mock.patch.object(lookup, "_PAGE", page),
-            mock.patch.object(index_module, "_WALK", page),
+            mock.patch.object(scan, "_PAGE", page),
         ):
             found = store.places_of([rows(column) for column in keys])
         assert found is not None
@@ -117,7 +116,7 @@ def test_keys_that_are_asked_for_again_and_again_are_no_sign_of_damage(
 ) -> None:
     """However many there are: the index is not made anew for them."""
     put_packs(store, recipe, [range(3)])
-    monkeypatch.setattr(schema, "CHUNK", 2)
+    monkeypatch.setattr(packs_module, "_CHUNK", 2)
     keys = [recipe.key(number) for number in (1, 2, 1, 5, 2, 1)]
     assert store.present(columns(keys)).tolist() == [True, True, True, False, True, True]
     assert [tree["number"] for tree in store.get_many([keys[0], keys[1], keys[0]])] == [1, 2, 1]
@@ -168,10 +167,10 @@ def test_a_plan_outlives_a_new_index(store: precook.Store, recipe: precook.Recip
     kept = [recipe.key(number) for number in range(0, 12, 2)]
     freeze(store, "cats", kept)
     plan = plan_gc(store, grace=0)
-    before = store.internals().index.query(lambda db: db.execute("SELECT number, id FROM pack").fetchall())
+    before = store.internals().index.read(packs_module.names).packs
     with precook.open(store.path) as other:
         other.reindex()
-    assert store.internals().index.query(lambda db: db.execute("SELECT number, id FROM pack").fetchall()) != before
+    assert store.internals().index.read(packs_module.names).packs != before
     done = plan.execute()
     assert (done.entries, done.freed) == (plan.entries, plan.freed) == (18, plan.freed)
     assert store.missing(kept) == []

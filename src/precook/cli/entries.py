@@ -12,7 +12,7 @@ from precook.errors import PrecookError
 from precook.values import Key
 
 if TYPE_CHECKING:
-    from precook.store.index.index import EntryRow
+    from precook.store.index.scan import EntryRow
     from precook.store.store import Store
 
 _ALL = 64

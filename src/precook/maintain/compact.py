@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +15,11 @@ from precook.maintain.remove import DEFAULT, RowSet, Thresholds
 from precook.maintain.repack import Piece, check_space, live_rows, move, repack, unlink_doomed
 from precook.report import SILENT, Reporter
 from precook.store.format.header import HeaderError
-from precook.store.index import schema
 from precook.store.index.index import Place
+from precook.store.index.packs import RowChoice
 from precook.store.index.scan import Chunk, EntryScan
 from precook.store.internals import StoreInternals
+from precook.store.keysets import split
 from precook.store.packfile import RowDamagedError, damage_reason
 from precook.store.store import Store
 from precook.store.writer import MAX_ROWS
@@ -32,8 +32,6 @@ COPY = np.dtype(
 
 Copies = npt.NDArray[Any]
 """Rows of `COPY`."""
-
-_PLACES = "SELECT key, pack, row FROM entry WHERE key IN ({})"
 
 
 def second_copies(chunk: Chunk, last: tuple[int, int]) -> Copies:
@@ -57,21 +55,12 @@ def drop_copies(internals: StoreInternals, scan: EntryScan, copies: Copies) -> i
         sound[here] = list(_are_sound(internals, scan.ids[number], copies[here]))
     copies = copies[sound]
 
-    def change(db: sqlite3.Connection) -> int:
-        dropped = 0
-        for number in np.unique(copies["pack"]).tolist():
-            here = copies[copies["pack"] == number]
-            keys = [key.tobytes() for key in here["key"]]
-            there = set(schema.select(db, _PLACES, keys))
-            # The first one may have been found damaged, or been dropped, since it was read.
-            firsts = zip(keys, scan.numbers[here["of_pack"]].tolist(), here["of_row"].tolist(), strict=True)
-            still = np.array([first in there for first in firsts], bool)
-            chosen = [key for key, stays in zip(keys, still.tolist(), strict=True) if stays]
-            gone = schema.drop(db, bytes.fromhex(scan.ids[number]), chosen, here["row"][still])
-            dropped += int(gone.sum())
-        return dropped
-
-    return internals.index.transact(change) if len(copies) else 0
+    choices = []
+    for number in np.unique(copies["pack"]).tolist():
+        here = copies[copies["pack"] == number]
+        firsts = [(scan.ids[pack], row) for pack, row in here[["of_pack", "of_row"]].tolist()]
+        choices.append(RowChoice(scan.ids[number], split(here["key"]), here["row"], others=firsts))
+    return sum(int(gone.sum()) for gone, _ in internals.index.drop_rows(choices)) if choices else 0
 
 
 def _are_sound(internals: StoreInternals, name: str, copies: Copies) -> Iterator[bool]:
@@ -279,4 +268,4 @@ def _pieces(internals: StoreInternals, names: Sequence[str]) -> Iterator[Piece]:
 
 
 def _doom(internals: StoreInternals, packs: Sequence[str]) -> None:
-    internals.index.transact(lambda db: schema.doom(db, map(bytes.fromhex, packs)))
+    internals.index.doom(packs)

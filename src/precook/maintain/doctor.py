@@ -6,7 +6,6 @@ for its version without being imported.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import platform
@@ -21,6 +20,7 @@ from typing import Literal
 
 from precook.errors import PrecookError
 from precook.store import files
+from precook.store.index import schema
 from precook.store.layout import Layout, list_packs, read_marker
 from precook.store.mapping import map_file
 
@@ -120,14 +120,8 @@ def _probe_mapping(folder: Path) -> Finding:
 
 
 def _probe_wal(folder: Path) -> Finding:
-    path = str(folder / "probe.sqlite")
-    with contextlib.closing(sqlite3.connect(path)) as writer, contextlib.closing(sqlite3.connect(path)) as reader:
-        mode = writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-        writer.execute("CREATE TABLE probe (number INTEGER)")
-        writer.execute("INSERT INTO probe VALUES (7)")
-        writer.commit()
-        seen = reader.execute("SELECT number FROM probe").fetchall()
-    if mode != "wal" or seen != [(7,)]:
+    mode, seen = schema.try_wal(folder / "probe.sqlite")
+    if mode != "wal" or not seen:
         hint = "keep the store on a local file system"
         return Finding("problem", "sqlite wal", f"not possible here: the journal mode stays {mode}", hint)
     return Finding("ok", "sqlite wal", "works")

@@ -188,14 +188,8 @@ class _Oldest:
     def _row_bytes(self, pack: int, rows: Numbers) -> Numbers:
         """Bytes of some rows of a pack, as the index knows them; the pack itself may be unreadable."""
         if self._sizes[0] != pack:
-            query = "SELECT row, bytes FROM entry WHERE pack = (SELECT number FROM pack WHERE id = ?)"
-            name = bytes.fromhex(self._scan.ids[pack])
-            # Nothing leads from a pack to its entries but a look at each of them: one, for the one pack that needs it.
-            found = dict(self._internals.index.query(lambda db: db.execute(query, (name,)).fetchall()))
-            sizes = np.zeros(int(self._scan.entries[pack]), np.int64)
-            known = [row for row in found if 0 <= row < len(sizes)]
-            sizes[known] = [found[row] for row in known]
-            self._sizes = pack, sizes
+            # Slow, and done for the one pack that needs it.
+            self._sizes = pack, self._internals.index.row_sizes(self._scan.ids[pack], int(self._scan.entries[pack]))
         return self._sizes[1][rows]
 
 
@@ -277,8 +271,7 @@ def plan_clear(
 
 def _recipe_numbers(store: Store, internals: StoreInternals, recipe: str) -> list[int]:
     """The index's numbers of the recipes that are meant."""
-    forms = internals.index.query(lambda db: db.execute("SELECT number, form FROM recipe").fetchall())
-    found = [number for number, form in forms if _matches(form, recipe)]
+    found = [number for number, form in internals.index.recipes().items() if _matches(form, recipe)]
     if not found:
         hint = "`precook status` lists the recipes of a store"
         raise StoreError(store.path, f"no recipe here has the kind or digest {printable(recipe)!r}", hint=hint)

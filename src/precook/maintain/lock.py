@@ -35,7 +35,7 @@ def maintaining(internals: StoreInternals, what: str) -> Iterator[None]:
         with internals.index.exclusive(), files.explained(internals.layout.root):
             release_reserve(internals.layout)
             sweep_leases(internals.layout)
-        internals.index.query(lambda db: db.execute(f"PRAGMA cache_size=-{_CACHE}"))
+        internals.index.widen_cache(_CACHE)
         syncpoint("maintenance.locked")
         yield
         keep_reserve(internals.layout, internals.index.pack_bytes())

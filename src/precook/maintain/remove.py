@@ -7,7 +7,6 @@ rewritten; until then its dead rows stay where they are and are told apart by a 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,7 +20,7 @@ from precook.maintain.protect import Protection, Protector
 from precook.maintain.repack import Piece, live_rows, move, repack, unlink_doomed
 from precook.report import SILENT, Reporter
 from precook.store.files import syncpoint
-from precook.store.index import schema
+from precook.store.index.packs import RowChoice
 from precook.store.index.scan import Chunk, EntryScan
 from precook.store.internals import StoreInternals
 from precook.store.keysets import ManyKeys, beginnings, split
@@ -257,7 +256,7 @@ class _Execution:
         snapshots, freed = self._remove_snapshots()
         self._drop()
         syncpoint("removal.dropped")
-        self._internals.index.transact(lambda db: schema.doom(db, map(bytes.fromhex, self._plan.unlink)))
+        self._internals.index.doom(self._plan.unlink)
         unlinked = unlink_doomed(self._internals.layout, self._internals.index)
         freed += sum(size for _, size in unlinked)
         rewritten, gained, left = self._rewrite()
@@ -313,30 +312,24 @@ class _Execution:
             needed |= keys.among(starts)
         syncpoint("removal.checked")
 
-        def change(db: sqlite3.Connection) -> tuple[int, int, int]:
-            entries = nbytes = spared = 0
-            for pack in np.unique(batch["pack"]).tolist():
-                name = bytes.fromhex(self._scan.ids[pack])
-                here = np.flatnonzero(batch["pack"] == pack)
-                keep = needed[here]
-                if self._plan._mind_uses:  # noqa: SLF001
-                    # By the record, not by the clock, which stands still for milliseconds.
-                    seen = self._scan.uses(pack)
-                    keep |= (schema.read_used(db, name, len(seen)) != seen)[batch["row"][here]]
-                spared += int(keep.sum())
-                here = here[~keep]
-                gone = here[schema.drop(db, name, split(batch["key"][here]), batch["row"][here])]
-                gone = gone[batch["fresh"][gone]]
-                entries += len(gone)
-                nbytes += int(batch["nbytes"][gone].sum())
-            schema.removed(db)
-            return entries, nbytes, spared
-
-        entries, nbytes, spared = self._internals.index.transact(change)
-        self._internals.reader.let_go(self._scan.ids[pack] for pack in np.unique(batch["pack"]).tolist())
-        self._entries += entries
-        self._nbytes += nbytes
-        self._spared += spared
+        packs = np.unique(batch["pack"]).tolist()
+        rows_of = [np.flatnonzero((batch["pack"] == pack) & ~needed) for pack in packs]
+        choices = [
+            RowChoice(
+                self._scan.ids[pack],
+                split(batch["key"][here]),
+                batch["row"][here],
+                uses=self._scan.uses(pack) if self._plan._mind_uses else None,  # noqa: SLF001
+            )
+            for pack, here in zip(packs, rows_of, strict=True)
+        ]
+        self._spared += int(needed.sum())
+        for here, (gone, stays) in zip(rows_of, self._internals.index.drop_rows(choices), strict=True):
+            entries = here[gone & batch["fresh"][here]]
+            self._entries += len(entries)
+            self._nbytes += int(batch["nbytes"][entries].sum())
+            self._spared += int(stays.sum())
+        self._internals.reader.let_go(self._scan.ids[pack] for pack in packs)
         syncpoint("removal.batch")
 
     def _rewrite(self) -> tuple[int, int, str]:

@@ -11,7 +11,6 @@ import json
 import logging
 import secrets
 import shutil
-import sqlite3
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -37,8 +36,8 @@ from precook.store.format.pack import (
     parse_head,
     parse_pack_header,
 )
-from precook.store.index import schema
 from precook.store.index.index import Index, Place
+from precook.store.index.packs import ReplacedPack
 from precook.store.internals import StoreInternals
 from precook.store.keysets import split
 from precook.store.layout import Layout
@@ -264,7 +263,9 @@ def move(internals: StoreInternals, pieces: Sequence[Piece]) -> Moved:
         check_space(internals, image.nbytes)
         _publish(internals, image, [piece.pack for piece in pieces])
         syncpoint("compact.published")
-    _switch(internals, image, [piece.pack for piece in pieces])
+    old = {piece.pack.head.id: ReplacedPack(_keys(piece.pack), piece.pack.path.stat().st_mtime_ns) for piece in pieces}
+    head, origins = (image.parsed, image.origins) if image is not None else (None, ())
+    internals.index.replace_packs(head, origins, old)
     syncpoint("compact.switched")
     return Moved(image.id, image.parsed.rows, image.nbytes) if image is not None else Moved(None, 0, 0)
 
@@ -311,63 +312,15 @@ def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]
             files.publish(path, buffers, modified=modified)
 
 
-def _switch(internals: StoreInternals, image: Repack | None, packs: Sequence[PackFile]) -> None:
-    old = {pack.head.id: pack for pack in packs}
-
-    def change(db: sqlite3.Connection) -> None:
-        if image is not None:
-            _add_moved(db, image, old)
-        for name, pack in old.items():
-            schema.drop(db, bytes.fromhex(name), _keys(pack), np.arange(pack.head.rows))
-
-    internals.index.transact(change)
-
-
-def _add_moved(db: sqlite3.Connection, image: Repack, old: dict[str, PackFile]) -> None:
-    """Add the new pack; rows that were removed meanwhile are dropped from it, and last uses go over."""
-    pack = bytes.fromhex(image.id)
-    gone, times = [], []
-    live: dict[str, set[int]] = {}
-    used: dict[str, Rows] = {}
-    for name, file in old.items():
-        number = db.execute("SELECT number FROM pack WHERE id = ?", (bytes.fromhex(name),)).fetchone()
-        found = schema.select(db, "SELECT pack, row FROM entry WHERE key IN ({})", _keys(file)) if number else []
-        live[name] = {row for at, row in found if at == number[0]}
-        recorded = schema.read_used(db, bytes.fromhex(name), file.head.rows)
-        # Where nobody has used it since, the time it was written: merged packs keep the order of their entries.
-        used[name] = np.where(recorded > 0, recorded, file.path.stat().st_mtime_ns)
-    for name, rows in image.origins:
-        gone += [row not in live[name] for row in rows.tolist()]
-        times.append(used[name][rows])
-    schema.write_used(db, pack, np.concatenate(times))
-    schema.add(db, image.parsed)
-    # Dropped after, not left out: somebody who found the new file before us may have added all its rows already.
-    rows = np.flatnonzero(gone)
-    if len(rows):
-        moved = np.concatenate([table.keys for table in image.parsed.tables])[rows]
-        schema.drop(db, pack, [key.tobytes() for key in moved], rows)
-
-
 def _keys(pack: PackFile) -> list[bytes]:
     """The key of every row."""
     return split(np.concatenate([table.keys for table in pack.head.tables]))
 
 
-def doomed_packs(index: Index) -> list[tuple[str, int]]:
-    """Packs of which every entry was dropped, with their sizes."""
-
-    def look(db: sqlite3.Connection) -> list[tuple[str, int]]:
-        found = db.execute("SELECT id, bytes, entries FROM pack WHERE doomed ORDER BY id").fetchall()
-        # Only on the word of a record that carries a checksum: a torn page must not cost a pack.
-        return [(name.hex(), size) for name, size, rows in found if schema.read_dropped(db, name, rows).all()]
-
-    return index.query(look)
-
-
 def unlink_doomed(layout: Layout, index: Index) -> list[tuple[str, int]]:
     """Remove the files of doomed packs and forget them; which they were. Readers keep what they have mapped."""
     with index.exclusive():
-        found = doomed_packs(index)
+        found = index.doomed_packs()
         folders = set()
         with files.explained(layout.root):
             for name, _ in found:
@@ -379,16 +332,13 @@ def unlink_doomed(layout: Layout, index: Index) -> list[tuple[str, int]]:
                 with contextlib.suppress(FileNotFoundError):
                     files.sync_directory(folder)
 
-        def change(db: sqlite3.Connection) -> None:
-            schema.forget_packs(db, [bytes.fromhex(name) for name, _ in found])
-
         if found:
-            index.transact(change)
+            index.forget_packs([name for name, _ in found])
     return found
 
 
 def sweep_doomed(layout: Layout, index: Index) -> None:
     """The same at open, unless somebody else is at it or has the lock."""
-    if doomed_packs(index):
+    if index.doomed_packs():
         with contextlib.suppress(LockedError), index.exclusive(patience=0):
             unlink_doomed(layout, index)

@@ -7,7 +7,6 @@ another pack are not lost by any of this.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -20,7 +19,6 @@ from precook.maintain.repack import Piece, live_rows, move, unlink_doomed
 from precook.maintain.verify import Damage, Verification
 from precook.report import SILENT, Reporter
 from precook.store import files
-from precook.store.index import schema
 from precook.store.internals import StoreInternals
 from precook.store.packfile import damage_reason
 from precook.store.store import Store
@@ -141,8 +139,7 @@ def _survey(internals: StoreInternals, path: Path, damages: list[Damage]) -> tup
         internals.open_pack(name)
     except (DamagedPackError, OSError) as error:
         reason = damage_reason(error, path) if not isinstance(error, FileNotFoundError) else "it is gone"
-        rows = internals.index.query(lambda db: _rows_of(db, name))
-        return BadPack(path, reason, nbytes), dict.fromkeys(rows.values(), reason)
+        return BadPack(path, reason, nbytes), dict.fromkeys(internals.index.row_keys(name).values(), reason)
     return BadPack(path, "", nbytes), {one.key.bytes: one.reason for one in damages if one.key is not None}
 
 
@@ -163,28 +160,11 @@ def _replace(internals: StoreInternals, wreck: BadPack) -> tuple[int, int]:
 def _remove(internals: StoreInternals, wreck: BadPack, reason: str) -> int:
     """Remove a pack that cannot be read at all; how many entries the index had there."""
     layout, index = internals.layout, internals.index
-    name = bytes.fromhex(wreck.name)
     with index.exclusive():
-        rows = index.query(lambda db: _rows_of(db, wreck.name))
-
-        def change(db: sqlite3.Connection) -> None:
-            db.executemany(
-                "INSERT OR REPLACE INTO damage VALUES (?, ?, ?)", [(key, name, reason) for key in rows.values()]
-            )
-            db.execute("DELETE FROM entry WHERE pack = (SELECT number FROM pack WHERE id = ?)", (name,))
-            db.execute("UPDATE pack SET live = 0, doomed = 1 WHERE id = ?", (name,))
-            schema.removed(db)
-
-        index.transact(change)
+        entries = index.condemn(wreck.name, reason)
         unlink_doomed(layout, index)
         # A pack that could never be read has no row in the index that could be doomed.
         with files.explained(layout.root):
             files.unlink_inside(layout.root, wreck.path)
             files.sync_directory(wreck.path.parent)
-    return len(rows)
-
-
-def _rows_of(db: sqlite3.Connection, name: str) -> dict[int, bytes]:
-    """The keys of a pack's living rows."""
-    query = "SELECT row, key FROM entry WHERE pack = (SELECT number FROM pack WHERE id = ?)"
-    return dict(db.execute(query, (bytes.fromhex(name),)).fetchall())
+    return entries

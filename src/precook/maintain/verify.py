@@ -17,7 +17,6 @@ from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest
 from precook.report import SILENT, Reporter
-from precook.store.index import schema
 from precook.store.index.index import Place
 from precook.store.internals import StoreInternals
 from precook.store.keysets import split
@@ -167,8 +166,7 @@ def verify_store(
     """Check the packs of a store, but for rows that were dropped, and its snapshots where everything is meant."""
 
     def dropped(pack: PackFile) -> Flags:
-        name, rows = bytes.fromhex(pack.head.id), pack.head.rows
-        return internals.index.query(lambda db: schema.read_dropped(db, name, rows))
+        return internals.index.dropped_rows(pack.head.id, pack.head.rows)
 
     return verify_packs(
         internals.layout,

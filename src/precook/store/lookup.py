@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from precook.errors import DamagedEntryError, MissingEntryError
 from precook.store.copy import Verify, copy_leaves, copy_mapped, copy_row, read_rows
-from precook.store.index.index import ROW_BITS, Index, Place
-from precook.store.keysets import beginnings, split
+from precook.store.index.index import Index, Place
+from precook.store.index.scan import find_pages, read_pages
+from precook.store.keysets import beginnings
 from precook.store.packfile import RowDamagedError, TableFile
 from precook.store.reader import Admission, Reader
 from precook.values import Array, Bytes, Key, Numbers
@@ -26,31 +27,45 @@ _Result = TypeVar("_Result")
 NOWHERE = -1
 _DENSE = 6
 """Walking past an entry takes so much less time than looking for one."""
-_PAGE = 20_000
-"""Keys that are looked for at a time."""
+ROW_BITS = 32
+"""Bits of a row, where it stands in one number with its pack."""
 
 
-def propose(index: Index, columns: Sequence[Bytes]) -> Numbers:
+def propose(index: Index, columns: Sequence[Bytes]) -> tuple[Numbers, dict[int, str]]:
     """Where the index says each key of some columns lies, one column after the other: a place or `NOWHERE`.
 
-    Of the places of one key the first one in the index's order.
+    A place is the pack's number and the row in one; the packs' names come with them. Of the places of one key it is the
+    first one in the index's order.
     """
     starts = np.concatenate([np.zeros(0, np.uint64), *(beginnings(keys) for keys in columns)])
     order = np.argsort(starts)
     starts = starts[order]
-    found = np.full(len(starts), NOWHERE, np.int64)
+    edges = np.cumsum([0, *map(len, columns)])
+
+    def in_order(begin: int, end: int) -> Bytes:
+        numbers = order[begin:end]
+        keys = np.empty((len(numbers), 32), np.uint8)
+        for number, column in enumerate(columns):
+            here = (numbers >= edges[number]) & (numbers < edges[number + 1])
+            keys[here] = column[numbers[here] - edges[number]]
+        return keys
+
+    proposed = np.full(len(starts), NOWHERE, np.int64)
+    names: dict[int, str] = {}
     dense = len(starts) * _DENSE > index.places()
-    for keys, places in index.walk() if dense else _asked(index, columns, order):
-        page = beginnings(keys)
-        first, last = np.searchsorted(starts, page), np.searchsorted(starts, page, side="right")
+    for page in read_pages(index) if dense else find_pages(index, in_order, len(order)):
+        names = page.names.packs
+        begins = beginnings(page.keys)
+        places = page.packs << ROW_BITS | page.rows
+        first, last = np.searchsorted(starts, begins), np.searchsorted(starts, begins, side="right")
         counts = last - first
         # Each place, once for every time that its key was asked for.
-        at = np.repeat(np.arange(len(page)), counts)
+        at = np.repeat(np.arange(len(begins)), counts)
         numbers = order[np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts - first, counts)]
-        new = found[numbers] == NOWHERE
+        new = proposed[numbers] == NOWHERE
         # Backwards: of several the first one stays.
-        found[numbers[new][::-1]] = places[at[new]][::-1]
-    return found
+        proposed[numbers[new][::-1]] = places[at[new]][::-1]
+    return proposed, names
 
 
 def by_pack(places: Numbers) -> Iterator[tuple[int, Numbers]]:
@@ -61,20 +76,6 @@ def by_pack(places: Numbers) -> Iterator[tuple[int, Numbers]]:
     edges = np.flatnonzero(np.diff(packs, prepend=-1))
     for begin, end in itertools.pairwise([*edges.tolist(), len(order)]):
         yield int(packs[begin]), order[begin:end]
-
-
-def _asked(index: Index, columns: Sequence[Bytes], order: Numbers) -> Iterator[tuple[Bytes, Numbers]]:
-    """The places of the keys themselves, in the order of the keys: neighbours share the index's pages."""
-    edges = np.cumsum([0, *map(len, columns)])
-    for at in range(0, len(order), _PAGE):
-        numbers = order[at : at + _PAGE]
-        keys = np.empty((len(numbers), 32), np.uint8)
-        for number, column in enumerate(columns):
-            here = (numbers >= edges[number]) & (numbers < edges[number + 1])
-            keys[here] = column[numbers[here] - edges[number]]
-        listed, _ = index.find_rows(list(dict.fromkeys(split(keys))))
-        places = np.array([pack << ROW_BITS | row for _, pack, row in listed], np.int64)
-        yield np.frombuffer(b"".join(key for key, _, _ in listed), np.uint8).reshape(-1, 32), places
 
 
 _CHUNK = 100_000
@@ -132,11 +133,11 @@ class EntryTable:
     ) -> list[EntryTable]:
         """The places of several columns of keys, found in one pass through the index."""
         found = [cls(reader, index, keys, verify=verify) for keys in columns]
-        proposed = propose(index, columns)
+        proposed, names = propose(index, columns)
         edges = np.cumsum([0, *map(len, columns)])
         doubtful: list[list[Numbers]] = [[] for _ in found]
         for pack, numbers in by_pack(proposed):
-            name = index.pack_names({pack}).get(pack)
+            name = names.get(pack)
             owners = np.searchsorted(edges, numbers, side="right") - 1
             for owner in np.unique(owners).tolist():
                 here = numbers[owners == owner]
@@ -307,14 +308,14 @@ class EntryTable:
 
         At once, unless it is the `last` time: what else it said is wrong, too, and would be mended row by row.
         """
-        listed, packs = self._index.find_rows(list(asked))
+        listed, names = self._index.find_rows(list(asked))
         numbers = np.array([asked[key] for key, _, _ in listed], np.int64)
         owners = np.array([pack for _, pack, _ in listed], np.int64)
         rows = np.array([row for _, _, row in listed], np.int64)
         order = np.argsort(owners, kind="stable")
         stale = False
         for some in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1) if listed else ():
-            name, inside = packs[int(owners[some[0]])], numbers[some]
+            name, inside = names.packs[int(owners[some[0]])], numbers[some]
             sure = self._reader.confirm_all(name, keys[inside], rows[some])
             for table, at, row in sure:
                 found[inside[at]] = self._number(table) << ROW_BITS | row

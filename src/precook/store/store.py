@@ -21,13 +21,15 @@ from precook.errors import (
     NoStoreError,
     ReadOnlyError,
 )
+from precook.identity.recipe import recipe_digest
 from precook.memo.memo import Memory
 from precook.store import files
 from precook.store import fork as forks
 from precook.store.cached import Cached
 from precook.store.claims import Claims
 from precook.store.copy import Verify
-from precook.store.index.index import EntryRow, Index
+from precook.store.index.index import Index
+from precook.store.index.scan import EntryRow, read_entries
 from precook.store.internals import Session, StoreInternals
 from precook.store.keysets import split
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
@@ -217,7 +219,7 @@ class Store:
         """Every place of every entry in order of keys, beginning after these bytes; nothing is read but the index."""
         index = self._ready()
         if index is not None:
-            yield from index.rows(after)
+            yield from read_entries(index, after)
 
     def locate(self, key: Key) -> Located:
         """Where an entry lies and what its pack says about it, without reading its tensors."""
@@ -275,7 +277,7 @@ class Store:
     def recipes(self) -> dict[bytes, bytes]:
         """The canonical form of each recipe that entries were made with, by its digest."""
         index = self._ready()
-        return index.recipes() if index is not None else {}
+        return {recipe_digest(form).bytes: form for form in index.recipes().values()} if index is not None else {}
 
     def totals(self) -> list[tuple[bytes, int, int]]:
         """For each recipe: its canonical form, and how many entries and bytes it made."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sqlite3
 import time
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy.typing as npt
 
 from precook.errors import LockedError, StoreError
 from precook.fs.trust import clock
-from precook.store.index import schema
 from precook.store.index.index import Index
 from precook.store.layout import Layout
 
@@ -25,8 +23,6 @@ _log = logging.getLogger("precook")
 
 PERIOD = 300.0
 """Seconds between two records of a store that stays open."""
-_MOMENT = 10**9
-"""Nanoseconds, more than between two ticks of any clock: a time that lies further ahead was set wrongly."""
 _PATIENCE = 5.0
 """Seconds to wait for the lock: a record may be late."""
 
@@ -64,19 +60,5 @@ class Uses:
     def write(self, index: Index, marks: Marks) -> None:
         """The same, or an error."""
         self._recorded = time.monotonic()
-        if not marks:
-            return
-        now = clock(self._layout.root)
-
-        def change(db: sqlite3.Connection) -> None:
-            for name, used in marks.items():
-                pack = bytes.fromhex(name)
-                times = schema.read_used(db, pack, len(used))
-                # Every use changes the record, also two at what the clock calls one moment.
-                same = (times >= now) & (times < now + _MOMENT)
-                times[used] = np.where(same, times + 1, now)[used]
-                # A pack that is gone by now would leave a row that nobody removes.
-                if db.execute("SELECT 1 FROM pack WHERE id = ?", (pack,)).fetchone():
-                    schema.write_used(db, pack, times)
-
-        index.transact(change)
+        if marks:
+            index.record_uses(marks, clock(self._layout.root))

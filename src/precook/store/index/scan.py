@@ -1,35 +1,94 @@
-"""The scan: every entry of a store with its size, its age and its last use, as columns, some at a time.
+"""The scan: places of entries in the order of their keys, a page at a time. Nothing else pages through the index.
 
-Entries come in the order of their keys, so the places of one key lie together. Ages go by the file system's own clock:
-when a pack was written says its file, and a time that lies in the future counts as now.
+`read_pages` walks through all places, `find_pages` asks for some keys. On top of them stand `read_entries`, for people,
+and `EntryScan`, for whoever decides what goes.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from precook.fs.trust import clock
-from precook.store.index import schema
 from precook.store.index.index import Index
-from precook.store.keysets import beginnings
+from precook.store.index.packs import Names
+from precook.store.keysets import beginnings, split
 from precook.store.layout import Layout
-from precook.values import Numbers
+from precook.values import Bytes, Flags, Numbers
 
 _PAGE = 20_000
-"""Rows fetched at a time."""
+"""Places that are read at a time."""
+_LAST = (1 << 63) - 1
+
+
+class Page(NamedTuple):
+    """Some places, in columns, and what the index's numbers in them stand for."""
+
+    keys: Bytes
+    packs: Numbers
+    rows: Numbers
+    recipes: Numbers
+    nbytes: Numbers
+    names: Names
+
+
+def read_pages(index: Index, *, after: bytes = b"", details: bool = False) -> Iterator[Page]:
+    """Every place whose key comes after some bytes, in the order of keys, packs and rows.
+
+    `details`: with recipes and bytes, which are empty columns otherwise.
+    """
+    last = (after, _LAST, _LAST)
+    while True:
+        columns, names = index.page(last, _PAGE, details=details)
+        if not columns.keys:
+            return
+        keys = np.frombuffer(columns.keys, np.uint8).reshape(-1, 32)
+        yield Page(keys, columns.packs, columns.rows, columns.recipes, columns.nbytes, names)
+        last = (columns.keys[-32:], int(columns.packs[-1]), int(columns.rows[-1]))
+
+
+def find_pages(index: Index, keys: Callable[[int, int], Bytes], count: int) -> Iterator[Page]:
+    """Every place of `count` keys, of which `keys` gives those from one number to another; without details."""
+    none = np.zeros(0, np.int64)
+    for start in range(0, count, _PAGE):
+        places, names = index.find_rows(list(dict.fromkeys(split(keys(start, start + _PAGE)))))
+        raw = b"".join(key for key, _, _ in places)
+        packs, rows = (np.array([place[part] for place in places], np.int64) for part in (1, 2))
+        yield Page(np.frombuffer(raw, np.uint8).reshape(-1, 32), packs, rows, none, none, names)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRow:
+    """An entry as the index knows it."""
+
+    key: bytes
+    nbytes: int
+    created: int
+    recipe: bytes
+    """The recipe's canonical form, empty where there is none."""
+    pack: str
+
+
+def read_entries(index: Index, after: bytes = b"") -> Iterator[EntryRow]:
+    """Every place of every entry in order of keys, beginning after some bytes."""
+    for page in read_pages(index, after=after, details=True):
+        names = page.names
+        columns = (page.packs.tolist(), page.recipes.tolist(), page.nbytes.tolist())
+        for key, pack, recipe, nbytes in zip(split(page.keys), *columns, strict=True):
+            if pack in names.packs:
+                form = names.recipes.get(recipe, b"")
+                yield EntryRow(key, nbytes, names.created[pack], form, names.packs[pack])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Some entries, one per row."""
+    """Some entries of a scan, one per row."""
 
-    keys: npt.NDArray[np.uint8]
+    keys: Bytes
     starts: npt.NDArray[np.uint64]
     """The beginning of each key."""
     packs: Numbers
@@ -43,7 +102,7 @@ class Chunk:
     """Number of the moment when it was last used, in the scan."""
     used: Numbers
     """That moment, zero where nobody says."""
-    fresh: npt.NDArray[np.bool_]
+    fresh: Flags
     """Whether the entry before it, in this or the last chunk, has another key."""
 
     @property
@@ -53,33 +112,37 @@ class Chunk:
 
 
 class EntryScan:
-    """What lies in a store at one moment; what is added later is not part of it."""
+    """What lies in a store at one moment, with sizes, ages and last uses; what is added later is not part of it.
+
+    Ages go by the file system's own clock: when a pack was written says its file, and a time that lies in the future
+    counts as now.
+    """
 
     def __init__(self, layout: Layout, index: Index) -> None:
         self._index = index
         self.now = clock(layout.root)
         """The moment, in nanoseconds, by the file system's clock."""
-        self._made, found = index.query(_packs)
-        self.numbers = np.array([row[0] for row in found], np.int64)
-        """The index's own number of each pack, in order."""
-        self.ids = [row[1].hex() for row in found]
-        self.nbytes = np.array([row[2] for row in found], np.int64)
+        packs = index.pack_sizes()
+        self.ids = [pack[0] for pack in packs]
+        self.nbytes = np.array([pack[1] for pack in packs], np.int64)
         """Size of each pack's file."""
-        self.entries = np.array([row[3] for row in found], np.int64)
-        self.payload = np.array([row[4] for row in found], np.int64)
+        self.entries = np.array([pack[2] for pack in packs], np.int64)
+        self.payload = np.array([pack[3] for pack in packs], np.int64)
         """Bytes of all rows of each pack, the living and the dead."""
         self.born = np.array([self._born(layout, name) for name in self.ids], np.int64)
         self.first = np.cumsum(self.entries) - self.entries
         """Where the rows of each pack begin, where all rows of all packs are numbered through."""
-        self._codes, found_moments = index.query(self._load_uses)
+        self._codes, moments = self._read_uses()
         """Each row's number among the moments at which its pack was used."""
-        sizes = np.array([len(moments) for moments in found_moments], np.int64)
+        sizes = np.array([len(times) for times in moments], np.int64)
         self._first_moment = np.cumsum(sizes) - sizes
-        self.moments = np.concatenate([np.zeros(0, np.int64), *found_moments])
+        self.moments = np.concatenate([np.zeros(0, np.int64), *moments])
         """The moments at which rows of a pack were last used, pack by pack, as they were recorded."""
         self.moment_packs = np.repeat(np.arange(self.packs), sizes)
         """The pack of each."""
-        self._known = self.numbers, np.arange(self.packs)
+        self._names = Names({}, {}, {})
+        self._numbers, self._positions = np.zeros((2, 0), np.int64)
+        """The index's own numbers of these packs, in order, and the number of each in the scan."""
 
     @property
     def packs(self) -> int:
@@ -98,71 +161,51 @@ class EntryScan:
 
     def chunks(self) -> Iterator[Chunk]:
         """Every entry, a page at a time."""
-        query = (
-            "SELECT key, pack, row, recipe, bytes FROM entry"
-            " WHERE (key, pack, row) > (?, ?, ?) ORDER BY key, pack, row LIMIT ?"
-        )
-        last: tuple[Any, ...] = (b"", 0, 0)
         before = b""
-
-        def look(db: sqlite3.Connection) -> tuple[bytes, list[Any]]:
-            page = db.execute(query, (*last, _PAGE)).fetchall()
-            if page and page[-1][:3] <= last:
-                raise schema.DoubtError("keys that are not in order")  # a torn page leads anywhere, also back
-            return db.execute("SELECT made FROM store").fetchone()[0], page
-
-        while True:
-            made, page = self._index.query(look)
-            if made != self._made:
-                # Another index, made anew meanwhile, which numbers packs its own way.
-                self._renumber()
-                continue
-            if not page:
-                return
+        for page in read_pages(self._index, details=True):
             chunk = self._chunk(page, before)
             if len(chunk.keys):
                 before = chunk.keys[-1].tobytes()
                 yield chunk
-            last = page[-1][:3]
 
-    def _renumber(self) -> None:
-        """Find the packs again by their names."""
-        self._made, found = self._index.query(_packs)
-        places = {name: at for at, name in enumerate(self.ids)}
-        known = [(number, places[name.hex()]) for number, name, *_ in found if name.hex() in places]
-        numbers, at = np.array(known, np.int64).reshape(-1, 2).T
-        self._known = numbers, at
-
-    def _chunk(self, page: list[tuple[bytes, int, int, int, int]], before: bytes) -> Chunk:
-        keys = np.frombuffer(b"".join(row[0] for row in page), np.uint8).reshape(-1, 32)
-        numbers, rows, recipes, nbytes = np.array([row[1:] for row in page], np.int64).T
-        ours, places = self._known
-        found = np.searchsorted(ours, numbers)
-        # A pack that was added meanwhile, or a row that no pack of ours has: not part of this scan.
-        known = found < len(ours)
-        known[known] = ours[found[known]] == numbers[known]
-        at = np.zeros(len(numbers), np.int64)
-        at[known] = places[found[known]]
-        known[known] &= (rows[known] >= 0) & (rows[known] < self.entries[at[known]])
-        keys, at, rows = keys[known], at[known], rows[known]
-        starts = beginnings(keys)
-        moments = self._first_moment[at] + self._codes[self.first[at] + rows]
+    def _chunk(self, page: Page, before: bytes) -> Chunk:
+        known, packs = self._find_packs(page)
+        rows = page.rows
+        # A pack that was added meanwhile, or a row that no pack of ours has, is not part of this scan.
+        known[known] &= (rows[known] >= 0) & (rows[known] < self.entries[packs[known]])
+        keys, packs, rows = page.keys[known], packs[known], rows[known]
+        moments = self._first_moment[packs] + self._codes[self.first[packs] + rows]
         fresh = np.ones(len(keys), bool)
         if len(keys):
             fresh[0] = keys[0].tobytes() != before
             fresh[1:] = (keys[1:] != keys[:-1]).any(axis=1)
         return Chunk(
             keys=keys,
-            starts=starts,
-            packs=at,
+            starts=beginnings(keys),
+            packs=packs,
             rows=rows,
-            recipes=recipes[known],
-            nbytes=nbytes[known],
-            born=self.born[at],
+            recipes=page.recipes[known],
+            nbytes=page.nbytes[known],
+            born=self.born[packs],
             moments=moments,
             used=np.minimum(self.moments[moments], self.now),
             fresh=fresh,
         )
+
+    def _find_packs(self, page: Page) -> tuple[Flags, Numbers]:
+        """Which places lie in packs of this scan, and the number of each one's pack in it."""
+        if page.names is not self._names:
+            # By their names: an index that was made anew meanwhile numbers packs its own way.
+            positions = {name: position for position, name in enumerate(self.ids)}
+            known = sorted((number, positions[name]) for number, name in page.names.packs.items() if name in positions)
+            self._numbers, self._positions = np.array(known, np.int64).reshape(-1, 2).T
+            self._names = page.names
+        nearest = np.searchsorted(self._numbers, page.packs)
+        ours = nearest < len(self._numbers)
+        ours[ours] = self._numbers[nearest[ours]] == page.packs[ours]
+        packs = np.zeros(len(page.packs), np.int64)
+        packs[ours] = self._positions[nearest[ours]]
+        return ours, packs
 
     def _born(self, layout: Layout, name: str) -> int:
         try:
@@ -171,23 +214,16 @@ class EntryScan:
             return self.now  # nothing is known about it, and nothing is taken from it
         return min(written, self.now)
 
-    def _load_uses(self, db: sqlite3.Connection) -> tuple[npt.NDArray[np.uint32], list[Numbers]]:
+    def _read_uses(self) -> tuple[npt.NDArray[np.uint32], list[Numbers]]:
         """The moments at which rows of each pack were last used, each once, and the number of each row's among them."""
         # Of packs that were used as a whole, which most are, nothing is written here: zeros that take no memory.
-        numbers = np.zeros(int(self.entries.sum()), np.uint32)
+        codes = np.zeros(int(self.entries.sum()), np.uint32)
         moments = []
-        for at, name in enumerate(self.ids):
-            times = schema.read_used(db, bytes.fromhex(name), int(self.entries[at]))
+        for name, first, rows in zip(self.ids, self.first.tolist(), self.entries.tolist(), strict=True):
+            times = self._index.uses(name, rows)
+            different = times[:1]
             if len(times) and (times != times[0]).any():
-                found, codes = np.unique(times, return_inverse=True)
-                numbers[self.first[at] : self.first[at] + len(times)] = codes
-            else:
-                found = times[:1]
-            moments.append(found)
-        return numbers, moments
-
-
-def _packs(db: sqlite3.Connection) -> tuple[bytes, list[tuple[int, bytes, int, int, int]]]:
-    """What tells this index from one that is made anew, and its packs."""
-    made = db.execute("SELECT made FROM store").fetchone()[0]
-    return made, db.execute("SELECT number, id, bytes, entries, payload FROM pack ORDER BY number").fetchall()
+                different, numbers = np.unique(times, return_inverse=True)
+                codes[first : first + rows] = numbers
+            moments.append(different)
+        return codes, moments
