@@ -15,26 +15,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, features
 from PIL.PngImagePlugin import PngInfo
 
 from precook.sources import image as pictures
 from precook.sources.crop import cut, cut_mask
+from precook.sources.formats import file_format, png_chunks, why_cut_off
 from precook.sources.geometry import Geometry, Resampling
-from precook.sources.image import (
-    Facts,
-    RefusedError,
-    check_pixels,
-    decode,
-    decode_mask,
-    file_format,
-    png_chunks,
-    read_facts,
-    why_cut_off,
-)
+from precook.sources.image import Facts, RefusedError, check_pixels, decode, decode_mask, read_facts
+from precook.values import Pixels
 
-Pixels = NDArray[np.uint8]
 AVIF = "avif" in features.modules and bool(features.check("avif"))
 WIDTH, HEIGHT = 37, 20
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}

@@ -1,13 +1,13 @@
-"""Cutting: a picture or a mask brought to the size that its geometry says."""
+"""Crop: a picture or a mask brought to the size that its geometry says."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from precook.config.schema import Resampling
 from precook.sources.geometry import Geometry
+from precook.values import Pixels
 
 _FILTERS: dict[Resampling, Image.Resampling] = {
     "nearest": Image.Resampling.NEAREST,
@@ -18,7 +18,7 @@ _FILTERS: dict[Resampling, Image.Resampling] = {
 }
 
 
-def cut(picture: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
+def cut(picture: Pixels, geometry: Geometry) -> Pixels:
     """The part of a picture that its geometry names, H x W x 3 or H x W as given; the picture itself is not changed.
 
     The whole picture is scaled before the box is cut out of it: so the box's edges are made of their true neighbours.
@@ -30,7 +30,7 @@ def cut(picture: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
     return _cut(picture, geometry, _FILTERS[geometry.resampling])
 
 
-def cut_mask(mask: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
+def cut_mask(mask: Pixels, geometry: Geometry) -> Pixels:
     """The part of a mask, H x W, that lies over the cut picture, in the same size.
 
     The mask may have any size: it is stretched over the whole picture. Each value is the mean of the area it covers
@@ -41,7 +41,7 @@ def cut_mask(mask: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
     return _cut(mask, geometry, Image.Resampling.BILINEAR if grows else Image.Resampling.BOX)
 
 
-def _cut(pixels: NDArray[np.uint8], geometry: Geometry, resampling: Image.Resampling) -> NDArray[np.uint8]:
+def _cut(pixels: Pixels, geometry: Geometry, resampling: Image.Resampling) -> Pixels:
     height, width = pixels.shape[:2]
     if (width, height) != geometry.scaled:
         pixels = np.asarray(Image.fromarray(pixels).resize(geometry.scaled, resampling))

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageFile, features
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -25,227 +24,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from precook.errors import printable
-
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_PNG_FRAME = 12
-"""Bytes of a chunk around its data: length, kind and checksum."""
-
-_JPEG_PADDING = 0xFF
-_JPEG_SCAN = 0xDA
-_JPEG_LENGTH = 2
-_JPEG_WITHOUT_LENGTH = frozenset({0x00, 0x01, 0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
-"""Escaped bytes, restarts, start, end, and extensions that nobody uses."""
-
-_GIF_HEADER = 13
-
-_BMP_HEADERS = frozenset({12, 40, 52, 56, 64, 108, 124})
-_BMP_OS2 = 12
-"""The size of the header with short sides, and without signs and compression."""
-_BMP_DEPTHS = frozenset({1, 4, 8, 16, 24, 32})
-_BMP_UNCOMPRESSED = frozenset({0, 3})
-
-_BOX_HEADER = 8
-
-
-def why_cut_off(content: bytes) -> str | None:
-    r"""What of a picture file is missing, None where its structure shows no gap; any bytes may be given.
-
-    A file is cut off even if what it lost holds no pixels, like a PNG without its last chunk: nobody knows what else
-    was there.
-
-    >>> why_cut_off(b"\xff\xd8\xff\xe0\x00\x10JFIF")
-    'it ends inside its header'
-    """
-    walk = _WALKS.get(file_format(content) or "")
-    return walk(content) if walk else None
-
-
-def file_format(content: bytes) -> str | None:
-    """The format that the first bytes announce, by Pillow's name for it; None where it is none that we read.
-
-    >>> file_format(b"GIF89a..."), file_format(b"GIF of a cat")
-    ('GIF', None)
-    """
-    if content.startswith(b"\xff\xd8\xff"):
-        return "JPEG"
-    if content.startswith(_PNG_SIGNATURE):
-        return "PNG"
-    if content.startswith((b"GIF87a", b"GIF89a")):
-        return "GIF"
-    if content.startswith(b"BM"):
-        return "BMP"
-    if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
-        return "WEBP"
-    if content.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
-        return "TIFF"
-    return "AVIF" if {b"avif", b"avis"} & set(brands(content)) else None
-
-
-def brands(content: bytes) -> list[bytes]:
-    """What an ISO media file (AVIF, HEIC, MP4) says it is, the main brand first; nothing for other files."""
-    if content[4:8] != b"ftyp":
-        return []
-    box = content[8 : min(_big(content[:4]), 4096)]
-    return [box[:4], *(box[at : at + 4] for at in range(8, len(box), 4))]
-
-
-def png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, start and end of the data of each whole chunk, up to the last one."""
-    at = len(_PNG_SIGNATURE)
-    while at + _PNG_FRAME <= len(content):
-        kind, start = content[at + 4 : at + 8], at + 8
-        end = start + _big(content[at : at + 4])
-        if end + 4 > len(content):
-            return
-        yield kind, start, end
-        if kind == b"IEND":
-            return
-        at = end + 4
-
-
-def _jpeg(content: bytes) -> str | None:
-    at = 2
-    # Whatever stands between segments is skipped, as decoders do.
-    while (at := content.find(b"\xff", at) + 1) and at < len(content):
-        marker = content[at]
-        if marker == _JPEG_PADDING:
-            continue
-        at += 1
-        if marker in _JPEG_WITHOUT_LENGTH:
-            continue
-        length = _big(content[at : at + _JPEG_LENGTH])
-        if at + max(length, _JPEG_LENGTH) > len(content):
-            break
-        if length < _JPEG_LENGTH:
-            return None  # damaged, which is for the decoder to say
-        at += length
-        if marker == _JPEG_SCAN:
-            # Pixels never hold this pair. A thumbnail's end lies in the header; behind the picture there may be a film.
-            return None if content.rfind(b"\xff\xd9", at) >= 0 else "it ends inside its pixels"
-    return "it ends inside its header"
-
-
-def _png(content: bytes) -> str | None:
-    at = len(_PNG_SIGNATURE)
-    for kind, _, end in png_chunks(content):
-        if kind == b"IEND":
-            return None
-        at = end + 4
-    kind = content[at + 4 : at + 8]
-    if not kind:
-        return "its end is missing"
-    return f"it ends inside its {kind.decode()} chunk" if kind.isalpha() else None  # damaged, for the decoder to say
-
-
-def _webp(content: bytes) -> str | None:
-    return _missing(8 + _little(content[4:8]) - len(content))
-
-
-def _gif(content: bytes) -> str | None:
-    if len(content) < _GIF_HEADER:
-        return "it ends inside its header"
-    at = _GIF_HEADER + _gif_colours(content[10])
-    while at < len(content):
-        block = content[at : at + 1]
-        if block == b";":
-            return None
-        if block == b"!":
-            at = _gif_blocks_end(content, at + 2)
-        elif block == b",":
-            flags = content[at + 9] if at + 9 < len(content) else 0
-            end = _gif_blocks_end(content, at + 11 + _gif_colours(flags))
-            return "it ends inside its first frame" if end > len(content) else None
-        else:
-            at += 1
-    return "it ends before its first frame"
-
-
-def _gif_colours(flags: int) -> int:
-    """Bytes of the colour table that these flags announce."""
-    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
-
-
-def _gif_blocks_end(content: bytes, at: int) -> int:
-    """Where the blocks from `at` on end; more than there is if the file ends inside of one."""
-    if at >= len(content):
-        return len(content) + 1
-    while at < len(content):
-        size = content[at]
-        at += 1 + size
-        if not size:
-            break
-    # Where just the closing zero is missing, the pixels may be all there: the decoder will tell.
-    return at
-
-
-def _bmp(content: bytes) -> str | None:
-    header = _little(content[14:18])
-    if len(content) < 14 + (header if header in _BMP_HEADERS else 4):
-        return "it ends inside its header"
-    if header not in _BMP_HEADERS:
-        return None
-    if header == _BMP_OS2:
-        width, height, depth, compression = _little(content[18:20]), _little(content[20:22]), _little(content[24:26]), 0
-    else:
-        width, height = _little(content[18:22]), abs(int.from_bytes(content[22:26], "little", signed=True))
-        depth, compression = _little(content[28:30]), _little(content[30:34])
-    end = _little(content[10:14]) or 14 + header
-    if compression in _BMP_UNCOMPRESSED and depth in _BMP_DEPTHS and width and height:
-        # Rows are padded to four bytes; nobody needs the padding of the last one.
-        end += (width * depth + 31) // 32 * 4 * (height - 1) + (width * depth + 7) // 8
-    return "it ends inside its pixels" if end > len(content) else None
-
-
-def _tiff(content: bytes) -> str | None:
-    number = _little if content.startswith(b"II") else _big
-    if b"+" in content[2:4]:  # BigTIFF
-        at, count, entry = number(content[8:16]), 8, 20
-    else:
-        at, count, entry = number(content[4:8]), 2, 12
-    if at >= len(content):
-        return "its directory is missing"
-    # Where the next directory is stands behind the entries; nobody needs that.
-    end = at + count + entry * number(content[at : at + count])
-    return "it ends inside its directory" if end > len(content) else None
-
-
-def _avif(content: bytes) -> str | None:
-    at = 0
-    kinds = {b"meta", b"mdat"}
-    # Behind these two anything may follow.
-    while kinds and at + _BOX_HEADER <= len(content):
-        size = _big(content[at : at + 4])
-        if size == 1:
-            size = _big(content[at + 8 : at + 16])
-        if size < _BOX_HEADER:
-            return None  # up to the end of the file, or damaged
-        kinds.discard(content[at + 4 : at + 8])
-        at += size
-    return _missing(at - len(content))
-
-
-def _missing(count: int) -> str | None:
-    return f"its last {count} bytes are missing" if count > 0 else None
-
-
-def _big(field: bytes) -> int:
-    return int.from_bytes(field, "big")
-
-
-def _little(field: bytes) -> int:
-    return int.from_bytes(field, "little")
-
-
-_WALKS: dict[str, Callable[[bytes], str | None]] = {
-    "JPEG": _jpeg,
-    "PNG": _png,
-    "WEBP": _webp,
-    "GIF": _gif,
-    "BMP": _bmp,
-    "TIFF": _tiff,
-    "AVIF": _avif,
-}
-
+from precook.sources.formats import file_format, media_brands, png_chunks, why_cut_off
+from precook.values import Pixels
 
 VERSION = 1
 """How pictures become pixels. Part of every key made from pixels: it changes when the same file decodes differently."""
@@ -336,14 +116,14 @@ def check_pixels(facts: Facts, limit: int) -> None:
         raise RefusedError(f"{facts.width} x {facts.height} pixels are more than the {limit} allowed")
 
 
-def decode(content: bytes, *, background: tuple[int, int, int] = (255, 255, 255)) -> NDArray[np.uint8]:
+def decode(content: bytes, *, background: tuple[int, int, int] = (255, 255, 255)) -> Pixels:
     """The pixels, H x W x 3, upright, in RGB; what is transparent shows `background`.
 
     Colour profiles are ignored. A picture that is cut off or damaged is refused, never filled in.
     """
     image, facts = _open(content)
     transparent = image.info.get("transparency")
-    with _refusing("damaged"):
+    with _refuse_failures("damaged"):
         # Pillow turns a TIFF as it loads it.
         turned = (
             facts.orientation != 1
@@ -359,7 +139,7 @@ def decode(content: bytes, *, background: tuple[int, int, int] = (255, 255, 255)
     return np.array(rgb)
 
 
-def decode_mask(content: bytes) -> NDArray[np.uint8]:
+def decode_mask(content: bytes) -> Pixels:
     """The luminance of a picture over black, H x W: what is transparent is 0, like what is black."""
     return np.array(Image.fromarray(decode(content, background=(0, 0, 0))).convert("L"))
 
@@ -368,14 +148,14 @@ def _open(content: bytes) -> tuple[ImageFile.ImageFile, Facts]:
     """The picture, not yet decoded, and its facts."""
     name = file_format(content)
     if name is None:
-        raise RefusedError(_what_else(content))
+        raise RefusedError(_why_not_read(content))
     if why := why_cut_off(content):
         raise RefusedError(f"cut off: {why}")
     if why := _why_damaged(content):
         raise RefusedError(f"damaged: {why}")
     if name not in _READERS or (name in {"WEBP", "AVIF"} and not features.check(name.lower())):
         raise RefusedError(f"the installed Pillow cannot read {name}: install a newer one, or convert the file")
-    with _refusing(f"not a readable {name}"):
+    with _refuse_failures(f"not a readable {name}"):
         image = _READERS[name](io.BytesIO(content))
         if isinstance(image, TiffImageFile):
             # `size` comes before or after the orientation, depending on Pillow's version.
@@ -395,7 +175,7 @@ def _open(content: bytes) -> tuple[ImageFile.ImageFile, Facts]:
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def _refuse_failures(summary: str) -> Iterator[None]:
     """Whatever Pillow finds wrong with the bytes becomes a `RefusedError`."""
     try:
         yield
@@ -404,13 +184,13 @@ def _refusing(what: str) -> Iterator[None]:
     except _FAILURES as error:
         reason = printable(str(error) or type(error.__cause__ or error).__name__)[:200]
         if isinstance(error, Image.DecompressionBombError):
-            what = "too many pixels"
+            summary = "too many pixels"
         elif re.search("truncated|not enough image data", reason, re.IGNORECASE):
-            what = "cut off"
-        raise RefusedError(f"{what}: {reason}") from error
+            summary = "cut off"
+        raise RefusedError(f"{summary}: {reason}") from error
 
 
-def _what_else(content: bytes) -> str:
+def _why_not_read(content: bytes) -> str:
     """Why content that is in no format of ours is refused."""
     if not content:
         return "empty file"
@@ -421,7 +201,7 @@ def _what_else(content: bytes) -> str:
 
 
 def _other_format(content: bytes) -> str | None:
-    if {b"heic", b"heix", b"hevc", b"mif1", b"msf1"} & set(brands(content)):
+    if {b"heic", b"heix", b"hevc", b"mif1", b"msf1"} & set(media_brands(content)):
         return "HEIC"
     if content.startswith((b"\xff\x0a", b"\0\0\0\x0cJXL ")):
         return "JPEG XL"
@@ -459,19 +239,19 @@ def _why_not_rgb(image: ImageFile.ImageFile) -> str | None:
 
 
 def _orientation(image: ImageFile.ImageFile, content: bytes) -> int:
-    """What EXIF says, or XMP where EXIF says nothing; 1 if that is nonsense."""
-    said: object
+    """The orientation that EXIF gives, or XMP where EXIF gives none; 1 if that is nonsense."""
+    value: object
     if isinstance(image, TiffImageFile):
-        said = image.tag_v2.get(_ORIENTATION)
+        value = image.tag_v2.get(_ORIENTATION)
     elif isinstance(image, PngImageFile):
-        said = _exif_orientation(_png_exif(image, content))
+        value = _exif_orientation(_png_exif(image, content))
     else:
-        said = _exif_orientation(image.info.get("exif", b""))
-    if said is None:
+        value = _exif_orientation(image.info.get("exif", b""))
+    if value is None:
         xmp = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or b""
         match = re.search(rb'tiff:Orientation(?:="|>)([0-9])', xmp.encode() if isinstance(xmp, str) else xmp)
-        said = int(match[1]) if match else None
-    return said if isinstance(said, int) and said in _TRANSPOSE else 1
+        value = int(match[1]) if match else None
+    return value if isinstance(value, int) and value in _TRANSPOSE else 1
 
 
 def _png_exif(image: PngImageFile, content: bytes) -> bytes:
@@ -494,9 +274,9 @@ def _exif_orientation(exif: bytes) -> int | None:
     if order is None:
         return None
     with suppress(struct.error):
-        (at,) = struct.unpack_from(f"{order}I", exif, 4)
-        (count,) = struct.unpack_from(f"{order}H", exif, at)
-        for entry in range(at + 2, at + 2 + 12 * count, 12):
+        (directory,) = struct.unpack_from(f"{order}I", exif, 4)
+        (count,) = struct.unpack_from(f"{order}H", exif, directory)
+        for entry in range(directory + 2, directory + 2 + 12 * count, 12):
             tag, kind = struct.unpack_from(f"{order}HH", exif, entry)
             if tag == _ORIENTATION:
                 return int(struct.unpack_from(order + {1: "B", 4: "I"}.get(kind, "H"), exif, entry + 8)[0])
@@ -542,7 +322,7 @@ def _to_rgb(
         image = image.convert("RGBA")
         alpha = image.getchannel("A")
     elif facts.alpha:
-        alpha = _all_but(image, transparent, depth)
+        alpha = _opaque_except(image, transparent, depth)
     if image.mode.startswith("I"):
         image = _high_byte(image)
     rgb = image if image.mode == "RGB" else image.convert("RGB")
@@ -553,7 +333,7 @@ def _to_rgb(
     return canvas
 
 
-def _all_but(image: Image.Image, transparent: object, depth: int) -> Image.Image:
+def _opaque_except(image: Image.Image, transparent: object, depth: int) -> Image.Image:
     """The alpha of a picture in which one colour is transparent; `depth` is the bits per channel it is written in."""
     pixels = np.asarray(image.convert("L") if image.mode == "1" else image)
     colour = np.array(transparent)
