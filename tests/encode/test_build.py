@@ -19,7 +19,7 @@ from precook.encode import prepare
 from precook.encode.build import BuildReport
 from precook.sources.crop import cut
 from precook.sources.image import decode
-from precook.sources.samples import Gathered
+from precook.sources.samples import ConceptSamples
 from tests.support import projects
 from tests.support.projects import Watched, dataset, picture, project
 
@@ -379,8 +379,8 @@ def test_a_file_is_read_once_for_all_it_is_cut_to(tmp_path: Path, monkeypatch: p
         return decode(content, **options)
 
     monkeypatch.setattr(prepare, "decode", counted)
-    texts = Gathered.texts
-    monkeypatch.setattr(Gathered, "texts", lambda self, sample: read.append(sample) or texts(self, sample))
+    texts = ConceptSamples.texts
+    monkeypatch.setattr(ConceptSamples, "texts", lambda self, sample: read.append(sample) or texts(self, sample))
     image = {"resolutions": [64, 96], "step": 16}
     with project(tmp_path, image=image, encoders={"pixels": Watched("image"), "words": Watched()}) as one:
         assert one.build().encoded == {"pixels": 10, "words": 21}

@@ -20,7 +20,6 @@ from precook.fs import trust
 from precook.plan.forecast import record_rate
 from precook.plan.ready import record_failure
 from precook.sources import facts
-from precook.sources import samples as gather
 from tests.support.projects import (
     Words,
     build,
@@ -40,9 +39,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as settled although the test has just written them: the file system's clock is an hour ahead."""
-    real = trust.clock
-    for module in (gather, facts):
-        monkeypatch.setattr(module, "clock", lambda folder: real(folder) + 3600 * 10**9)
+    real = trust.file_system_time
+    for module in (trust, facts):
+        monkeypatch.setattr(module, "file_system_time", lambda folder: real(folder) + 3600 * 10**9)
 
 
 @pytest.fixture

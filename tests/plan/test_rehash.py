@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import precook
-from precook.fs.stamps import FILES, look, stamp_keys
+from precook.fs.stamps import FILES, read_stamps, stamp_keys
 from precook.maintain.gc import plan_gc
 from tests.maintain.test_bundle import state
 from tests.support.commands import run
@@ -31,7 +31,7 @@ def edit_unnoticed(store: precook.Store, path: Path, content: bytes) -> None:
     old = precook.digest(path)
     path.write_bytes(content)
     memory = store.memory()
-    memory.remember(FILES, stamp_keys(look([path])), np.frombuffer(old.bytes, np.uint8).reshape(1, 32))
+    memory.remember(FILES, stamp_keys(read_stamps([path])), np.frombuffer(old.bytes, np.uint8).reshape(1, 32))
     store.remember(memory)
 
 

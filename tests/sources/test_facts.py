@@ -1,4 +1,4 @@
-"""Learning: what a file says is read once, and read again exactly when the file may have changed."""
+"""Facts about files: read once, and read again exactly when a file may have changed."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ from PIL import Image
 
 import precook
 from precook.errors import SourceError
-from precook.fs import trust as filesystems
-from precook.fs.stamps import FILES, look, settled, stamp_keys
-from precook.fs.trust import clock
+from precook.fs import trust as trust_module
+from precook.fs.stamps import FILES, read_stamps, settled, stamp_keys
+from precook.fs.trust import FileSystem, file_system_time
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.report import SILENT, Reporter
-from precook.sources import facts as learn_module
-from precook.sources import facts as remembered_module
+from precook.sources import facts as facts_module
 from precook.sources.captions import read_lines
 from precook.sources.facts import (
-    CaptionLesson,
-    FileSystem,
-    Learnt,
-    Lesson,
-    PictureLesson,
-    learn,
+    CaptionReader,
+    FactReader,
+    FileFacts,
+    PictureReader,
+    collect_facts,
     picture_alphas,
     picture_sizes,
     remembered_digests,
@@ -76,18 +74,18 @@ def opened(root: Path) -> Iterator[list[str]]:
         names += sorted(os.path.relpath(path, root) for path in seen if path.startswith(f"{root}/"))
 
 
-class Bytes(Lesson):
+class ByteReader(FactReader):
     """The length of some content, and its first byte; what begins with "bad" is refused."""
 
     task = "reading"
-    facts = Kind("bytes", key=32, value=9)
+    kind = Kind("bytes", key=32, value=9)
     refusals = "refused bytes"
 
     def __init__(self, hook: Callable[[bytes], None] = lambda content: None) -> None:
         self.hook = hook
         self.studied: list[bytes] = []
 
-    def study(self, digest: bytes, content: bytes) -> bytes:
+    def read(self, digest: bytes, content: bytes) -> bytes:
         assert blake3(content).digest() == digest
         self.studied.append(content)
         self.hook(content)
@@ -95,35 +93,37 @@ class Bytes(Lesson):
             raise ValueError(f"{len(content)} bad bytes")
         return len(content).to_bytes(4, "little") + content[:1].ljust(4, b"\0") + b"\0"
 
-    def keep(self, memory: Memory) -> None:
+    def remember_rest(self, memory: Memory) -> None:
         pass
 
 
 def later(root: Path, *, trusted: bool = True) -> FileSystem:
-    """A ground on which files that were just written count as settled."""
-    return FileSystem(clock(root) + HOUR, trusted)
+    """A file_system on which files that were just written count as settled."""
+    return FileSystem(file_system_time(root) + HOUR, trusted)
 
 
-def study(
+def collect(
     root: Path,
-    lesson: Lesson,
+    reader: FactReader,
     memory: Memory,
     *,
-    ground: FileSystem | None = None,
+    file_system: FileSystem | None = None,
     listing: Listing | None = None,
     save: Callable[[], None] = lambda: None,
     report: Reporter = SILENT,
-) -> tuple[Listing, Learnt]:
-    """Walk a folder and learn about its files."""
+) -> tuple[Listing, FileFacts]:
+    """Walk a folder and collect the facts about its files."""
     listing = listing or walk(root, {"png": 1, "txt": 2}, recursive=True)
-    ground = ground or later(root)
-    return listing, learn(listing.stamps, listing.full_path, lesson, memory, ground=ground, save=save, report=report)
+    file_system = file_system or later(root)
+    return listing, collect_facts(
+        listing.stamps, listing.full_path, reader, memory, file_system=file_system, save=save, report=report
+    )
 
 
-def answers(listing: Listing, learnt: Learnt) -> dict[str, bytes | str]:
+def answers(listing: Listing, facts: FileFacts) -> dict[str, bytes | str]:
     """The digest of each file, or why it cannot be used."""
     return {
-        listing.path(row): learnt.problems.get(row, learnt.digests[row].tobytes()) for row in range(len(listing.names))
+        listing.path(row): facts.problems.get(row, facts.digests[row].tobytes()) for row in range(len(listing.names))
     }
 
 
@@ -160,36 +160,36 @@ ALL = ["a.png", "b.png", "sub/c.png"]
 
 
 def test_a_second_look_opens_no_file(root: Path, path: Path) -> None:
-    """What was learnt is remembered in the store, and an unchanged folder is only walked (B2)."""
+    """What was facts is remembered in the store, and an unchanged folder is only walked (B2)."""
     with precook.open(path) as store:
-        lesson = Bytes()
+        reader = ByteReader()
         memory = store.memory()
         with opened(root) as names:
-            listing, learnt = study(root, lesson, memory)
+            listing, facts = collect(root, reader, memory)
         assert names == ALL
         store.remember(memory)
         expected = {"a.png": digest(b"first"), "b.png": digest(b"second"), "sub/c.png": digest(b"")}
-        assert answers(listing, learnt) == expected
+        assert answers(listing, facts) == expected
     with precook.open(path) as store:
-        again = Bytes()
+        again = ByteReader()
         with opened(root) as names:
-            listing, learnt = study(root, again, store.memory())
+            listing, facts = collect(root, again, store.memory())
         assert names == []
         assert again.studied == []
-        assert answers(listing, learnt) == expected
-        rows = {listing.path(row): learnt.facts[row].tobytes() for row in range(3)}
+        assert answers(listing, facts) == expected
+        rows = {listing.path(row): facts.facts[row].tobytes() for row in range(3)}
         assert rows["b.png"] == b"\6\0\0\0s\0\0\0\0"
 
 
 def test_a_new_file_is_the_only_one_that_is_read(root: Path, memory: Memory) -> None:
     """One more file costs one read, wherever it stands in the folder."""
-    study(root, Bytes(), memory)
+    collect(root, ByteReader(), memory)
     (root / "0 new.png").write_bytes(b"new")
     with opened(root) as names:
-        listing, learnt = study(root, Bytes(), memory)
+        listing, facts = collect(root, ByteReader(), memory)
     assert names == ["0 new.png"]
-    assert answers(listing, learnt)["0 new.png"] == digest(b"new")
-    assert answers(listing, learnt)["a.png"] == digest(b"first")
+    assert answers(listing, facts)["0 new.png"] == digest(b"new")
+    assert answers(listing, facts)["a.png"] == digest(b"first")
 
 
 def keep_times(path: Path, edit: Callable[[], object]) -> None:
@@ -205,38 +205,38 @@ def test_an_edit_that_keeps_size_and_time_is_seen(root: Path, memory: Memory) ->
     """`cp -p` over a file leaves only the change time different (A2)."""
     past = (root / "a.png").stat().st_mtime_ns - HOUR
     os.utime(root / "a.png", ns=(past, past))
-    study(root, Bytes(), memory)
+    collect(root, ByteReader(), memory)
     wait_for_a_tick(root)
     keep_times(root / "a.png", lambda: (root / "a.png").write_bytes(b"FIRST"))
     with opened(root) as names:
-        listing, learnt = study(root, Bytes(), memory)
+        listing, facts = collect(root, ByteReader(), memory)
     assert names == ["a.png"]
-    assert answers(listing, learnt)["a.png"] == digest(b"FIRST")
+    assert answers(listing, facts)["a.png"] == digest(b"FIRST")
 
 
 def wait_for_a_tick(root: Path) -> None:
     """Go on when the file system's clock has moved: what happens now gets another time than what happened before."""
-    start = clock(root)
-    while clock(root) == start:
+    start = file_system_time(root)
+    while file_system_time(root) == start:
         pass
 
 
 def test_a_file_put_in_the_place_of_another_is_seen(root: Path, memory: Memory) -> None:
     """`rsync -t` renames a new file over the old one, with its size and time: the inode tells."""
-    study(root, Bytes(), memory)
+    collect(root, ByteReader(), memory)
     before = (root / "a.png").stat()
     (root / ".a.png.tmp").write_bytes(b"FIRST")
     os.utime(root / ".a.png.tmp", ns=(before.st_atime_ns, before.st_mtime_ns))
     (root / ".a.png.tmp").replace(root / "a.png")
     after = (root / "a.png").stat()
     assert (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-    listing, learnt = study(root, Bytes(), memory)
-    assert answers(listing, learnt)["a.png"] == digest(b"FIRST")
+    listing, facts = collect(root, ByteReader(), memory)
+    assert answers(listing, facts)["a.png"] == digest(b"FIRST")
 
 
 def test_a_touched_file_is_read_and_is_what_it_was(root: Path, memory: Memory) -> None:
     """touch, chmod and a rename cost one read each and change no digest."""
-    _, first = study(root, Bytes(), memory)
+    _, first = collect(root, ByteReader(), memory)
     for change in (
         lambda: os.utime(root / "a.png", ns=(5, 5)),
         lambda: (root / "a.png").chmod(0o600),
@@ -245,50 +245,50 @@ def test_a_touched_file_is_read_and_is_what_it_was(root: Path, memory: Memory) -
         wait_for_a_tick(root)
         change()
         with opened(root) as names:
-            listing, learnt = study(root, Bytes(), memory)
+            listing, facts = collect(root, ByteReader(), memory)
         assert names == (["z.png"] if (root / "z.png").exists() else ["a.png"])
-        assert sorted(row.tobytes() for row in learnt.digests) == sorted(row.tobytes() for row in first.digests)
-        assert not learnt.problems
+        assert sorted(row.tobytes() for row in facts.digests) == sorted(row.tobytes() for row in first.digests)
+        assert not facts.problems
     assert "z.png" in listing.names
 
 
 def test_a_file_that_was_just_written_is_not_remembered(root: Path, memory: Memory) -> None:
     """Within a tick of the clock it could change unseen, so its digest is not kept; by the real clock of its disk."""
     # As late as it may be: a moment before all of it was written, however long this test then takes.
-    ground = FileSystem(clock(root), trusted=True)
+    file_system = FileSystem(file_system_time(root), trusted=True)
     for name in ALL:
         (root / name).touch()
     past = (root / "a.png").stat().st_mtime_ns - HOUR
     os.utime(root / "a.png", ns=(past, past))  # the change time is now all the same
-    study(root, Bytes(), memory, ground=ground)
+    collect(root, ByteReader(), memory, file_system=file_system)
     assert known(root, memory) == []
     with opened(root) as names:
-        study(root, Bytes(), memory, ground=ground)
+        collect(root, ByteReader(), memory, file_system=file_system)
     assert names == ALL
 
 
 def test_a_file_from_the_future_is_not_remembered(root: Path, memory: Memory) -> None:
     """A modification time that lies ahead says nothing: the file is read each time."""
-    ahead = clock(root) + 2 * HOUR
+    ahead = file_system_time(root) + 2 * HOUR
     os.utime(root / "a.png", ns=(ahead, ahead))
-    study(root, Bytes(), memory)
+    collect(root, ByteReader(), memory)
     assert known(root, memory) == ["b.png", "sub/c.png"]
 
 
 def test_a_file_of_yesterday_is_remembered_by_the_real_clock(memory: Memory) -> None:
     """The standard library was installed before this test began: a second look does not open it."""
     folder = Path(os.__file__).resolve().parent
-    stamps = look([folder / "os.py"])
-    if not settled(stamps, clock(folder))[0]:
+    stamps = read_stamps([folder / "os.py"])
+    if not settled(stamps, file_system_time(folder))[0]:
         pytest.skip("the standard library was changed a moment ago")
     for names in (["os.py"], []):
         with opened(folder) as seen:
-            learn(
+            collect_facts(
                 stamps,
                 lambda row: str(folder / "os.py"),
-                Bytes(),
+                ByteReader(),
                 memory,
-                ground=FileSystem(clock(folder), trusted=True),
+                file_system=FileSystem(file_system_time(folder), trusted=True),
                 save=lambda: None,
                 report=SILENT,
             )
@@ -304,16 +304,16 @@ def test_settled_means_two_seconds_old_by_both_times(modified: int, changed: int
 
 def test_stamps_are_not_believed_where_they_are_not_trusted(root: Path, memory: Memory) -> None:
     """On a network drive everything is read each time, also what was remembered while stamps were trusted."""
-    study(root, Bytes(), memory, ground=later(root, trusted=False))
+    collect(root, ByteReader(), memory, file_system=later(root, trusted=False))
     assert known(root, memory) == []
-    study(root, Bytes(), memory)
+    collect(root, ByteReader(), memory)
     assert known(root, memory) == ALL
     for _ in range(2):
         with opened(root) as names:
-            study(root, Bytes(), memory, ground=later(root, trusted=False))
+            collect(root, ByteReader(), memory, file_system=later(root, trusted=False))
         assert names == ALL
     with opened(root) as names:
-        study(root, Bytes(), memory)
+        collect(root, ByteReader(), memory)
     assert names == []
 
 
@@ -329,24 +329,24 @@ def test_files_on_another_device_are_judged_on_their_own(
     target.write_bytes(b"elsewhere")
     try:
         (root / "link.png").symlink_to(target)
-        real = filesystems.clock
-        monkeypatch.setattr(learn_module, "clock", lambda folder: real(folder) + HOUR)
-        ground = FileSystem(clock(root) + HOUR, trusted=True, device=device)
-        monkeypatch.setattr(learn_module, "trusted", lambda folder: folder != elsewhere)
+        real = trust_module.file_system_time
+        monkeypatch.setattr(trust_module, "file_system_time", lambda folder: real(folder) + HOUR)
+        file_system = FileSystem(file_system_time(root) + HOUR, trusted=True, device=device)
+        monkeypatch.setattr(trust_module, "stamps_are_reliable", lambda folder: folder != elsewhere)
         for _ in range(2):
             with opened(root) as names:
-                listing, learnt = study(root, Bytes(), memory, ground=ground)
+                listing, facts = collect(root, ByteReader(), memory, file_system=file_system)
             assert "link.png" in names
             assert known(root, memory) == ALL
-        assert answers(listing, learnt)["link.png"] == digest(b"elsewhere")
-        monkeypatch.setattr(learn_module, "trusted", lambda folder: folder == elsewhere)
-        study(root, Bytes(), memory, ground=FileSystem(0, trusted=False, device=device))
+        assert answers(listing, facts)["link.png"] == digest(b"elsewhere")
+        monkeypatch.setattr(trust_module, "stamps_are_reliable", lambda folder: folder == elsewhere)
+        collect(root, ByteReader(), memory, file_system=FileSystem(0, trusted=False, device=device))
         assert known(root, memory) == [*ALL[:2], "link.png", ALL[2]]
         with opened(root) as names:
-            study(root, Bytes(), memory, ground=ground)
+            collect(root, ByteReader(), memory, file_system=file_system)
         assert names == []
         with opened(root) as names:
-            study(root, Bytes(), memory, ground=FileSystem(0, trusted=False, device=device))
+            collect(root, ByteReader(), memory, file_system=FileSystem(0, trusted=False, device=device))
         assert names == ALL
     finally:
         target.unlink()
@@ -375,16 +375,16 @@ def test_a_file_that_changes_while_it_is_read_is_tried_again(
 ) -> None:
     """Once or twice does not matter: the digest is that of all the bytes."""
     editing.times = 1
-    listing, learnt = study(root, Bytes(), memory)
-    assert answers(listing, learnt)["a.png"] == digest(b"first!")
+    listing, facts = collect(root, ByteReader(), memory)
+    assert answers(listing, facts)["a.png"] == digest(b"first!")
     assert not editing.times
 
 
 def test_a_file_that_never_rests_is_refused_by_name(root: Path, memory: Memory, editing: SimpleNamespace) -> None:
-    """The others are learnt, and nothing about it is remembered."""
+    """The others are facts, and nothing about it is remembered."""
     editing.times = 1000
-    listing, learnt = study(root, Bytes(), memory)
-    assert answers(listing, learnt) == {
+    listing, facts = collect(root, ByteReader(), memory)
+    assert answers(listing, facts) == {
         "a.png": "changed while it was being read",
         "b.png": digest(b"second"),
         "sub/c.png": digest(b""),
@@ -402,12 +402,12 @@ def test_a_file_edited_while_it_is_studied_is_read_again_next_time(root: Path, m
         if content == b"first":
             (root / "a.png").write_bytes(b"FIRST")
 
-    listing, learnt = study(root, Bytes(edit), memory)
-    assert answers(listing, learnt)["a.png"] == digest(b"first")
-    lesson = Bytes()
-    listing, learnt = study(root, lesson, memory)
-    assert answers(listing, learnt)["a.png"] == digest(b"FIRST")
-    assert lesson.studied == [b"FIRST"]
+    listing, facts = collect(root, ByteReader(edit), memory)
+    assert answers(listing, facts)["a.png"] == digest(b"first")
+    reader = ByteReader()
+    listing, facts = collect(root, reader, memory)
+    assert answers(listing, facts)["a.png"] == digest(b"FIRST")
+    assert reader.studied == [b"FIRST"]
 
 
 def replaced_by_a_link(path: Path) -> None:
@@ -425,14 +425,14 @@ REPLACEMENTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("what", REPLACEMENTS)
 def test_what_takes_a_files_place_after_the_walk_is_named(root: Path, memory: Memory, what: str) -> None:
-    """Nothing hangs, nothing endless is read, no descriptor stays open, and the others are learnt."""
+    """Nothing hangs, nothing endless is read, no descriptor stays open, and the others are facts."""
     replace, reason = REPLACEMENTS[what]
     listing = walk(root, {"png": 1}, recursive=True)
     (root / "a.png").unlink()
     replace(root / "a.png")
     before = descriptors()
-    _, learnt = study(root, Bytes(), memory, listing=listing)
-    assert answers(listing, learnt) == {
+    _, facts = collect(root, ByteReader(), memory, listing=listing)
+    assert answers(listing, facts) == {
         "a.png": reason,
         "b.png": digest(b"second"),
         "sub/c.png": digest(b""),
@@ -443,38 +443,38 @@ def test_what_takes_a_files_place_after_the_walk_is_named(root: Path, memory: Me
 def test_a_file_too_large_to_be_a_source_is_named_and_not_read(root: Path, memory: Memory) -> None:
     """A sparse file of a terabyte under a picture's name costs no memory."""
     os.truncate(root / "a.png", 1 << 40)
-    listing, learnt = study(root, Bytes(), memory)
-    problem = answers(listing, learnt)["a.png"]
+    listing, facts = collect(root, ByteReader(), memory)
+    problem = answers(listing, facts)["a.png"]
     assert isinstance(problem, str)
     assert problem.startswith("1,099,511,627,776 bytes")
-    assert len(learnt.problems) == 1
+    assert len(facts.problems) == 1
 
 
 def test_a_file_whose_size_is_not_what_it_says_is_refused(root: Path, memory: Memory) -> None:
     """The system's own files, and drives that lose their connection, give more or less than they promise."""
     (root / "a.png").unlink()
     (root / "a.png").symlink_to("/proc/version")
-    listing, learnt = study(root, Bytes(), memory)
-    (problem,) = learnt.problems.values()
+    listing, facts = collect(root, ByteReader(), memory)
+    (problem,) = facts.problems.values()
     assert "bytes were read of a file that is said to have 0" in problem
     assert known(root, memory) == ["b.png", "sub/c.png"]
-    assert listing.names[next(iter(learnt.problems))] == "a.png"
+    assert listing.names[next(iter(facts.problems))] == "a.png"
 
 
 def test_names_that_no_file_can_have_are_refused(root: Path, memory: Memory) -> None:
     """A table may name what the system does not even look for."""
     names = ["a.png", "nul\0.png", "\ud800.png"]
-    learnt = learn(
+    facts = collect_facts(
         np.zeros((3, 5), np.int64),
         lambda row: f"{root}/{names[row]}",
-        Bytes(),
+        ByteReader(),
         memory,
-        ground=later(root),
+        file_system=later(root),
         save=lambda: None,
         report=SILENT,
     )
-    assert learnt.problems == dict.fromkeys([1, 2], "cannot be read: no file can have such a name")
-    assert learnt.digests[0].tobytes() == digest(b"first")
+    assert facts.problems == dict.fromkeys([1, 2], "cannot be read: no file can have such a name")
+    assert facts.digests[0].tobytes() == digest(b"first")
 
 
 def many(root: Path, count: int) -> list[str]:
@@ -488,11 +488,11 @@ def many(root: Path, count: int) -> list[str]:
 def test_every_file_gets_its_own_facts(root: Path, memory: Memory) -> None:
     """Hundreds of files, read by many threads in any order: each row is about its own file."""
     names = many(root, 500)
-    listing, learnt = study(root, Bytes(), memory)
-    found = answers(listing, learnt)
+    listing, facts = collect(root, ByteReader(), memory)
+    found = answers(listing, facts)
     assert all(found[name] == digest(name.encode()) for name in names)
-    listing, learnt = study(root, Bytes(), memory)
-    assert answers(listing, learnt) == found
+    listing, facts = collect(root, ByteReader(), memory)
+    assert answers(listing, facts) == found
 
 
 class Interrupting:
@@ -528,25 +528,25 @@ def test_what_was_read_before_ctrl_c_is_not_read_again(root: Path, path: Path, m
             ending.set()  # nobody ended it: the test fails, and need not take all day
 
     with precook.open(path) as store, monkeypatch.context() as patch:
-        patch.setattr(learn_module, "ThreadPoolExecutor", Pool)
+        patch.setattr(facts_module, "ThreadPoolExecutor", Pool)
         memory = store.memory()
-        first = Bytes(hold)
+        first = ByteReader(hold)
         with pytest.raises(KeyboardInterrupt):
-            study(root, first, memory, report=Interrupting(after=100))
+            collect(root, first, memory, report=Interrupting(after=100))
         assert 100 <= len(first.studied) < 1000
         store.remember(memory)
     with precook.open(path) as store:
-        second = Bytes()
-        listing, learnt = study(root, second, store.memory())
+        second = ByteReader()
+        listing, facts = collect(root, second, store.memory())
     assert sorted(first.studied + second.studied) == sorted([b"first", b"second", b"", *map(str.encode, names)])
-    assert not learnt.problems
-    assert all(answers(listing, learnt)[name] == digest(name.encode()) for name in names)
+    assert not facts.problems
+    assert all(answers(listing, facts)[name] == digest(name.encode()) for name in names)
 
 
 def test_what_is_learnt_is_saved_now_and_then(root: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed in the middle has lost seconds of work, not hours."""
     many(root, 500)
-    monkeypatch.setattr(learn_module, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(facts_module, "_SAVE_SECONDS", 0)
     with precook.open(path) as store:
         memory = store.memory()
         saved = []
@@ -555,7 +555,7 @@ def test_what_is_learnt_is_saved_now_and_then(root: Path, path: Path, monkeypatc
             store.remember(memory)
             saved.append(len(known(root, store.memory())))
 
-        study(root, Bytes(), memory, save=save)
+        collect(root, ByteReader(), memory, save=save)
     assert saved == sorted(set(saved))
     assert len(saved) > 10
     assert saved[-1] > 450
@@ -564,15 +564,15 @@ def test_what_is_learnt_is_saved_now_and_then(root: Path, path: Path, monkeypatc
 def test_a_failing_save_is_an_error_and_loses_nothing(root: Path, memory: Memory, monkeypatch: Any) -> None:
     """What was read stays in memory, so that it can be saved once there is room."""
     many(root, 100)
-    monkeypatch.setattr(learn_module, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(facts_module, "_SAVE_SECONDS", 0)
 
     def save() -> None:
         raise precook.NoSpaceError(root, "no space left")
 
-    lesson = Bytes()
+    reader = ByteReader()
     with pytest.raises(precook.NoSpaceError):
-        study(root, lesson, memory, save=save)
-    assert len(known(root, memory)) == len(lesson.studied) > 0
+        collect(root, reader, memory, save=save)
+    assert len(known(root, memory)) == len(reader.studied) > 0
 
 
 def test_refused_content_is_remembered_with_its_reason(root: Path, path: Path) -> None:
@@ -580,25 +580,25 @@ def test_refused_content_is_remembered_with_its_reason(root: Path, path: Path) -
     (root / "a.png").write_bytes(b"bad!")
     with precook.open(path) as store:
         memory = store.memory()
-        listing, learnt = study(root, Bytes(), memory)
-        assert answers(listing, learnt)["a.png"] == "4 bad bytes"
+        listing, facts = collect(root, ByteReader(), memory)
+        assert answers(listing, facts)["a.png"] == "4 bad bytes"
         store.remember(memory)
     with precook.open(path) as store:
         memory = store.memory()
         with opened(root) as names:
-            listing, learnt = study(root, Bytes(), memory)
+            listing, facts = collect(root, ByteReader(), memory)
         assert names == []
-        assert learnt.problems == {listing.names.index("a.png"): "4 bad bytes"}
+        assert facts.problems == {listing.names.index("a.png"): "4 bad bytes"}
         (root / "copy.png").write_bytes(b"bad!")
-        listing, learnt = study(root, Bytes(), memory)
-        assert answers(listing, learnt)["copy.png"] == "4 bad bytes"
+        listing, facts = collect(root, ByteReader(), memory)
+        assert answers(listing, facts)["copy.png"] == "4 bad bytes"
         (root / "a.png").write_bytes(b"good")
-        listing, learnt = study(root, Bytes(), memory)
-        assert answers(listing, learnt)["a.png"] == digest(b"good")
+        listing, facts = collect(root, ByteReader(), memory)
+        assert answers(listing, facts)["a.png"] == digest(b"good")
 
 
-def picture_lesson(monkeypatch: pytest.MonkeyPatch, version: str) -> Lesson:
-    """The lesson about pictures as another version of Pillow would teach it."""
+def picture_reader(monkeypatch: pytest.MonkeyPatch, version: str) -> FactReader:
+    """The reader about pictures as another version of Pillow would teach it."""
     spec = importlib.util.find_spec("precook.sources.facts")
     assert spec is not None
     assert spec.loader is not None
@@ -606,8 +606,8 @@ def picture_lesson(monkeypatch: pytest.MonkeyPatch, version: str) -> Lesson:
         patch.setattr(PIL, "__version__", version)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    lesson: Lesson = module.PictureLesson()
-    return lesson
+    reader: FactReader = module.PictureReader()
+    return reader
 
 
 def test_another_pillow_looks_again_at_what_was_refused(
@@ -616,17 +616,17 @@ def test_another_pillow_looks_again_at_what_was_refused(
     """A newer version may read it; what was understood is not read again."""
     for path in (root / "sub/c.png", root / "b.png"):
         Image.new("RGB", (3, 2)).save(path)
-    for lesson, expected in (
-        (PictureLesson(), ALL),
-        (PictureLesson(), []),
-        (picture_lesson(monkeypatch, "99.0"), ["a.png"]),
-        (picture_lesson(monkeypatch, "99.0"), []),
-        (PictureLesson(), []),
+    for reader, expected in (
+        (PictureReader(), ALL),
+        (PictureReader(), []),
+        (picture_reader(monkeypatch, "99.0"), ["a.png"]),
+        (picture_reader(monkeypatch, "99.0"), []),
+        (PictureReader(), []),
     ):
         with opened(root) as names:
-            listing, learnt = study(root, lesson, memory)
+            listing, facts = collect(root, reader, memory)
         assert names == expected
-        assert list(learnt.problems) == [listing.names.index("a.png")]
+        assert list(facts.problems) == [listing.names.index("a.png")]
 
 
 def test_pictures_say_their_size_orientation_and_alpha_once(root: Path, path: Path) -> None:
@@ -642,33 +642,33 @@ def test_pictures_say_their_size_orientation_and_alpha_once(root: Path, path: Pa
         with precook.open(path) as store:
             memory = store.memory()
             with opened(root) as seen:
-                listing, learnt = study(root, PictureLesson(), memory)
+                listing, facts = collect(root, PictureReader(), memory)
             store.remember(memory)
         assert seen == names
-        sizes, alphas = picture_sizes(learnt.facts).tolist(), picture_alphas(learnt.facts).tolist()
+        sizes, alphas = picture_sizes(facts.facts).tolist(), picture_alphas(facts.facts).tolist()
         assert {listing.path(row): (sizes[row], alphas[row]) for row in range(3)} == expected
 
 
-def test_a_lesson_that_breaks_on_one_file_does_not_end_the_others(root: Path, memory: Memory) -> None:
+def test_a_reader_that_breaks_on_one_file_does_not_end_the_others(root: Path, memory: Memory) -> None:
     """A defect in a decoder names its file, and is tried again next time."""
 
     def breaks(content: bytes) -> None:
         if content == b"first":
             raise KeyError("a defect")
 
-    listing, learnt = study(root, Bytes(breaks), memory)
-    assert answers(listing, learnt) == {
+    listing, facts = collect(root, ByteReader(breaks), memory)
+    assert answers(listing, facts) == {
         "a.png": "cannot be understood: KeyError: 'a defect'",
         "b.png": digest(b"second"),
         "sub/c.png": digest(b""),
     }
     assert known(root, memory) == ["b.png", "sub/c.png"]
-    listing, learnt = study(root, Bytes(), memory)
-    assert not learnt.problems
+    listing, facts = collect(root, ByteReader(), memory)
+    assert not facts.problems
 
 
 def test_too_few_descriptors_stop_the_reading_and_condemn_no_file(root: Path, memory: Memory) -> None:
-    """The error names the cause; afterwards everything can be learnt."""
+    """The error names the cause; afterwards everything can be facts."""
     listing = walk(root, {"png": 1}, recursive=True)
     descriptors()  # no garbage that is collected meanwhile makes room
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -676,44 +676,44 @@ def test_too_few_descriptors_stop_the_reading_and_condemn_no_file(root: Path, me
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, limits[1]))
         with pytest.raises(SourceError, match="Too many open files") as caught:
-            study(root, Bytes(), memory, listing=listing, ground=FileSystem(0, trusted=True))
+            collect(root, ByteReader(), memory, listing=listing, file_system=FileSystem(0, trusted=True))
         assert "ulimit" in caught.value.hint
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         os.close(used)
-    _, learnt = study(root, Bytes(), memory)
-    assert not learnt.problems
+    _, facts = collect(root, ByteReader(), memory)
+    assert not facts.problems
 
 
 def test_two_names_of_one_file_are_the_same_file(root: Path, memory: Memory) -> None:
     """Hard links and links share what is remembered; one of them going away costs the other a read at most."""
     os.link(root / "a.png", root / "hard.png")
     (root / "soft.png").symlink_to("a.png")
-    listing, learnt = study(root, Bytes(), memory)
-    found = answers(listing, learnt)
+    listing, facts = collect(root, ByteReader(), memory)
+    found = answers(listing, facts)
     assert found["a.png"] == found["hard.png"] == found["soft.png"] == digest(b"first")
     with opened(root) as names:
-        study(root, Bytes(), memory)
+        collect(root, ByteReader(), memory)
     assert names == []
     (root / "a.png").unlink()
-    listing, learnt = study(root, Bytes(), memory)
-    assert answers(listing, learnt)["hard.png"] == digest(b"first")
-    assert answers(listing, learnt)["soft.png"] == "cannot be read: No such file or directory"
+    listing, facts = collect(root, ByteReader(), memory)
+    assert answers(listing, facts)["hard.png"] == digest(b"first")
+    assert answers(listing, facts)["soft.png"] == "cannot be read: No such file or directory"
 
 
 def test_equal_content_is_learnt_once_for_another_reader(root: Path, memory: Memory) -> None:
-    """A second lesson about the same files reads them for itself, and then both are remembered."""
+    """A second reader about the same files reads them for itself, and then both are remembered."""
 
-    class Other(Bytes):
-        facts = Kind("other", key=32, value=9)
+    class Other(ByteReader):
+        kind = Kind("other", key=32, value=9)
 
-    study(root, Bytes(), memory)
+    collect(root, ByteReader(), memory)
     with opened(root) as names:
-        study(root, Other(), memory)
+        collect(root, Other(), memory)
     assert names == ALL
     with opened(root) as names:
-        study(root, Other(), memory)
-        study(root, Bytes(), memory)
+        collect(root, Other(), memory)
+        collect(root, ByteReader(), memory)
     assert names == []
 
 
@@ -731,7 +731,7 @@ texts = st.lists(
 def test_caption_lines_come_out_of_memory_as_they_were_read(contents: list[bytes], again: bool) -> None:
     """Any files, with none, one or many lines: the digests of all lines in order, read or remembered."""
     memory = Memory(None)
-    lesson = CaptionLesson("utf-8")
+    reader = CaptionReader("utf-8")
     facts, expected, digests = [], [], []
     for content in contents:
         try:
@@ -739,14 +739,14 @@ def test_caption_lines_come_out_of_memory_as_they_were_read(contents: list[bytes
         except ValueError:
             continue
         digests.append(digest(content))
-        facts.append(lesson.study(digests[-1], content))
+        facts.append(reader.read(digests[-1], content))
         expected.append([digest(line.encode()) for line in lines])
-    lesson.keep(memory)
+    reader.remember_rest(memory)
     if again:
-        lesson = CaptionLesson("utf-8")
-    rows = np.frombuffer(b"".join(facts), np.uint8).reshape(-1, lesson.facts.value)
+        reader = CaptionReader("utf-8")
+    rows = np.frombuffer(b"".join(facts), np.uint8).reshape(-1, reader.kind.value)
     keys = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
-    counts, lines = lesson.lines(keys, rows, memory)
+    counts, lines = reader.lines(keys, rows, memory)
     assert counts.tolist() == [len(one) for one in expected]
     assert [line.tobytes() for line in lines] == [line for one in expected for line in one]
 
@@ -754,17 +754,17 @@ def test_caption_lines_come_out_of_memory_as_they_were_read(contents: list[bytes
 def test_lost_caption_lines_are_noticed(root: Path, memory: Memory) -> None:
     """Where memory has lost the further lines of a file, nobody gets fewer captions than there are."""
     (root / "a.txt").write_text("one\ntwo\nthree")
-    lesson = CaptionLesson("utf-8")
+    reader = CaptionReader("utf-8")
     listing = walk(root, {"txt": 1}, recursive=True)
-    _, learnt = study(root, lesson, memory, listing=listing)
-    counts, lines = lesson.lines(learnt.digests, learnt.facts, memory)
+    _, facts = collect(root, reader, memory, listing=listing)
+    counts, lines = reader.lines(facts.digests, facts.facts, memory)
     assert (counts.tolist(), len(lines)) == ([3], 3)
-    memory.forget(lesson.further)
+    memory.forget(reader.further)
     with pytest.raises(LookupError):
-        lesson.lines(learnt.digests, learnt.facts, memory)
-    memory.forget(lesson.facts)
-    _, learnt = study(root, lesson, memory, listing=listing)
-    assert len(lesson.lines(learnt.digests, learnt.facts, memory)[1]) == 3
+        reader.lines(facts.digests, facts.facts, memory)
+    memory.forget(reader.kind)
+    _, facts = collect(root, reader, memory, listing=listing)
+    assert len(reader.lines(facts.digests, facts.facts, memory)[1]) == 3
 
 
 def test_captions_in_another_encoding_are_read_anew(root: Path, memory: Memory) -> None:
@@ -773,9 +773,9 @@ def test_captions_in_another_encoding_are_read_anew(root: Path, memory: Memory) 
     listing = walk(root, {"txt": 1}, recursive=True)
     found = {}
     for encoding in ("utf-8", "cp1252", "cp437", "cp1252"):
-        lesson = CaptionLesson(encoding)
-        _, learnt = study(root, lesson, memory, listing=listing)
-        found[encoding] = learnt.problems.get(0) or lesson.lines(learnt.digests, learnt.facts, memory)[1].tobytes()
+        reader = CaptionReader(encoding)
+        _, facts = collect(root, reader, memory, listing=listing)
+        found[encoding] = facts.problems.get(0) or reader.lines(facts.digests, facts.facts, memory)[1].tobytes()
     assert "0xe9" in found["utf-8"]
     assert found["cp1252"] == digest("café".encode()) + digest("thé".encode())
     assert found["cp437"] == digest("cafΘ".encode()) + digest("thΘ".encode())
@@ -809,10 +809,10 @@ def test_an_edit_within_one_second_is_seen_where_times_are_seconds(coarse: Path,
         with open(path, "r+b" if turn else "xb") as file:
             file.write(content)
         assert path.stat().st_mtime_ns % 10**9 == 0
-        ground = FileSystem(clock(coarse), trusted=filesystems.trusted(coarse), device=coarse.stat().st_dev)
-        listing, learnt = study(coarse, Bytes(), memory, ground=ground)
-        assert ground.trusted
-        assert answers(listing, learnt) == {"a.png": digest(content)}
+        file_system = FileSystem.of(coarse)
+        listing, facts = collect(coarse, ByteReader(), memory, file_system=file_system)
+        assert file_system.trusted
+        assert answers(listing, facts) == {"a.png": digest(content)}
 
 
 @pytest.fixture
@@ -828,8 +828,8 @@ def weights(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that were just written count as settled."""
-    real = filesystems.clock
-    monkeypatch.setattr(remembered_module, "clock", lambda folder: real(folder) + HOUR)
+    real = trust_module.file_system_time
+    monkeypatch.setattr(facts_module, "file_system_time", lambda folder: real(folder) + HOUR)
 
 
 def weigh(paths: list[Path], memory: Memory, *, trust: bool = False) -> list[bytes]:
@@ -870,7 +870,7 @@ def test_a_changed_weight_is_read_again(weights: list[Path], memory: Memory) -> 
 @pytest.mark.usefixtures("hour_later")
 def test_a_weight_that_changes_while_it_is_read_is_not_remembered(weights: list[Path], memory: Memory) -> None:
     """Its digest is that of the bytes that were read, and neither its old nor its new stamp keeps it."""
-    before = look(weights)
+    before = read_stamps(weights)
     wait_for_a_tick(weights[0].parent)
 
     class Editing(Interrupting):
@@ -880,7 +880,7 @@ def test_a_weight_that_changes_while_it_is_read_is_not_remembered(weights: list[
 
     found = remembered_digests(weights, memory, trust=True, report=Editing(0))
     assert [one.bytes for one in found] == [digest(b"one" * 1000), digest(b"TWO" * 1000)]
-    for stamps in (before, look(weights)):
+    for stamps in (before, read_stamps(weights)):
         assert memory.recall(FILES, stamp_keys(stamps))[0].tolist() == [True, False]
 
 
@@ -888,11 +888,11 @@ def test_a_weight_that_was_just_written_is_read_again(
     weights: list[Path], memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the clock of its disk: a download that ended this second is not yet to be relied on."""
-    now = clock(weights[0].parent)
+    now = file_system_time(weights[0].parent)
     for weight in weights:
         weight.touch()
     # However long this test takes, no more than this second passes.
-    monkeypatch.setattr(remembered_module, "clock", lambda _: now)
+    monkeypatch.setattr(facts_module, "file_system_time", lambda _: now)
     for _ in range(2):
         with opened(weights[0].parent) as names:
             weigh(weights, memory, trust=True)
@@ -909,7 +909,7 @@ def test_weights_on_a_drive_that_is_not_trusted_are_read_each_time(
     links = [tmp_path / "linked" / weight.name for weight in weights]
     for link, weight in zip(links, weights, strict=True):
         link.symlink_to(weight)
-    monkeypatch.setattr(remembered_module, "trusted", lambda folder: folder != remote)
+    monkeypatch.setattr(facts_module, "stamps_are_reliable", lambda folder: folder != remote)
     for trust, paths, count in (
         (False, weights, 2),
         (False, weights, 2),

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 import precook
 from precook.errors import SourceError
+from precook.fs import stat_many as stat_many_module
 from precook.fs import stat_names as helper
 from precook.fs.stamps import stamp_of
-from precook.fs.trust import clock, file_system, trusted
-from precook.sources import walk as walk_module
+from precook.fs.trust import file_system_time, file_system_type, stamps_are_reliable
 from precook.sources.walk import Listing, list_names, walk
 from tests.store.test_processes import in_child
 from tests.support.descriptors import descriptors
@@ -428,7 +428,7 @@ def test_large_folders_are_shared_with_helpers(root: Path, monkeypatch: pytest.M
     make(root, *(f"{number}.png" for number in range(30)))
     alone = walk(root, ROLES, recursive=True)
     assert not started
-    monkeypatch.setattr(walk_module, "_MANY", 30)
+    monkeypatch.setattr(stat_many_module, "_MANY", 30)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert the_same(walk(root, ROLES, recursive=True), alone)
     assert len(started) == 2
@@ -515,7 +515,7 @@ def test_a_helper_does_not_outlive_an_interruption(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(walk_module, "_stat_part", interrupted)
+    monkeypatch.setattr(stat_many_module, "_stat_part", interrupted)
     with pytest.raises(KeyboardInterrupt):
         walk(root, ROLES, recursive=True, helpers=2)
     assert len(started) == 2
@@ -589,7 +589,7 @@ def test_the_clock_is_the_file_systems_and_leaves_no_trace(root: Path, monkeypat
     for folder in (root, Path("/proc")):  # in the second, nothing can be made
         make(root, "before")
         looks = os.stat(root)
-        now = clock(folder)
+        now = file_system_time(folder)
         if folder == root:
             assert os.stat(root) == looks
             assert os.listdir(root) == ["before"]
@@ -600,10 +600,10 @@ def test_the_clock_is_the_file_systems_and_leaves_no_trace(root: Path, monkeypat
 
 def test_file_systems_that_keep_no_change_time_are_not_trusted(root: Path) -> None:
     """A kind that nobody has vouched for is not believed."""
-    assert file_system(Path("/proc/self/status")) == "proc"
-    assert not trusted(Path("/proc/self"))
-    if file_system(root) in ("ext4", "xfs", "btrfs", "tmpfs", "overlay"):
-        assert trusted(root)
+    assert file_system_type(Path("/proc/self/status")) == "proc"
+    assert not stamps_are_reliable(Path("/proc/self"))
+    if file_system_type(root) in ("ext4", "xfs", "btrfs", "tmpfs", "overlay"):
+        assert stamps_are_reliable(root)
 
 
 @pytest.fixture
@@ -625,10 +625,10 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 def test_a_mount_is_recognised_whatever_its_name(mounted: Path, tmp_path: Path) -> None:
     """A network drive under a name that is not ASCII must not be taken for the disk it is mounted on."""
     make(mounted, "sub/a.png")
-    assert file_system(mounted) == file_system(mounted / "sub/a.png") == "ramfs"
+    assert file_system_type(mounted) == file_system_type(mounted / "sub/a.png") == "ramfs"
     (tmp_path / "link").symlink_to(mounted / "sub")
-    assert file_system(tmp_path / "link") == "ramfs"
-    assert file_system(tmp_path) != "ramfs"
-    assert file_system(tmp_path / "B\u00fccher") != "ramfs"
-    assert file_system(mounted.with_name(mounted.name + " 2")) != "ramfs"
+    assert file_system_type(tmp_path / "link") == "ramfs"
+    assert file_system_type(tmp_path) != "ramfs"
+    assert file_system_type(tmp_path / "B\u00fccher") != "ramfs"
+    assert file_system_type(mounted.with_name(mounted.name + " 2")) != "ramfs"
     assert stat.S_ISREG(int(walk(mounted, ROLES, recursive=True).modes[0]))

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 import precook
-from precook.fs.trust import clock
+from precook.fs.trust import file_system_time
 
 
 class Words:
@@ -192,7 +192,7 @@ def keep_times(path: Path, content: bytes) -> None:
     """Replace a file's content in place and give it its old times back, as `cp -p` would."""
     status = os.stat(path)
     # Its change time is another one only when the file system's clock has moved.
-    while clock(path.parent) <= status.st_ctime_ns:
+    while file_system_time(path.parent) <= status.st_ctime_ns:
         pass
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -24,7 +24,7 @@ from precook.sources.captions import CaptionError
 from precook.sources.crop import cut, cut_mask
 from precook.sources.geometry import Geometry
 from precook.sources.image import RefusedError, decode, decode_mask
-from precook.sources.samples import Gathered
+from precook.sources.samples import ConceptSamples
 
 _LOOK = 0.1
 """Seconds between two looks at whether it is time to stop."""
@@ -186,7 +186,7 @@ def _read_mask(path: str, entries: Sequence[PlannedEntry]) -> list[Prepared]:
     return [Job(entry, Item(mask=cut_mask(mask, _geometry(entry)))) for entry in entries]
 
 
-def _read_texts(home: Gathered, number: int, entries: Sequence[PlannedEntry]) -> list[Prepared]:
+def _read_texts(home: ConceptSamples, number: int, entries: Sequence[PlannedEntry]) -> list[Prepared]:
     # By digest, not by line: lines may have been reordered since.
     texts = {digest(text).bytes: text for text in home.texts(number)}
     found = [(entry, texts.get(entry.parts.input)) for entry in entries]

@@ -1,4 +1,4 @@
-"""Stamps: how files look without reading them, and when that says enough."""
+"""Stamps: how files look without reading them, and when an unchanged stamp proves that a file is unchanged."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.fs.stat_names import numbers
 from precook.memo.columns import Kind
-from precook.values import Bytes
+from precook.values import Bytes, Flags, Numbers
 
-Stamps = npt.NDArray[np.int64]
+Stamps = Numbers
 """Inode, device, size, mtime and ctime in nanoseconds, a file per row."""
 Stamp = tuple[int, int, int, int, int]
 """The same of one file."""
@@ -46,21 +45,21 @@ def why_not_a_file(mode: int) -> str | None:
     return None if stat.S_ISREG(mode) else f"{_KINDS.get(stat.S_IFMT(mode), 'a device')}, not a file"
 
 
-def settled(stamps: Stamps, now: int) -> npt.NDArray[np.bool_]:
-    """Which files an edit from now on would give another stamp: those last changed a while ago.
+def settled(stamps: Stamps, now: int) -> Flags:
+    """Which files would get another stamp by an edit from now on: those that were last changed a while ago.
 
-    A younger one could be edited within the same tick of the clock, so what was read of it is not remembered.
+    A younger one could be edited within the same tick of the clock, so what was read of it is not remembered. Git calls
+    such files racy.
     """
     return np.asarray(stamps[:, [_MTIME, _CTIME]].max(axis=1) <= now - _RACY)
 
 
-def look(paths: Sequence[Path]) -> Stamps:
+def read_stamps(paths: Sequence[Path]) -> Stamps:
     """The stamps of a few files; an `OSError` where one is not there or no regular file."""
-    return np.array([_look(path) for path in paths], np.int64).reshape(-1, COLUMNS)
-
-
-def _look(path: Path) -> Stamp:
-    status = path.stat()
-    if reason := why_not_a_file(status.st_mode):
-        raise OSError(errno.EINVAL, reason, str(path))
-    return stamp_of(status)
+    stamps = []
+    for path in paths:
+        status = path.stat()
+        if reason := why_not_a_file(status.st_mode):
+            raise OSError(errno.EINVAL, reason, str(path))
+        stamps.append(stamp_of(status))
+    return np.array(stamps, np.int64).reshape(-1, COLUMNS)

@@ -1,7 +1,7 @@
-"""Stamps of many files: also a program of its own, so that several processes can share the work.
+"""Stamps of files by name: a function, and a program that `stat_many` starts to share the work.
 
-Python holds one lock per process, and asking for a stamp is mostly holding it; helpers that import nothing else start
-in a few milliseconds. Run with groups on stdin, `folder NUL count NUL name NUL …`; it answers six numbers per name.
+The program imports nothing but what stands here, so it starts in a few milliseconds. It reads groups from stdin,
+`folder NUL count NUL name NUL …`, and answers with six numbers per name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def stat_names(folder: bytes | str, names: list[bytes] | list[str]) -> array[int
     try:
         descriptor = os.open(folder, _FOLDER)
     except OSError as error:
-        extend(_failed(error) * len(names))
+        extend(_failure_row(error) * len(names))
         return rows
     try:
         for name in names:
@@ -34,7 +34,7 @@ def stat_names(folder: bytes | str, names: list[bytes] | list[str]) -> array[int
                 # Inodes and devices may use the 64th bit, which the array has no room for.
                 extend((s.st_mode, s.st_ino & _63, s.st_dev & _63, s.st_size, s.st_mtime_ns, s.st_ctime_ns))
             except OSError as error:
-                extend(_failed(error))
+                extend(_failure_row(error))
             except OverflowError:
                 del rows[len(rows) // COLUMNS * COLUMNS :]
                 extend(numbers(s))
@@ -52,18 +52,19 @@ def numbers(status: os.stat_result) -> tuple[int, int, int, int, int, int]:
     return status.st_mode, status.st_ino & _63, status.st_dev & _63, status.st_size, modified, changed
 
 
-def _failed(error: OSError) -> tuple[int, ...]:
+def _failure_row(error: OSError) -> tuple[int, ...]:
+    """Minus the errno where a mode would be."""
     return -(error.errno or errno.EIO), 0, 0, 0, 0, 0
 
 
 def _main() -> None:
     parts = sys.stdin.buffer.read().split(b"\0")
     rows = array("q")
-    at = 0
-    while at < len(parts) - 1:
-        first = at + 2
-        at = first + int(parts[first - 1])
-        rows.extend(stat_names(parts[first - 2], parts[first:at]))
+    position = 0
+    while position < len(parts) - 1:
+        folder, count, first = parts[position], int(parts[position + 1]), position + 2
+        position = first + count
+        rows.extend(stat_names(folder, parts[first:position]))
     # All at once: a pipe holds little, and nobody reads it before the other part of the work is done.
     sys.stdout.buffer.write(rows)
 

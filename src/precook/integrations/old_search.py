@@ -15,7 +15,7 @@ from precook.integrations.old_names import LATENT_FOLDER, TEXT_FOLDER, OldName, 
 from precook.report import Reporter
 from precook.sources.captions import CaptionError, decode_caption
 from precook.sources.image import RefusedError, read_facts
-from precook.sources.samples import SUFFIXES
+from precook.sources.sample_files import SUFFIXES
 from precook.values import Digest
 
 _CAPTIONS = (".txt", ".caption")

@@ -36,7 +36,7 @@ from precook.errors import (
     StoreError,
     printable,
 )
-from precook.fs.trust import clock
+from precook.fs.trust import file_system_time
 from precook.identity.digest import derived_digest
 from precook.maintain.archive import (
     BLOCK,
@@ -373,7 +373,7 @@ class Staging:
         """Remove what imports that nobody went on with have left."""
         if not self._home.is_dir():
             return
-        now = clock(self.root) / 1e9
+        now = file_system_time(self.root) / 1e9
         for folder in self._home.iterdir():
             if folder == self.folder or folder.is_symlink() or now - folder.stat().st_mtime < _STAGED_SECONDS:
                 continue

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import DamagedEntryError, LockedError, NoSpaceError
-from precook.fs.trust import clock
+from precook.fs.trust import file_system_time
 from precook.store import files
 from precook.store.dtypes import DType
 from precook.store.files import syncpoint
@@ -303,7 +303,7 @@ def check_space(internals: StoreInternals, nbytes: int) -> None:
 def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]) -> None:
     path = internals.layout.pack(image.id)
     # As old as the youngest of them: nothing in it may look older than it is.
-    modified = min(max(pack.path.stat().st_mtime_ns for pack in packs), clock(internals.layout.root))
+    modified = min(max(pack.path.stat().st_mtime_ns for pack in packs), file_system_time(internals.layout.root))
     with files.explained(internals.layout.root):
         internals.directories.make(internals.layout.packs)
         internals.directories.make(path.parent)

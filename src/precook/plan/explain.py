@@ -91,10 +91,10 @@ def _files_of(plan: Plan, wanted: str) -> set[str]:
     """A file and, where it is a picture, its caption and mask: whatever keeps it from being a sample."""
     files = {wanted}
     for gathered in plan.samples.gathered:
-        pairs, listing = gathered.pairs, gathered.listing
-        for number, row in enumerate(pairs.pictures.tolist()):
+        found, listing = gathered.files, gathered.listing
+        for number, row in enumerate(found.pictures.tolist()):
             if os.path.abspath(listing.full_path(row)) == wanted:  # noqa: PTH100
-                beside = (int(pairs.captions[number]), int(pairs.masks[number]))
+                beside = (int(found.captions[number]), int(found.masks[number]))
                 files |= {os.path.abspath(listing.full_path(one)) for one in beside if one >= 0}  # noqa: PTH100
     return files
 

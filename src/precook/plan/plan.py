@@ -24,7 +24,7 @@ from precook.plan.show import show
 from precook.plan.targets import Samples, Target, Targets, frame
 from precook.plan.wanted import Encoding, WantedEntries, rows_with, want
 from precook.report import SILENT, Reporter
-from precook.sources.samples import gather
+from precook.sources.samples import collect_samples
 from precook.store.files import syncpoint
 from precook.store.lease import Lease
 from precook.store.snapshot import Snapshot
@@ -216,7 +216,7 @@ def make_plan(
     with_masks = any(encoding.input == "mask" for encoding in encodings)
     try:
         gathered = [
-            gather(
+            collect_samples(
                 concept,
                 base,
                 settings.image,

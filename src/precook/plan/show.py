@@ -104,7 +104,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     for resolution, count in plan.framed.partly.items():
         yield f"{format_count(count, 'sample')} left out at {resolution} only"
     for gathered in plan.samples.gathered:
-        found = len(gathered.pairs.pictures)
+        found = len(gathered.files.pictures)
         if not found:
             yield f"{gathered.concept.name}: no pictures in there"
         elif not gathered.count:

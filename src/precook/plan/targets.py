@@ -15,7 +15,7 @@ from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
 from precook.sources.draws import Purpose, draw
 from precook.sources.geometry import Cuts, GeometryRows, cut_rows
-from precook.sources.samples import Gathered, SourceProblem
+from precook.sources.samples import ConceptSamples, SourceProblem
 from precook.values import Bytes, Numbers
 
 _CONTEXT = "precook sample 1"
@@ -33,7 +33,7 @@ class Target:
 class Samples:
     """All samples, in the order of the concepts; within one, duplicates told apart by the order of their paths."""
 
-    def __init__(self, gathered: Sequence[Gathered]) -> None:
+    def __init__(self, gathered: Sequence[ConceptSamples]) -> None:
         self.gathered = tuple(gathered)
         counts = [concept.count for concept in gathered]
         self.concepts: Numbers = np.repeat(np.arange(len(counts)), counts)
@@ -57,7 +57,7 @@ class Samples:
         """Samples that had no caption and get the empty prompt."""
         return sum(len(concept.uncaptioned) for concept in self.gathered)
 
-    def home(self, sample: int) -> tuple[Gathered, int]:
+    def home(self, sample: int) -> tuple[ConceptSamples, int]:
         """The concept a sample belongs to, and its number there."""
         concept = int(self.concepts[sample])
         return self.gathered[concept], sample - int(self.starts[concept])

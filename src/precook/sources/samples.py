@@ -1,157 +1,38 @@
-"""Gathering: a concept's samples as columns, from its files or its table, with everything that keys are made of."""
+"""Samples of a concept, as columns: everything about pictures, captions and masks that keys are made of.
+
+The files of a folder or a table are listed and paired, and the facts about them are collected, from memory or by
+reading. A picture with a file that cannot be used becomes a problem; every other one becomes a row.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import compress, repeat
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from precook.config.schema import ColumnCaptions, Concept, FileName, FixedText, ImageSettings, Sidecar
+from precook.config.schema import ColumnCaptions, Concept, ImageSettings, Sidecar
 from precook.fs.read import read_source
-from precook.fs.trust import clock, trusted
+from precook.fs.trust import FileSystem
 from precook.identity.digest import digest
 from precook.memo.memo import Memory
 from precook.report import Reporter
-from precook.sources.captions import CaptionError, from_file_name, read_lines
-from precook.sources.facts import CaptionLesson, FileSystem, Learnt, PictureLesson, learn, picture_alphas, picture_sizes
+from precook.sources.captions import CaptionError, read_lines
+from precook.sources.facts import (
+    CaptionReader,
+    FactReader,
+    FileFacts,
+    PictureReader,
+    collect_facts,
+    picture_alphas,
+    picture_sizes,
+)
 from precook.sources.image import Facts, RefusedError, check_pixels
-from precook.sources.table import SourceTable, read_table
-from precook.sources.walk import Listing, list_names, walk
-from precook.values import Bytes, Numbers
-
-PICTURE, CAPTION, MASK = 1, 2, 3
-SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "tif", "tiff", "gif")
-NOT_SAMPLES = ("-masklabel", "-condlabel")
-"""Ends of names that trainers give to masks and conditions: such files are never samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Rows of a listing that belong together; -1 where there is none."""
-
-    listing: Listing
-    pictures: Numbers
-    captions: Numbers
-    masks: Numbers
-    texts: tuple[tuple[str, ...] | None, ...] | None = None
-    """Captions that come with the pictures, from a table's column."""
-
-
-def pair_folder(concept: Concept, root: Path, *, helpers: int | None = None) -> Pairs:
-    """List a folder and pair what lies in it."""
-    sidecar = isinstance(concept.captions, Sidecar)
-    roles: dict[str, int] = dict.fromkeys(SUFFIXES, PICTURE)
-    if sidecar:
-        roles[_suffix(concept.caption_extension)] = CAPTION
-    if isinstance(concept.masks, str):
-        roles.setdefault(_suffix(concept.masks), MASK)
-    listing = walk(root, roles, recursive=concept.recursive, helpers=helpers)
-    pictures: list[Numbers] = [np.zeros(0, np.int64)]
-    captions: list[int] = []
-    wanted_masks: list[str] = []
-    for folder, start, stop in listing.folders:
-        rows, names = _files(listing, start, stop, PICTURE)
-        rows, names = _samples(rows, names)
-        pictures.append(rows)
-        if sidecar:
-            at, beside = _files(listing, start, stop, CAPTION)
-            here = dict(zip(beside, at.tolist(), strict=True))
-            wanted = [name.rpartition(".")[0] + concept.caption_extension for name in names]
-            captions += map(here.get, wanted, repeat(-1))
-        if isinstance(concept.masks, str):
-            wanted_masks += [mask_path(folder + name, concept.masks) for name in names]
-    rows = np.concatenate(pictures)
-    none = np.full(len(rows), -1)
-    masks = _find(listing, wanted_masks) if wanted_masks else none
-    found = np.array(captions, np.int64) if sidecar else none
-    if not wanted_masks:
-        return Pairs(listing, rows, found, masks)
-    # A mask is no sample of its own, even where it looks like one.
-    samples = ~np.isin(rows, masks)
-    return Pairs(listing, rows[samples], found[samples], masks[samples])
-
-
-def pair_table(concept: Concept, path: Path, table: SourceTable, *, helpers: int | None = None) -> Pairs:
-    """Look at the files that a table names."""
-    names = [row.image for row in table.rows]
-    none = [-1] * len(names)
-    captions = masks = none
-    wanted = list(names)
-    roles = bytearray([PICTURE]) * len(names)
-    if isinstance(concept.captions, Sidecar):
-        sidecars = [os.path.splitext(name)[0] + concept.caption_extension for name in names]  # noqa: PTH122
-        captions = list(range(len(wanted), len(wanted) + len(names)))
-        wanted += sidecars
-        roles += bytearray([CAPTION]) * len(names)
-    if concept.masks is not None:
-        pattern = concept.masks
-        found = [
-            row.mask if isinstance(pattern, ColumnCaptions) else mask_path(row.image, pattern) for row in table.rows
-        ]
-        at = iter(range(len(wanted), len(wanted) + len(found)))
-        masks = [next(at) if name is not None else -1 for name in found]
-        present = [name for name in found if name is not None]
-        wanted += present
-        roles += bytearray([MASK]) * len(present)
-    listing = list_names(path.parent, wanted, roles, helpers=helpers)
-    texts = tuple(row.captions for row in table.rows) if isinstance(concept.captions, ColumnCaptions) else None
-    # What a table names is meant to be there; what only follows from a pattern may not be.
-    mask_rows = np.array(masks, np.int64) if isinstance(concept.masks, ColumnCaptions) else _present(listing, masks)
-    return Pairs(listing, np.arange(len(names)), _present(listing, captions), mask_rows, texts)
-
-
-def _files(listing: Listing, start: int, stop: int, role: int) -> tuple[Numbers, list[str]]:
-    """The files of a directory that have a role: rows and names."""
-    chosen = np.frombuffer(listing.roles, np.uint8)[start:stop] == role
-    return np.flatnonzero(chosen) + start, list(compress(listing.names[start:stop], chosen.tolist()))
-
-
-def _samples(rows: Numbers, names: list[str]) -> tuple[Numbers, list[str]]:
-    """Without those whose name says that they belong to another picture."""
-    text = "\0".join(names)
-    if not any(f"{mark}." in text for mark in NOT_SAMPLES):
-        return rows, names
-    keep = [not name.rpartition(".")[0].endswith(NOT_SAMPLES) for name in names]
-    return rows[keep], list(compress(names, keep))
-
-
-def _find(listing: Listing, wanted: list[str]) -> Numbers:
-    """The rows of files by their paths; those the walk has not seen are looked at now."""
-    known = {folder + listing.names[row]: row for folder, start, stop in listing.folders for row in range(start, stop)}
-    beyond = [name for name in dict.fromkeys(wanted) if name not in known]
-    if beyond:
-        first = len(listing.names)
-        others = list_names(listing.root, beyond, bytearray([MASK]) * len(beyond))
-        # Only of these can one be absent: a link to nothing that the walk has listed is there, and unusable.
-        there = (~others.absent()).tolist()
-        listing.add(others)
-        known |= {name: first + at for at, name in enumerate(beyond) if there[at]}
-    return np.array([known.get(name, -1) for name in wanted], np.int64)
-
-
-def _present(listing: Listing, rows: list[int]) -> Numbers:
-    """Rows, without those of files that are not there."""
-    found = np.array(rows, np.int64)
-    return np.where((found >= 0) & ~listing.absent()[found], found, -1) if len(listing.names) else found
-
-
-def mask_path(picture: str, pattern: str) -> str:
-    """Where a pattern says that a picture's mask lies."""
-    folder, name = os.path.split(picture)
-    # By hand, and by way of NULs: a name may itself hold braces.
-    filled = pattern.replace("{stem}", "\0s").replace("{name}", "\0n")
-    filled = filled.replace("\0s", name.rpartition(".")[0]).replace("\0n", name)
-    return os.path.normpath(os.path.join(folder, filled))  # noqa: PTH118
-
-
-def _suffix(name: str) -> str:
-    return name.rpartition(".")[2].lower()
-
+from precook.sources.sample_files import SampleFiles, folder_files, table_files
+from precook.sources.table import read_table
+from precook.sources.walk import Listing
+from precook.values import Bytes, Flags, Numbers
 
 EMPTY = digest("").bytes
 """The digest of the empty prompt."""
@@ -170,18 +51,18 @@ class SourceProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class ConceptSamples:
     """The samples of one concept, a row each."""
 
     concept: Concept
-    pairs: Pairs
+    files: SampleFiles
     rows: Numbers
-    """Rows of `pairs` that are samples."""
+    """Rows of `files` that are samples."""
     images: Bytes
     """Digests of the pictures."""
     sizes: Numbers
     """Width and height after orientation."""
-    alphas: npt.NDArray[np.bool_]
+    alphas: Flags
     line_counts: Numbers
     """Captions of each sample; the empty prompt counts as one."""
     lines: Bytes
@@ -189,7 +70,7 @@ class Gathered:
     uncaptioned: Numbers
     """Samples that have only the empty prompt because there was no caption."""
     masks: Bytes
-    has_mask: npt.NDArray[np.bool_]
+    has_mask: Flags
     problems: tuple[SourceProblem, ...]
 
     @property
@@ -197,39 +78,39 @@ class Gathered:
         """Number of samples."""
         return len(self.rows)
 
+    @property
+    def listing(self) -> Listing:
+        """The files."""
+        return self.files.listing
+
     def path(self, sample: int) -> str:
         """The picture's path relative to the concept's folder, or as its table has it."""
-        return self.listing.path(int(self.pairs.pictures[self.rows[sample]]))
+        return self.listing.path(int(self.files.pictures[self.rows[sample]]))
 
     def full_path(self, sample: int) -> str:
         """The picture's path."""
-        return self.listing.full_path(int(self.pairs.pictures[self.rows[sample]]))
+        return self.listing.full_path(int(self.files.pictures[self.rows[sample]]))
 
     def mask_path(self, sample: int) -> str | None:
         """The mask's path, where there is one."""
-        row = int(self.pairs.masks[self.rows[sample]])
+        row = int(self.files.masks[self.rows[sample]])
         return self.listing.full_path(row) if row >= 0 else None
 
     def caption_path(self, sample: int) -> str | None:
         """The caption file's path, where there is one."""
-        row = int(self.pairs.captions[self.rows[sample]])
+        row = int(self.files.captions[self.rows[sample]])
         return self.listing.full_path(row) if row >= 0 else None
 
     def texts(self, sample: int) -> list[str]:
         """The captions themselves, read now: whoever uses one compares its digest."""
-        found = _texts(self.concept, self.pairs, int(self.rows[sample]))
-        if found is not None:
-            return found or [""]
-        path = self.caption_path(sample)
-        return (read_lines(read_source(path), self.concept.caption_encoding) if path else []) or [""]
-
-    @property
-    def listing(self) -> Listing:
-        """The files."""
-        return self.pairs.listing
+        texts = self.files.given_texts(self.concept, int(self.rows[sample]))
+        if texts is None:
+            path = self.caption_path(sample)
+            texts = read_lines(read_source(path), self.concept.caption_encoding) if path else []
+        return texts or [""]
 
 
-def gather(
+def collect_samples(
     concept: Concept,
     base: Path,
     settings: ImageSettings,
@@ -239,189 +120,178 @@ def gather(
     with_masks: bool,
     save: Callable[[], None],
     report: Reporter,
-) -> Gathered:
-    """Find a concept's samples and learn what there is to know about their files.
+) -> ConceptSamples:
+    """Find a concept's samples and collect the facts about their files.
 
-    `trust` believes stamps on every file system; masks are looked at only where something wants them.
+    `trust` believes stamps on every file system; masks are looked at only where something wants them. `save` is called
+    now and then while files are read.
     """
     root = base / concept.path
-    problems: list[SourceProblem] = []
     if concept.is_table:
-        pairs = _table_pairs(concept, root, problems)
+        table = read_table(
+            root,
+            image_column=concept.image_column,
+            caption_column=concept.captions.column if isinstance(concept.captions, ColumnCaptions) else None,
+            mask_column=concept.masks.column if isinstance(concept.masks, ColumnCaptions) else None,
+        )
+        bad_rows = [(f"{root.name}, row {problem.number}", problem.reason) for problem in table.problems]
+        files = table_files(concept, root, table)
         root = root.parent
     else:
-        pairs = pair_folder(concept, root)
-        problems += [SourceProblem(concept.name, path, reason) for path, reason in pairs.listing.problems]
-    # Where stamps are judged, each device is judged by itself: a link may lead to a network drive.
-    ground = FileSystem(clock(root), trust or trusted(root), device=None if trust else root.stat().st_dev)
+        files = folder_files(concept, root)
+        bad_rows = files.listing.problems
+    collection = _Collection(concept, files, settings, memory, FileSystem.of(root, trust=trust), save, report)
+    collection.problems += [SourceProblem(concept.name, path, reason) for path, reason in bad_rows]
+    return collection.collect(with_masks=with_masks)
 
-    listing = pairs.listing
-    good = listing.regular()[pairs.pictures]
-    for at in np.flatnonzero(~good).tolist():
-        row = int(pairs.pictures[at])
-        problems.append(SourceProblem(concept.name, listing.path(row), listing.problem(row)))
 
-    def study(rows: Numbers, lesson: PictureLesson | CaptionLesson) -> Learnt:
-        return learn(
-            listing.stamps[rows],
-            lambda at: listing.full_path(int(rows[at])),
-            lesson,
-            memory,
-            ground=ground,
-            save=save,
-            report=report,
+class _Collection:
+    """Collects the facts about a concept's files and notes which pictures are no samples, and why."""
+
+    def __init__(
+        self,
+        concept: Concept,
+        files: SampleFiles,
+        settings: ImageSettings,
+        memory: Memory,
+        file_system: FileSystem,
+        save: Callable[[], None],
+        report: Reporter,
+    ) -> None:
+        self.problems: list[SourceProblem] = []
+        self._concept = concept
+        self._files = files
+        self._settings = settings
+        self._memory = memory
+        self._file_system = file_system
+        self._save = save
+        self._report = report
+        self._usable = files.listing.regular()[files.pictures]
+
+    def collect(self, *, with_masks: bool) -> ConceptSamples:
+        """The samples; a problem with any of its files leaves a sample out."""
+        files, listing = self._files, self._files.listing
+        for number in np.flatnonzero(~self._usable).tolist():
+            row = int(files.pictures[number])
+            self._leave_out(number, row, listing.problem(row))
+        chosen = np.flatnonzero(self._usable)
+        pictures = self._facts(files.pictures[chosen], PictureReader())
+        sizes, alphas = picture_sizes(pictures.facts), picture_alphas(pictures.facts)
+        for index, reason in self._unusable_pictures(pictures, sizes):
+            self._leave_out(int(chosen[index]), int(files.pictures[chosen[index]]), reason)
+        counts, lines, bare = self._captions(chosen)
+        masks, has_mask = np.zeros((len(chosen), 32), np.uint8), np.zeros(len(chosen), bool)
+        if with_masks and self._concept.masks is not None:
+            self._masks(chosen, sizes, masks, has_mask)
+        keep = self._usable[chosen]
+        if not keep.all():
+            lines = lines[np.repeat(keep, counts)]
+        return ConceptSamples(
+            concept=self._concept,
+            files=files,
+            rows=chosen[keep],
+            images=pictures.digests[keep],
+            sizes=sizes[keep],
+            alphas=alphas[keep],
+            line_counts=counts[keep],
+            lines=lines,
+            uncaptioned=np.flatnonzero(bare[keep]),
+            masks=masks[keep],
+            has_mask=has_mask[keep],
+            problems=tuple(self.problems),
         )
 
-    def drop(at: int, row: int, reason: str) -> None:
-        good[at] = False
-        problems.append(SourceProblem(concept.name, listing.path(row), reason))
+    def _facts(self, rows: Numbers, reader: FactReader) -> FileFacts:
+        listing = self._files.listing
+        return collect_facts(
+            listing.stamps[rows],
+            lambda number: listing.full_path(int(rows[number])),
+            reader,
+            self._memory,
+            file_system=self._file_system,
+            save=self._save,
+            report=self._report,
+        )
 
-    chosen = np.flatnonzero(good)
-    pictures = study(pairs.pictures[chosen], PictureLesson())
-    sizes, alphas = picture_sizes(pictures.facts), picture_alphas(pictures.facts)
-    for at, reason in _unusable(pictures, sizes, settings):
-        drop(int(chosen[at]), int(pairs.pictures[chosen[at]]), reason)
+    def _leave_out(self, number: int, row: int, reason: str) -> None:
+        """A picture is no sample because of the file in this row."""
+        self._usable[number] = False
+        self.problems.append(SourceProblem(self._concept.name, self._files.listing.path(row), reason))
 
-    counts, lines, uncaptioned = _captions(concept, pairs, chosen, study, memory, drop)
-    masks, has_mask = _masks(concept, pairs, chosen, sizes, settings, study, drop, with_masks=with_masks)
+    def _unusable_pictures(self, pictures: FileFacts, sizes: Numbers) -> Iterator[tuple[int, str]]:
+        yield from pictures.problems.items()
+        # Without multiplying: a header may claim sides whose product has more than 64 bits.
+        width, height = sizes.T
+        limit = self._settings.max_pixels
+        for number in np.flatnonzero(width > limit // np.maximum(height, 1)).tolist():
+            try:
+                check_pixels(Facts(int(width[number]), int(height[number]), 1, alpha=False), limit)
+            except RefusedError as error:
+                yield number, str(error)
 
-    keep = good[chosen]
-    if not keep.all():
-        lines = lines[np.repeat(keep, counts)]
-    return Gathered(
-        concept=concept,
-        pairs=pairs,
-        rows=chosen[keep],
-        images=pictures.digests[keep],
-        sizes=sizes[keep],
-        alphas=alphas[keep],
-        line_counts=counts[keep],
-        lines=lines,
-        uncaptioned=np.flatnonzero(uncaptioned[keep]),
-        masks=masks[keep],
-        has_mask=has_mask[keep],
-        problems=tuple(problems),
-    )
+    def _captions(self, chosen: Numbers) -> tuple[Numbers, Bytes, Flags]:
+        """How many captions each sample has, the digests of all of them, and which samples have none."""
+        if self._files.texts is None and isinstance(self._concept.captions, Sidecar):
+            counts, lines = self._sidecar_captions(chosen)
+        else:
+            counts, lines = self._given_captions(chosen)
+        bare = counts == 0
+        if bare.any():
+            ends = np.cumsum(counts)
+            lines = np.insert(lines, ends[bare], np.frombuffer(EMPTY, np.uint8), axis=0)
+            counts = np.maximum(counts, 1)
+        return counts, lines, bare
 
-
-_Study = Callable[[Numbers, PictureLesson | CaptionLesson], Learnt]
-_Drop = Callable[[int, int, str], None]
-
-
-def _table_pairs(concept: Concept, path: Path, problems: list[SourceProblem]) -> Pairs:
-    column = concept.captions.column if isinstance(concept.captions, ColumnCaptions) else None
-    mask_column = concept.masks.column if isinstance(concept.masks, ColumnCaptions) else None
-    table = read_table(path, image_column=concept.image_column, caption_column=column, mask_column=mask_column)
-    problems += [SourceProblem(concept.name, f"{path.name}, row {bad.number}", bad.reason) for bad in table.problems]
-    return pair_table(concept, path, table)
-
-
-def _unusable(pictures: Learnt, sizes: Numbers, settings: ImageSettings) -> Iterator[tuple[int, str]]:
-    yield from pictures.problems.items()
-    # Without multiplying: a header may claim sides whose product has more than 64 bits.
-    width, height = sizes.T
-    for at in np.flatnonzero(width > settings.max_pixels // np.maximum(height, 1)).tolist():
+    def _sidecar_captions(self, chosen: Numbers) -> tuple[Numbers, Bytes]:
+        rows = self._files.captions[chosen]
+        with_file = np.flatnonzero(rows >= 0)
+        reader = CaptionReader(self._concept.caption_encoding)
+        texts = self._facts(rows[with_file], reader)
         try:
-            check_pixels(Facts(int(width[at]), int(height[at]), 1, alpha=False), settings.max_pixels)
-        except RefusedError as error:
-            yield at, str(error)
+            line_counts, lines = reader.lines(texts.digests, texts.facts, self._memory)
+        except LookupError:
+            # Memory may lose any part of itself. Files with several lines are read again then.
+            self._memory.forget(reader.kind)
+            texts = self._facts(rows[with_file], reader)
+            line_counts, lines = reader.lines(texts.digests, texts.facts, self._memory)
+        for index, reason in texts.problems.items():
+            self._leave_out(int(chosen[with_file[index]]), int(rows[with_file[index]]), reason)
+        counts = np.zeros(len(chosen), np.int64)
+        counts[with_file] = line_counts
+        return counts, lines
 
+    def _given_captions(self, chosen: Numbers) -> tuple[Numbers, Bytes]:
+        """Captions that stand in names, in the table or in the config."""
+        counts: list[int] = []
+        lines: list[bytes] = []
+        for number in chosen.tolist():
+            try:
+                texts = self._files.given_texts(self._concept, number) or []
+            except CaptionError as error:
+                self._leave_out(number, int(self._files.pictures[number]), str(error))
+                texts = []
+            counts.append(len(texts))
+            lines += [digest(text).bytes for text in texts]
+        return np.array(counts, np.int64), np.frombuffer(b"".join(lines), np.uint8).reshape(-1, 32)
 
-def _captions(
-    concept: Concept, pairs: Pairs, chosen: Numbers, study: _Study, memory: Memory, drop: _Drop
-) -> tuple[Numbers, Bytes, npt.NDArray[np.bool_]]:
-    """How many captions each sample has, the digests of all of them, and who has none."""
-    if pairs.texts is None and isinstance(concept.captions, Sidecar):
-        counts, lines = _sidecars(concept, pairs, chosen, study, memory, drop)
-    else:
-        counts, lines = _given(concept, pairs, chosen, drop)
-    bare = counts == 0
-    if bare.any():
-        ends = np.cumsum(counts)
-        lines = np.insert(lines, ends[bare], np.frombuffer(EMPTY, np.uint8), axis=0)
-        counts = np.maximum(counts, 1)
-    return counts, lines, bare
-
-
-def _sidecars(
-    concept: Concept, pairs: Pairs, chosen: Numbers, study: _Study, memory: Memory, drop: _Drop
-) -> tuple[Numbers, Bytes]:
-    rows = pairs.captions[chosen]
-    with_file = np.flatnonzero(rows >= 0)
-    lesson = CaptionLesson(concept.caption_encoding)
-    learnt = study(rows[with_file], lesson)
-    try:
-        found, lines = lesson.lines(learnt.digests, learnt.facts, memory)
-    except LookupError:
-        memory.forget(lesson.facts)
-        learnt = study(rows[with_file], lesson)
-        found, lines = lesson.lines(learnt.digests, learnt.facts, memory)
-    for at, reason in learnt.problems.items():
-        drop(int(chosen[with_file[at]]), int(rows[with_file[at]]), reason)
-    counts = np.zeros(len(chosen), np.int64)
-    counts[with_file] = found
-    return counts, lines
-
-
-def _given(concept: Concept, pairs: Pairs, chosen: Numbers, drop: _Drop) -> tuple[Numbers, Bytes]:
-    """Captions that stand in names, in the table or in the config."""
-    counts: list[int] = []
-    lines: list[bytes] = []
-    for at in chosen.tolist():
-        try:
-            texts = _texts(concept, pairs, at) or []
-        except CaptionError as error:
-            drop(at, int(pairs.pictures[at]), str(error))
-            texts = []
-        counts.append(len(texts))
-        lines += [digest(text).bytes for text in texts]
-    return np.array(counts, np.int64), np.frombuffer(b"".join(lines), np.uint8).reshape(-1, 32)
-
-
-def _texts(concept: Concept, pairs: Pairs, at: int) -> list[str] | None:
-    """A sample's captions; None where they lie in a file of their own."""
-    if pairs.texts is not None:
-        return list(pairs.texts[at] or ())
-    if isinstance(concept.captions, FixedText):
-        text = concept.captions.text.strip()
-        return [text] if text else []
-    if isinstance(concept.captions, FileName):
-        name = pairs.listing.names[int(pairs.pictures[at])]
-        text = from_file_name(os.path.basename(name).rpartition(".")[0])  # noqa: PTH119
-        return [text] if text else []
-    return None
-
-
-def _masks(
-    concept: Concept,
-    pairs: Pairs,
-    chosen: Numbers,
-    sizes: Numbers,
-    settings: ImageSettings,
-    study: _Study,
-    drop: _Drop,
-    *,
-    with_masks: bool,
-) -> tuple[Bytes, npt.NDArray[np.bool_]]:
-    """The masks' digests, and who has one."""
-    masks = np.zeros((len(chosen), 32), np.uint8)
-    has_mask = np.zeros(len(chosen), bool)
-    if not with_masks or concept.masks is None:
-        return masks, has_mask
-    rows = pairs.masks[chosen]
-    present = np.flatnonzero(rows >= 0)
-    learnt = study(rows[present], PictureLesson())
-    masks[present], has_mask[present] = learnt.digests, True
-    mask_sizes = picture_sizes(learnt.facts)
-    for at, reason in _unusable(learnt, mask_sizes, settings):
-        drop(int(chosen[present[at]]), int(rows[present[at]]), reason)
-    for at in np.flatnonzero(rows < 0).tolist() if concept.missing_mask == "error" else []:
-        drop(int(chosen[at]), int(pairs.pictures[chosen[at]]), "no mask for it, and missing_mask is error")
-    width, height = sizes[present].T
-    mask_width, mask_height = mask_sizes.T
-    good = (mask_height > 0) & (height > 0)  # what was refused has no size
-    skew = (mask_width[good] / mask_height[good]) / (width[good] / height[good])
-    for at in np.flatnonzero(good)[np.abs(skew - 1) > _SKEW].tolist():
-        shapes = f"{mask_width[at]}x{mask_height[at]}, its picture {width[at]}x{height[at]}"
-        drop(int(chosen[present[at]]), int(rows[present[at]]), f"another shape than its picture: {shapes}")
-    return masks, has_mask
+    def _masks(self, chosen: Numbers, sizes: Numbers, masks: Bytes, has_mask: Flags) -> None:
+        """Fill in the masks' digests, and who has one."""
+        rows = self._files.masks[chosen]
+        present = np.flatnonzero(rows >= 0)
+        mask_facts = self._facts(rows[present], PictureReader())
+        masks[present], has_mask[present] = mask_facts.digests, True
+        mask_sizes = picture_sizes(mask_facts.facts)
+        for index, reason in self._unusable_pictures(mask_facts, mask_sizes):
+            self._leave_out(int(chosen[present[index]]), int(rows[present[index]]), reason)
+        if self._concept.missing_mask == "error":
+            for number in chosen[rows < 0].tolist():
+                row = int(self._files.pictures[number])
+                self._leave_out(number, row, "no mask for it, and missing_mask is error")
+        width, height = sizes[present].T
+        mask_width, mask_height = mask_sizes.T
+        readable = (mask_height > 0) & (height > 0)  # what was refused has no size
+        skew = (mask_width[readable] / mask_height[readable]) / (width[readable] / height[readable])
+        for index in np.flatnonzero(readable)[np.abs(skew - 1) > _SKEW].tolist():
+            shapes = f"{mask_width[index]}x{mask_height[index]}, its picture {width[index]}x{height[index]}"
+            reason = f"another shape than its picture: {shapes}"
+            self._leave_out(int(chosen[present[index]]), int(rows[present[index]]), reason)

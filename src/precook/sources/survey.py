@@ -12,7 +12,7 @@ from precook.config.template import FoundConcept
 from precook.errors import SourceError, printable
 from precook.report import SILENT, Reporter, Task
 from precook.sources.image import RefusedError, read_facts
-from precook.sources.samples import CAPTION, NOT_SAMPLES, PICTURE, SUFFIXES, mask_path
+from precook.sources.sample_files import CAPTION, NOT_SAMPLES, PICTURE, SUFFIXES, mask_path
 from precook.sources.walk import walk
 
 _LOOKED_AT = 100

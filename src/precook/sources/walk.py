@@ -1,33 +1,23 @@
-"""The walk: one pass over a folder that lists what matters and asks for its stamps."""
+"""The walk: one pass over a folder that lists the files that matter and asks for their stamps."""
 
 from __future__ import annotations
 
 import bisect
 import errno
-import logging
 import os
 import stat
-import subprocess
-import sys
-import tempfile
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.errors import SourceError
-from precook.fs import stat_names as helper
-from precook.fs.stamps import Stamps, why_not_a_file
-from precook.fs.trust import exhausted
+from precook.fs.stamps import COLUMNS, Stamps, why_not_a_file
+from precook.fs.stat_many import stat_many
+from precook.fs.trust import resource_error
+from precook.values import Flags, Numbers
 
-_log = logging.getLogger("precook")
-
-_MANY = 20_000
-"""Files that make a second process worth its start."""
 _STORE_MARKER = "store.toml"
 
 Roles = Mapping[str, int]
@@ -45,24 +35,24 @@ class Listing:
     """Directories relative to the root ("" or with a slash at the end), and their first and last file plus one."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """Folders that could not be listed, and links that may have led to some: relative path and reason."""
-    modes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    modes: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
     """Modes of files, or minus the errno where they could not be looked at."""
-    stamps: Stamps = field(default_factory=lambda: np.zeros((0, 5), np.int64))
+    stamps: Stamps = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
 
     def path(self, row: int) -> str:
         """A file's path relative to the root, or as it was given."""
-        at = bisect.bisect_right(self.folders, row, key=lambda folder: folder[1]) - 1
-        return self.folders[at][0] + self.names[row]
+        folder = bisect.bisect_right(self.folders, row, key=lambda folder: folder[1]) - 1
+        return self.folders[folder][0] + self.names[row]
 
     def full_path(self, row: int) -> str:
         """A file's path."""
         return os.path.join(self.root, self.path(row))  # noqa: PTH118 - plain strings: there are many
 
-    def regular(self) -> npt.NDArray[np.bool_]:
+    def regular(self) -> Flags:
         """Which are regular files, as they should be."""
         return np.asarray((self.modes > 0) & (self.modes & 0o170000 == stat.S_IFREG))
 
-    def absent(self) -> npt.NDArray[np.bool_]:
+    def absent(self) -> Flags:
         """Which are not there at all; a name that is too long cannot be."""
         return np.isin(self.modes, (-errno.ENOENT, -errno.ENOTDIR, -errno.ENAMETOOLONG))
 
@@ -85,30 +75,10 @@ def walk(root: Path, wanted: Roles, *, recursive: bool, helpers: int | None = No
     """List a folder and ask for the stamp of every file that has a role.
 
     Hidden files and folders are passed over, and so are precook stores. Links are followed, into each directory once.
-    An absent folder is an error: a drive that is not mounted must not look like an empty dataset.
+    An absent folder is an error: a drive that is not mounted must not look like an empty dataset. `helpers` is for
+    `stat_many`.
     """
     listing = Listing(root)
-    _list(listing, wanted, recursive=recursive)
-    _look(listing, helpers)
-    return listing
-
-
-def list_names(root: Path, names: list[str], roles: bytearray, *, helpers: int | None = None) -> Listing:
-    """Ask for the stamps of files by name, relative to a folder or absolute; some may be absent."""
-    listing = Listing(root, names, roles, [("", 0, len(names))])
-    _look(listing, helpers)
-    return listing
-
-
-def _look(listing: Listing, helpers: int | None) -> None:
-    table = np.frombuffer(_stat(listing, helpers), np.int64).reshape(len(listing.names), helper.COLUMNS)
-    listing.modes, listing.stamps = table[:, 0], table[:, 1:]
-    for number in np.unique(-listing.modes[listing.modes < 0]).tolist():
-        if error := exhausted(listing.root, number):
-            raise error
-
-
-def _list(listing: Listing, wanted: Roles, *, recursive: bool) -> None:
     # Nearly all names end in one of these, and need no further look at their case.
     wanted = {**wanted, **{suffix.upper(): role for suffix, role in wanted.items()}}
     visited: set[tuple[int, int]] = set()
@@ -121,24 +91,33 @@ def _list(listing: Listing, wanted: Roles, *, recursive: bool) -> None:
         except OSError as error:
             del listing.names[start:], listing.roles[start:]
             if not folder:
-                raise _root_error(listing.root, error) from error
-            if short := exhausted(listing.root / folder, error.errno or 0):
-                raise short from error
+                raise _root_error(root, error) from error
+            if shortage := resource_error(root / folder, error.errno or 0):
+                raise shortage from error
             listing.problems.append((folder, f"this folder cannot be read: {error.strerror}"))
             continue
         if len(listing.names) > start:
             listing.folders.append((folder, start, len(listing.names)))
         todo += [f"{folder}{name}/" for name in sorted(below, reverse=True)]
+    _stat_files(listing, helpers)
+    return listing
+
+
+def list_names(root: Path, names: list[str], roles: bytearray, *, helpers: int | None = None) -> Listing:
+    """Ask for the stamps of files by name, relative to a folder or absolute; some may be absent."""
+    listing = Listing(root, names, roles, [("", 0, len(names))])
+    _stat_files(listing, helpers)
+    return listing
 
 
 def _scan(listing: Listing, folder: str, wanted: Roles, visited: set[tuple[int, int]], *, recursive: bool) -> list[str]:
     """Add the files of one directory; the directories in it that are to be listed too."""
     path = os.path.join(listing.root, folder)  # noqa: PTH118 - plain strings: this is most of what a warm plan does
     status = os.stat(path)  # noqa: PTH116
-    here = status.st_dev, status.st_ino
-    if here in visited:
+    directory = status.st_dev, status.st_ino
+    if directory in visited:
         return []
-    visited.add(here)
+    visited.add(directory)
     below: list[str] = []
     broken: list[tuple[str, str]] = []
     add_name, add_role = listing.names.append, listing.roles.append
@@ -176,112 +155,21 @@ def _why_broken(link: os.DirEntry[str]) -> str | None:
     return None
 
 
-def _stat(listing: Listing, helpers: int | None) -> array[int]:
-    """Ask for all stamps, in several processes if there are many."""
-    count = len(listing.names)
-    parts = 1 + (min(os.cpu_count() or 1, 4) - 1 if helpers is None and count >= _MANY else helpers or 0)
-    if parts > 1 and not _can_help():
-        parts = 1
-    borders = [count * part // parts for part in range(parts + 1)]
-    with _Helpers(listing) as others:
-        for start, stop in pairwise(borders[1:]):
-            others.start(start, stop)
-        rows = _stat_part(listing, 0, borders[1])
-        for part in others.results():
-            rows.extend(part)
-    return rows
-
-
-def _stat_part(listing: Listing, start: int, stop: int) -> array[int]:
-    rows = array("q")
-    for folder, names in _groups(listing, start, stop):
-        rows.extend(helper.stat_names(folder, names))
-    return rows
-
-
-def _can_help() -> bool:
-    """Whether another process can be started: a frozen or embedding application would start itself instead."""
-    program = os.path.basename(sys.executable or "")  # noqa: PTH119
-    return "python" in program.lower() and not hasattr(sys, "frozen") and os.path.isfile(helper.__file__)  # noqa: PTH113
-
-
-class _Helpers:
-    """Processes that look at a part of the files each; none is left behind.
-
-    What one of them fails to do is done here instead, so the result never depends on them.
-    """
-
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
-        self._parts: list[tuple[subprocess.Popen[bytes] | None, int, int]] = []
-
-    def __enter__(self) -> _Helpers:
-        return self
-
-    def start(self, start: int, stop: int) -> None:
-        """Hand the files from `start` to `stop` to a new process."""
-        process = None
-        try:
-            message = self._message(start, stop)
-            process = _run(message) if message else None
-        except OSError as error:
-            _log.warning("no helper process could be started: %s", error)
-        self._parts.append((process, start, stop))
-
-    def results(self) -> Iterator[array[int]]:
-        """The numbers of each part, in order."""
-        for process, start, stop in self._parts:
-            rows = array("q")
-            if process is not None:
-                output, _ = process.communicate()
-                if process.returncode == 0 and len(output) == (stop - start) * helper.COLUMNS * rows.itemsize:
-                    rows.frombytes(output)
-                else:
-                    _log.warning("a helper process ended with %s and %d bytes", process.returncode, len(output))
-            yield rows or _stat_part(self._listing, start, stop)
-
-    def __exit__(self, *_: object) -> None:
-        for process in [part[0] for part in self._parts]:
-            if process is not None:
-                process.kill()
-                process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
-
-    def _message(self, start: int, stop: int) -> bytes | None:
-        """A part as the helper reads it; None where a name (from a table) is none that a file can have."""
-        parts: list[str] = []
-        for folder, names in _groups(self._listing, start, stop):
-            parts += [folder, str(len(names)), *names]
-        text = "\0".join([*parts, ""])
-        try:
-            return os.fsencode(text) if text.count("\0") == len(parts) else None
-        except UnicodeEncodeError:
-            return None
-
-
-def _run(message: bytes) -> subprocess.Popen[bytes]:
-    with tempfile.TemporaryFile() as file:
-        file.write(message)
-        file.seek(0)
-        # Without site packages: they would take longer to import than the work takes.
-        command = [sys.executable, "-I", "-S", helper.__file__]
-        return subprocess.Popen(  # noqa: S603 - our own program
-            command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-
-
-def _groups(listing: Listing, start: int, stop: int) -> Iterator[tuple[str, list[str]]]:
-    """The files from `start` to `stop`, by directory."""
-    for folder, first, last in listing.folders:
-        names = listing.names[max(first, start) : min(last, stop)]
-        if names:
-            yield os.path.join(listing.root, folder), names  # noqa: PTH118
+def _stat_files(listing: Listing, helpers: int | None) -> None:
+    folders = [
+        (os.path.join(listing.root, folder), listing.names[start:stop])  # noqa: PTH118
+        for folder, start, stop in listing.folders
+    ]
+    rows = stat_many(folders, helpers=helpers)
+    listing.modes, listing.stamps = rows[:, 0], rows[:, 1:]
+    for number in np.unique(-listing.modes[listing.modes < 0]).tolist():
+        if error := resource_error(listing.root, number):
+            raise error
 
 
 def _root_error(root: Path, error: OSError) -> SourceError:
-    if short := exhausted(root, error.errno or 0):
-        return short
+    if shortage := resource_error(root, error.errno or 0):
+        return shortage
     if isinstance(error, FileNotFoundError):
         hint = "is the drive mounted? An absent folder is not an empty dataset"
         return SourceError(root, "no such folder", hint=hint)

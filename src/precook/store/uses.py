@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import LockedError, StoreError
-from precook.fs.trust import clock
+from precook.fs.trust import file_system_time
 from precook.store.index.index import Index
 from precook.store.layout import Layout
 
@@ -61,4 +61,4 @@ class Uses:
         """The same, or an error."""
         self._recorded = time.monotonic()
         if marks:
-            index.record_uses(marks, clock(self._layout.root))
+            index.record_uses(marks, file_system_time(self._layout.root))

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from precook.errors import DamagedPackError
-from precook.fs.stamps import Stamps, look, settled, stamp_keys
-from precook.fs.trust import clock, trusted
+from precook.fs.stamps import Stamps, read_stamps, settled, stamp_keys
+from precook.fs.trust import file_system_time, stamps_are_reliable
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.store.internals import StoreInternals
@@ -40,7 +40,7 @@ class PackChecks:
             return
         internals = store.internals()
         # The clock first: a pack that is written to after this is young, and its stamp is not remembered.
-        now, firm = clock(internals.layout.packs), trusted(internals.layout.packs)
+        now, firm = file_system_time(internals.layout.packs), stamps_are_reliable(internals.layout.packs)
         doubtful: list[tuple[TableFile, bytes]] = []
         sound: list[bytes] = []
         for name, table in tables.items():
@@ -89,7 +89,7 @@ def _tables(store: Store, keys: Bytes) -> dict[str, TableFile]:
 
 def _stamp(path: Path) -> Stamps | None:
     try:
-        return look([path])
+        return read_stamps([path])
     except OSError:
         return None
 

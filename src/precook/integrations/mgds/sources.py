@@ -12,13 +12,13 @@ from blake3 import blake3
 
 from precook.errors import SourceChangedError, SourceError
 from precook.fs.stamps import Stamps, stamp_of
-from precook.fs.trust import clock, trusted
+from precook.fs.trust import FileSystem
 from precook.integrations.mgds.groups import GetPrevious
 from precook.integrations.mgds.upstream import PathUse
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.report import Reporter
-from precook.sources.facts import FileSystem, learn
+from precook.sources.facts import collect_facts
 from precook.sources.walk import list_names
 from precook.values import Bytes
 
@@ -30,13 +30,13 @@ class _ContentLesson:
     """Nothing is to be known about the content of these files but its digest."""
 
     task = "reading sources"
-    facts = Kind("mgds content/1", key=32, value=1)
+    kind = Kind("mgds content/1", key=32, value=1)
     refusals = "refused mgds content/1"
 
-    def study(self, digest: bytes, content: bytes) -> bytes:  # noqa: ARG002
+    def read(self, digest: bytes, content: bytes) -> bytes:  # noqa: ARG002
         return b"\0"
 
-    def keep(self, memory: Memory) -> None:
+    def remember_rest(self, memory: Memory) -> None:
         pass
 
 
@@ -128,18 +128,18 @@ def _learn_column(paths: list[str], memory: Memory, save: Callable[[], None], re
     if not len(there):
         return digests, stamps
     folder = Path(os.path.realpath(listing.names[int(there[0])])).parent
-    learnt = learn(
+    known = collect_facts(
         listing.stamps[there],
         lambda row: listing.names[int(there[row])],
         _ContentLesson(),
         memory,
-        ground=FileSystem(clock(folder), trusted(folder), device=folder.stat().st_dev),
+        file_system=FileSystem.of(folder),
         save=save,
         report=report,
     )
-    for row, reason in learnt.problems.items():
+    for row, reason in known.problems.items():
         raise SourceError(Path(listing.names[int(there[row])]), reason)
     rows = np.array(named, np.int64)[there]
-    digests[rows] = learnt.digests
+    digests[rows] = known.digests
     stamps[rows] = listing.stamps[there]
     return digests, stamps

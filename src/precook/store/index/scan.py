@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from precook.fs.trust import clock
+from precook.fs.trust import file_system_time
 from precook.store.index.index import Index
 from precook.store.index.packs import Names
 from precook.store.keysets import beginnings, split
@@ -120,7 +120,7 @@ class EntryScan:
 
     def __init__(self, layout: Layout, index: Index) -> None:
         self._index = index
-        self.now = clock(layout.root)
+        self.now = file_system_time(layout.root)
         """The moment, in nanoseconds, by the file system's clock."""
         packs = index.pack_sizes()
         self.ids = [pack[0] for pack in packs]
