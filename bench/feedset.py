@@ -12,6 +12,7 @@ import numpy as np
 
 import precook
 from bench.samples import Kind, Samples, Tree
+from precook.store.snapshot import SnapshotContent
 
 DATASET = "bench"
 ENCODERS: dict[Kind, dict[str, str]] = {
@@ -50,7 +51,7 @@ def store_entries(
                     key = recipes[name].key(number)
                     keys[name][number] = np.frombuffer(key.bytes, np.uint8)
                     writer.put(key, tree, recipe=recipes[name])
-        store.freeze(DATASET, _tree(encoders, recipes, keys, captions))
+        store.freeze(DATASET, SnapshotContent.of(_tree(encoders, recipes, keys, captions)))
     return time.perf_counter() - start
 
 

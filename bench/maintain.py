@@ -32,6 +32,7 @@ from bench.table import Column, Goal, Section
 from precook.maintain.compact import plan_compact
 from precook.maintain.evict import plan_evict
 from precook.maintain.gc import plan_gc
+from precook.store.snapshot import SnapshotContent
 from precook.store.tree import take_apart
 
 PER_PACK = 10_000
@@ -79,7 +80,7 @@ def freeze(path: Path, numbers: np.ndarray) -> None:
         "empty_keys": {},
     }
     with precook.open(path) as store:
-        store.freeze("bench", content)
+        store.freeze("bench", SnapshotContent.of(content))
 
 
 PLANS: dict[str, Callable[[precook.Store], Any]] = {

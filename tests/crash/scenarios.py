@@ -12,7 +12,16 @@ import numpy as np
 import precook
 from precook.memo.columns import Kind as Segments
 from precook.store import files
-from precook.store.snapshot import read_snapshot
+from precook.store.snapshot import (
+    FrozenConcept,
+    FrozenEncoder,
+    FrozenImage,
+    LineColumns,
+    PictureColumns,
+    SampleColumns,
+    SnapshotContent,
+    read_snapshot,
+)
 
 from .aftermath import Scenario
 from .samples import CROWD, RECIPE, check_entries, key_of, tree_of
@@ -278,7 +287,7 @@ class Freeze(StoreScenario):
                     problems += [] if lenient else [str(error)]
                     continue
                 sizes.add(snapshot.samples)
-                if not _same(snapshot.content, frozen(snapshot.samples)):
+                if not _same(snapshot.content.tree(), frozen(snapshot.samples).tree()):
                     problems.append(f"{file.path.name} holds something else")
             memory = store.memory()
             for number in self.numbers:
@@ -307,36 +316,31 @@ def _row(number: int, width: int) -> np.ndarray:
     return np.full((1, width), number + 1, np.uint8)
 
 
-def frozen(samples: int) -> dict[str, object]:
-    """The tree of a snapshot of so many samples, whose entries nobody has."""
+def frozen(samples: int) -> SnapshotContent:
+    """A snapshot of so many samples, whose entries nobody has."""
     return _snapshot(np.repeat(np.arange(samples).astype(np.uint8)[:, None] + 1, 32, axis=1))
 
 
-def frozen_entries(numbers: Iterable[int]) -> dict[str, object]:
-    """The tree of a snapshot that names these entries."""
+def frozen_entries(numbers: Iterable[int]) -> SnapshotContent:
+    """A snapshot that names these entries."""
     return _snapshot(np.frombuffer(b"".join(key_of(number).bytes for number in numbers), np.uint8).reshape(-1, 32))
 
 
-def _snapshot(keys: np.ndarray) -> dict[str, object]:
+def _snapshot(keys: np.ndarray) -> SnapshotContent:
     samples = len(keys)
     column = np.arange(samples, dtype=np.int32)
-    return {
-        "format": 1,
-        "dataset": "cats",
-        "image": {"resolutions": [512], "variations": 1, "pick": "one"},
-        "concepts": [{"name": "cats", "loss_weight": 1.0, "repeats": 1.0, "samples": None}],
-        "encoders": {"latent": {"input": "image", "recipe": "[]"}},
-        "samples": {"id": keys, "image": keys, "concept": column * 0},
-        "pictures": {
-            "sample": column,
-            "target": np.zeros((samples, 2), np.int32),
-            "size": np.ones((samples, 2), np.int32),
-        },
-        "picture_keys": {"latent": keys},
-        "lines": {"sample": column[:0]},
-        "line_keys": {},
-        "empty_keys": {},
-    }
+    return SnapshotContent(
+        dataset="cats",
+        image=FrozenImage([512], variations=1, pick="one"),
+        concepts=[FrozenConcept("cats", loss_weight=1.0, repeats=1.0)],
+        encoders={"latent": FrozenEncoder("image", "[]")},
+        samples=SampleColumns(keys, keys, column * 0),
+        pictures=PictureColumns(column, np.zeros((samples, 2), np.int32), np.ones((samples, 2), np.int32)),
+        picture_keys={"latent": keys},
+        lines=LineColumns(column[:0]),
+        line_keys={},
+        empty_keys={},
+    )
 
 
 def _same(one: object, other: object) -> bool:

@@ -18,6 +18,7 @@ from PIL import Image
 import precook
 from precook.feed.content import EntryColumn
 from precook.feed.padding import find_axes
+from precook.store.snapshot import SnapshotContent
 from tests.support.feeds import tree as made_up
 from tests.support.projects import Watched, content, dataset, picture, project
 from tests.support.snapshots import columns
@@ -579,5 +580,5 @@ def _snapshot(store: precook.Store, recipe: precook.Recipe, trees: list[Any]) ->
     del frozen["captions"]
     for key, tree in zip(frozen["picture_keys"]["latent"], trees, strict=True):
         store.put(precook.Key(key.tobytes()), tree, recipe=recipe)
-    store.freeze("made-up", frozen)
+    store.freeze("made-up", SnapshotContent.of(frozen))
     return store.snapshot("made-up")

@@ -209,7 +209,7 @@ class TestSkip:
         owner = watched(images(tmp_path, lines=1))
         owner.build()
         snapshot = owner.store.snapshot("test")
-        snapshot.content["line_keys"]["words"][0] = 0
+        snapshot.content.line_keys["words"][0] = 0
         feed = snapshot.feed(batch_size=2, threads=0, on_missing="skip")
         assert sum(len(batch["sample"]) for batch in feed.epoch(0)) == 5
 

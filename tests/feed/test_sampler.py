@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precook.feed.content import Content
+from precook.feed.content import FeedContent
 from precook.feed.sampler import Last, Schedule, draw_items, schedule, share_out
 from tests.support.feeds import content
 
@@ -34,7 +34,7 @@ def batches(plan: Schedule, rank: int = 0) -> list[list[int]]:
     return [plan.batch(step, rank).tolist() for step in range(plan.steps)]
 
 
-def shown(data: Content, plan: Schedule) -> Counter[bytes]:
+def shown(data: FeedContent, plan: Schedule) -> Counter[bytes]:
     """How often each sample is shown, over all ranks."""
     members = [member for rank in range(plan.ranks) for batch in batches(plan, rank) for member in batch]
     return Counter(data.ids[plan.items.samples[member]].tobytes() for member in members)
@@ -144,7 +144,7 @@ def test_one_more_sample_changes_no_other_draw(
     """SCENARIOS A9: resolution, variation, caption and dropout of all others stay, and so does their relative order."""
     before, after = content(given_, **shape), content([*given_, more], **shape)
 
-    def drawn(data: Content) -> dict[bytes, list[Any]]:
+    def drawn(data: FeedContent) -> dict[bytes, list[Any]]:
         items = draw_items(data, seed=seed, epoch=epoch, dropout=0.3)
         found: dict[bytes, list[Any]] = {}
         for at, sample in enumerate(items.samples.tolist()):
@@ -154,7 +154,7 @@ def test_one_more_sample_changes_no_other_draw(
             found.setdefault(data.ids[sample].tobytes(), []).append((int(items.cuts[at]) - first, line))
         return found
 
-    def order(data: Content) -> dict[tuple[int, ...], list[bytes]]:
+    def order(data: FeedContent) -> dict[tuple[int, ...], list[bytes]]:
         plan = schedule(data, seed=seed, epoch=epoch, batch_size=1000)
         return {
             tuple(data.sizes[plan.items.cuts[batch[0]]].tolist()): [

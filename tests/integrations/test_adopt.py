@@ -43,12 +43,13 @@ def adopt(folder: Path, path: Path, **options: Any) -> precook.Snapshot:
 def trees(path: Path, snapshot: precook.Snapshot, encoder: str) -> dict[bytes, list[Any]]:
     """The entries of each sample, by the digest of its picture."""
     content = snapshot.content
-    rows = "pictures" if encoder in content["picture_keys"] else "lines"
-    keys = content["picture_keys" if rows == "pictures" else "line_keys"][encoder]
+    keys, owners = content.line_keys.get(encoder), content.lines.sample
+    if keys is None:
+        keys, owners = content.picture_keys[encoder], content.pictures.sample
     found: dict[bytes, list[Any]] = {}
     with precook.open(path, read_only=True) as store:
-        for sample, key in zip(content[rows]["sample"], keys, strict=True):
-            image = content["samples"]["image"][sample].tobytes()
+        for sample, key in zip(owners, keys, strict=True):
+            image = content.samples.image[sample].tobytes()
             found.setdefault(image, []).append(store.get(precook.Key(key.tobytes())))
     return found
 
@@ -77,7 +78,7 @@ class TestRoundTrip:
             (tree,) = of(trees(path, snapshot, "latent"), image)
             assert alike(tree, latent)
             assert alike(*of(trees(path, snapshot, "prompt"), image), text)
-        assert snapshot.content["pictures"]["size"].tolist() == [[64, 96]] * 2
+        assert snapshot.content.pictures.size.tolist() == [[64, 96]] * 2
 
     def test_sd_scripts_several_sizes_in_one_file(self, data: Path, path: Path) -> None:
         """FLUX caches keep several sizes in one file: each becomes a cut of its picture, the smallest first."""
@@ -133,7 +134,7 @@ class TestRoundTrip:
         for image in images:
             found = of(trees(path, snapshot, "latent"), image)
             assert all(any(same(one, wanted) for one in found) for wanted in made[image])
-        assert snapshot.content["pictures"]["size"].tolist() == [[64, 64]] * 4
+        assert snapshot.content.pictures.size.tolist() == [[64, 64]] * 4
 
 
 def test_entries_say_that_their_encoder_is_not_verified(data: Path, path: Path) -> None:

@@ -34,9 +34,10 @@ from precook.maintain.archive import (
 )
 from precook.maintain.bundle import Staging, export_bundle, import_bundle
 from precook.store.format.build import build_pack, make_entry
-from precook.store.snapshot import read_snapshot
+from precook.store.snapshot import SnapshotContent, read_snapshot
 from precook.store.tree import take_apart
 from tests.support.projects import Watched, dataset, project
+from tests.support.snapshots import repeated
 from tests.support.trees import same, trees
 
 
@@ -94,8 +95,8 @@ def test_what_is_imported_equals_what_was_exported(home: Path, archive: bytes, t
             assert np.array_equal(store.get(key), target.get(key))
             assert store.get(key).dtype == target.get(key).dtype
         for name in ("samples", "pictures", "lines"):
-            for column in ours.content[name]:
-                assert np.array_equal(ours.content[name][column], theirs.content[name][column])
+            for column, values in ours.content.tree()[name].items():
+                assert np.array_equal(values, theirs.content.tree()[name][column])
     assert target.verify().clean
     assert not (target.path / "imports").exists()
 
@@ -107,7 +108,7 @@ def test_neither_paths_nor_captions_nor_labels_leave_unless_asked_for(home: Path
         content = store.snapshot("test").content
         key = precook.Recipe("labelled", {}).key(1)
         store.put(key, np.arange(3), labels={"file": "secret-label.png"})
-        content["picture_keys"]["pixels"][0] = np.frombuffer(key.bytes, np.uint8)
+        content.picture_keys["pixels"][0] = np.frombuffer(key.bytes, np.uint8)
         store.freeze("test", content)
         for keep, present in (((), set()), (("captions",), {b"line 0"}), (("paths",), {b"p0.png", os.fsencode(home)})):
             export_bundle(store, "test", tmp_path / "out.tar", keep=keep, force=True)
@@ -116,7 +117,7 @@ def test_neither_paths_nor_captions_nor_labels_leave_unless_asked_for(home: Path
                 assert (secret in written) == (secret in present)
         with precook.open(tmp_path / "there") as there, open(tmp_path / "out.tar", "rb") as stream:
             import_bundle(there, stream)
-            assert "paths" in there.snapshot("test").content
+            assert there.snapshot("test").content.kept == {"paths"}
             assert np.array_equal(there.get(key), np.arange(3))
 
 
@@ -125,7 +126,7 @@ def test_what_the_snapshot_does_not_have_cannot_be_asked_for(home: Path, tmp_pat
     shutil.copytree(home / "cache", tmp_path / "cache")
     with precook.open(tmp_path / "cache") as store:
         content = store.snapshot("test").content
-        store.freeze("test", {name: part for name, part in content.items() if name != "captions"})
+        store.freeze("test", dataclasses.replace(content, captions=None))
         with pytest.raises(precook.PrecookError, match="has no captions") as caught:
             export_bundle(store, "test", tmp_path / "out.tar", keep=["captions"])
         assert "keep: [captions]" in caught.value.hint
@@ -156,7 +157,7 @@ def test_existing_entries_are_reused(home: Path, archive: bytes, target: precook
 def test_a_damaged_entry_is_brought_again(home: Path, archive: bytes, target: precook.Store) -> None:
     """An entry that rotted in the store is not taken for present."""
     bring(target, archive)
-    key = precook.Key(target.snapshot("test").content["picture_keys"]["pixels"][0].tobytes())
+    key = precook.Key(target.snapshot("test").content.picture_keys["pixels"][0].tobytes())
     located = target.locate(key)
     content = bytearray(located.pack.read_bytes())
     content[located.table.table.leaves[0].span(located.row)[0]] ^= 1
@@ -169,7 +170,7 @@ def test_a_damaged_entry_is_brought_again(home: Path, archive: bytes, target: pr
 def test_an_import_takes_another_name(archive: bytes, target: precook.Store) -> None:
     """`dataset` names the dataset here; a name that no dataset can have is refused."""
     assert bring(target, archive, dataset="cats").dataset == "cats"
-    assert target.snapshot("cats").content["dataset"] == "cats"
+    assert target.snapshot("cats").content.dataset == "cats"
     with pytest.raises(precook.NoSnapshotError):
         target.snapshot("test")
     with pytest.raises(precook.PrecookError, match="no name of a dataset"):
@@ -180,10 +181,10 @@ def test_an_import_becomes_the_latest_snapshot(archive: bytes, target: precook.S
     """A dataset of that name keeps its older snapshots."""
     bring(target, archive)
     content = target.snapshot("test").content
-    target.freeze("test", {**content, "concepts": [{**content["concepts"][0], "repeats": 3.0}]})
+    target.freeze("test", repeated(content, 3.0))
     bring(target, archive)
     assert [file.number for file in target.snapshots()] == [1, 2, 3]
-    assert target.snapshot("test").content["concepts"][0]["repeats"] == 1.0
+    assert target.snapshot("test").content.concepts[0].repeats == 1.0
 
 
 def test_an_older_snapshot_can_be_exported(home: Path, tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_an_older_snapshot_can_be_exported(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "cache", tmp_path / "cache")
     with precook.open(tmp_path / "cache") as store:
         old = store.snapshot("test")
-        store.freeze("test", {**old.content, "concepts": [{**old.content["concepts"][0], "repeats": 3.0}]})
+        store.freeze("test", repeated(old.content, 3.0))
         for name in ("1", old.file.id[:8]):
             done = export_bundle(store, "test", tmp_path / "out.tar", snapshot=name, force=True)
             assert done.snapshot == old.file.id
@@ -220,7 +221,7 @@ def test_damaged_and_missing_entries_stop_an_export_with_a_list(home: Path, tmp_
     shutil.copytree(home / "cache", tmp_path / "cache")
     with precook.open(tmp_path / "cache") as store:
         content = store.snapshot("test").content
-        keys = [precook.Key(row.tobytes()) for row in content["picture_keys"]["pixels"]]
+        keys = [precook.Key(row.tobytes()) for row in content.picture_keys["pixels"]]
         for key in keys[:2]:
             located = store.locate(key)
             data = bytearray(located.pack.read_bytes())
@@ -231,7 +232,7 @@ def test_damaged_and_missing_entries_stop_an_export_with_a_list(home: Path, tmp_
             export_bundle(store, "test", tmp_path / "out.tar", pack_bytes=4000)
         assert {key for key, _ in caught.value.entries} == set(keys[:2])
         assert all("checksum" in reason or "damaged" in reason for _, reason in caught.value.entries)
-        content["picture_keys"]["pixels"][2] = 7
+        content.picture_keys["pixels"][2] = 7
         store.freeze("test", content)
         with pytest.raises(precook.SnapshotEntriesError, match="no such entry"):
             export_bundle(store, "test", tmp_path / "out.tar")
@@ -261,7 +262,7 @@ def test_any_tree_comes_through(
         }
         content |= {"picture_keys": {"pixels": column}, "lines": {"sample": numbers[:0]}}
         content |= {"line_keys": {}, "empty_keys": {}}
-        ours.freeze("test", content)
+        ours.freeze("test", SnapshotContent.of(content))
         export_bundle(ours, "test", folder / "out.tar", pack_bytes=100)
         bring(theirs, (folder / "out.tar").read_bytes())
         for key, (tree, _) in zip(keys, stored, strict=True):
@@ -476,9 +477,10 @@ def header_bomb(files: list[File], text: bytes, length: int | None = None) -> li
 def pieces(home: Path) -> dict[str, Any]:
     with precook.open(home / "cache") as store:
         snapshot = read_snapshot(store.snapshots()[-1])
-    return {name: part for name, part in snapshot.content.items() if name not in ("captions", "paths")}
+    return dataclasses.replace(snapshot.content, captions=None, paths=None).tree()
 
 
+HIDDEN = {"text": np.frombuffer(b"a cat", np.uint8), "ends": np.array([5], np.int64)}
 Forged = Callable[[Manifest, list[File], Path], bytes]
 HOSTILE: dict[str, tuple[Forged, str]] = {
     "dots": (lambda m, f, _: forge(m, changed(f, 1, name="packs/../../x.safetensors")), "names a member"),
@@ -595,7 +597,7 @@ HOSTILE: dict[str, tuple[Forged, str]] = {
         "format 9",
     ),
     "a snapshot with hidden captions": (
-        lambda m, f, home: forge(m, [snapshot_of({**pieces(home), "captions": {}}), *f[1:]]),
+        lambda m, f, home: forge(m, [snapshot_of({**pieces(home), "captions": HIDDEN}), *f[1:]]),
         "other parts",
     ),
     "a snapshot with odd concepts": (

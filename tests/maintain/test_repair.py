@@ -20,6 +20,7 @@ from precook.maintain.verify import Scope, check_store, last_full_pass, remember
 from tests.maintain.test_bundle import state
 from tests.support.commands import run
 from tests.support.projects import Watched, dataset, project
+from tests.support.snapshots import repeated
 
 RECIPE = precook.Recipe("test", {"version": 1})
 
@@ -43,7 +44,7 @@ def flip(store: precook.Store, key: precook.Key) -> None:
 
 
 def keys_of(store: precook.Store, encoder: str = "pixels") -> list[precook.Key]:
-    return [precook.Key(row.tobytes()) for row in store.snapshot("test").content["picture_keys"][encoder]]
+    return [precook.Key(row.tobytes()) for row in store.snapshot("test").content.picture_keys[encoder]]
 
 
 def fill(path: Path, packs: int, rows: int = 3) -> list[precook.Key]:
@@ -63,12 +64,12 @@ def test_damage_is_named_with_dataset_and_sample(made: precook.Project) -> None:
     (damage,) = made.store.verify().damage
     assert damage.key == key
     (owner,) = find_owners(made.store, [key.bytes])[key.bytes]
-    ids = made.store.snapshot("test").content["samples"]["id"]
+    ids = made.store.snapshot("test").content.samples.id
     assert (owner.dataset, owner.encoder, owner.concept) == ("test", "pixels", "things")
     assert owner.sample == ids[2].tobytes().hex()
     assert owner.path is not None
     assert os.path.basename(owner.path).startswith("p")
-    empty = made.store.snapshot("test").content["empty_keys"]["words"].tobytes()
+    empty = made.store.snapshot("test").content.empty_keys["words"].tobytes()
     assert [one.sample for one in find_owners(made.store, [empty])[empty]] == [None]
 
 
@@ -172,7 +173,7 @@ def test_a_damaged_snapshot_goes_only_when_a_newer_one_stands_in_its_place(made:
     """The latest one stays until a build has written another."""
     store = made.store
     content = store.snapshot("test").content
-    store.freeze("test", {**content, "concepts": [{**content["concepts"][0], "repeats": 2.0}]})
+    store.freeze("test", repeated(content, 2.0))
     old, new = store.snapshots()
     for file in (old, new):
         raw = bytearray(file.path.read_bytes())
@@ -189,7 +190,7 @@ def test_a_damaged_snapshot_goes_only_when_a_newer_one_stands_in_its_place(made:
 def test_a_subset_looks_at_what_is_meant(made: precook.Project) -> None:
     """By key, by recipe and by dataset: damage elsewhere is not found."""
     store = made.store
-    pixels, word = keys_of(store), store.snapshot("test").content["line_keys"]["words"][0]
+    pixels, word = keys_of(store), store.snapshot("test").content.line_keys["words"][0]
     flip(store, pixels[0])
     outside = RECIPE.key("outside")
     store.put(outside, np.arange(500))

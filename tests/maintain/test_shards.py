@@ -47,18 +47,18 @@ def test_plain_readers_find_every_tensor(made: precook.Project, tmp_path: Path, 
     snapshot = made.store.snapshot("test")
     content = snapshot.content
     assert len(manifest["samples"]) == done.samples == 4
-    rows = iter(range(len(content["pictures"]["sample"])))
-    lines = iter(range(len(content["lines"]["sample"])))
-    for sample, identity in zip(manifest["samples"], content["samples"]["id"], strict=True):
+    rows = iter(range(len(content.pictures.sample)))
+    lines = iter(range(len(content.lines.sample)))
+    for sample, identity in zip(manifest["samples"], content.samples.id, strict=True):
         assert sample["id"] == identity.tobytes().hex()
         for cut in sample["pictures"]:
-            key = precook.Key(content["picture_keys"]["pixels"][next(rows)].tobytes())
+            key = precook.Key(content.picture_keys["pixels"][next(rows)].tobytes())
             tensors, _ = read(folder, manifest, "pixels", cut["entries"]["pixels"])
             (array,) = tensors.values()
             assert np.array_equal(array, made.store.get(key))
             assert list(array.shape[:2]) == cut["size"]
         for caption in sample["captions"]:
-            key = precook.Key(content["line_keys"]["words"][next(lines)].tobytes())
+            key = precook.Key(content.line_keys["words"][next(lines)].tobytes())
             tensors, values = read(folder, manifest, "words", caption["words"])
             assert np.array_equal(tensors["ids"], made.store.get(key)["ids"])
             assert values == [{"$tuple": [len(tensors["ids"]), None]}]
@@ -117,7 +117,7 @@ def test_a_folder_named_like_an_unfinished_export_stays(made: precook.Project, t
 
 def test_damage_stops_the_export(made: precook.Project, tmp_path: Path) -> None:
     """The damaged entry is named and no folder appears; the next export is not hindered by what was left."""
-    key = precook.Key(made.store.snapshot("test").content["picture_keys"]["pixels"][0].tobytes())
+    key = precook.Key(made.store.snapshot("test").content.picture_keys["pixels"][0].tobytes())
     with precook.open(made.store_path) as store:
         pack = store.locate(key).pack
         sound = pack.read_bytes()

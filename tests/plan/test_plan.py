@@ -549,7 +549,7 @@ class TestSnapshot:
             snapshot = opened.store.snapshot("test")
             plan = opened.plan()
             assert {key.tobytes() for key in snapshot.entry_keys()} == {entry.key.bytes for entry in plan.ready}
-            assert snapshot.content["pictures"]["size"].tolist() == [[48, 80]] * 3
+            assert snapshot.content.pictures.size.tolist() == [[48, 80]] * 3
             content = snapshot.file.path.read_bytes()
         for private in (b"p0.png", b"picture 0", b"data/", os.fsencode(base)):
             assert private not in content
@@ -558,9 +558,11 @@ class TestSnapshot:
         """`keep: [paths, captions]` adds both, each with its sample."""
         with project(base, keep=["paths", "captions"]) as opened:
             snapshot = opened.plan().freeze()
-        texts = _texts(snapshot.content["captions"])
-        paths = _texts(snapshot.content["paths"])
-        lines = snapshot.content["lines"]["sample"].tolist()
+        assert snapshot.content.captions is not None
+        assert snapshot.content.paths is not None
+        texts = [text.decode() for text in snapshot.content.captions.split()]
+        paths = [os.fsdecode(path) for path in snapshot.content.paths.split()]
+        lines = snapshot.content.lines.sample.tolist()
         assert sorted(texts) == [f"picture {number}, line 0" for number in range(3)]
         for text, sample in zip(texts, lines, strict=True):
             number = text.split()[1].rstrip(",")
@@ -574,7 +576,7 @@ class TestSnapshot:
             assert len(opened.store.snapshots()) == 1
         with project(base, concepts=[{"name": "things", "path": "data", "loss_weight": 0.5}]) as opened:
             assert opened.plan().freeze().file.number == 2
-            assert opened.store.snapshot("test").content["concepts"][0]["loss_weight"] == 0.5
+            assert opened.store.snapshot("test").content.concepts[0].loss_weight == 0.5
 
     def test_the_order_of_files_does_not_matter(self, base: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
         """The same dataset under other names gives an equal snapshot."""
@@ -585,7 +587,7 @@ class TestSnapshot:
                     (base / f"data/p{number}{suffix}").rename(base / f"data/{name}{suffix}")
             again = opened.plan().freeze()
             assert again.file.number == 1
-            assert (again.content["samples"]["id"] == first["samples"]["id"]).all()
+            assert (again.content.samples.id == first.samples.id).all()
 
     def test_a_failed_sample_is_left_out(self, base: Path) -> None:
         """What cannot be used does not keep the rest from being frozen."""
@@ -683,11 +685,6 @@ def test_a_model_that_is_not_there_is_refused(base: Path) -> None:
     encoders = {"latent": {"uses": "diffusers-vae", "model": "models/vae"}}
     with project(base, encoders=encoders) as opened, pytest.raises(precook.ConfigError, match="no such model"):
         opened.plan()
-
-
-def _texts(column: dict[str, Any]) -> list[str]:
-    raw, ends = column["text"].tobytes(), column["ends"].tolist()
-    return [raw[start:end].decode() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _opened_by_a_plan(base: Path, changes: dict[str, Any] | None = None) -> list[str]:

@@ -57,8 +57,8 @@ def test_a_snapshot_of_any_size_is_read_in_bounded_memory(store: precook.Store) 
     finally:
         tracemalloc.stop()
     assert (np.sort(snapshot.all_keys(), axis=0) == np.sort(numbers, axis=0)).all()
-    snapshot.content["picture_keys"]["latent"][:] = 0
-    assert (store.snapshot("large").content["picture_keys"]["latent"] == numbers).all()
+    snapshot.content.picture_keys["latent"][:] = 0
+    assert (store.snapshot("large").content.picture_keys["latent"] == numbers).all()
 
 
 @settings(max_examples=30)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 import precook
-from precook.feed.content import Content
+from precook.feed.content import FeedContent
+from precook.store.snapshot import SnapshotContent
 
 LATENT = precook.Recipe("latent", {})
 PROMPT = precook.Recipe("prompt", {})
@@ -75,9 +76,9 @@ def tree(
     }
 
 
-def content(samples: list[tuple[str, int]], **options: Any) -> Content:
+def content(samples: list[tuple[str, int]], **options: Any) -> FeedContent:
     """The same, ready to draw from."""
-    return Content(tree(samples, **options))
+    return FeedContent(SnapshotContent.of(tree(samples, **options)))
 
 
 def _size(number: int, resolution: int, sizes: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,15 @@ from pathlib import Path
 import numpy as np
 
 import precook
+from precook.store.snapshot import (
+    FrozenConcept,
+    FrozenEncoder,
+    FrozenImage,
+    LineColumns,
+    PictureColumns,
+    SampleColumns,
+    SnapshotContent,
+)
 
 
 def columns(keys: Sequence[precook.Key]) -> np.ndarray:
@@ -21,26 +31,25 @@ def freeze(store: precook.Store, dataset: str, keys: Sequence[precook.Key]) -> p
     count = len(keys)
     numbers = np.arange(count, dtype=np.int32)
     ids = np.repeat(numbers.astype(np.uint8)[:, None] + 1, 32, axis=1)
-    return store.freeze(
-        dataset,
-        {
-            "format": 1,
-            "dataset": dataset,
-            "image": {"resolutions": [512], "variations": 1, "pick": "one"},
-            "concepts": [{"name": "all", "loss_weight": 1.0, "repeats": 1.0, "samples": None}],
-            "encoders": {"latent": {"input": "image", "recipe": '["frozen",{}]'}},
-            "samples": {"id": ids, "image": ids, "concept": numbers * 0},
-            "pictures": {
-                "sample": numbers,
-                "target": np.zeros((count, 2), np.int32),
-                "size": np.ones((count, 2), np.int32),
-            },
-            "picture_keys": {"latent": columns(keys)},
-            "lines": {"sample": numbers[:0]},
-            "line_keys": {},
-            "empty_keys": {},
-        },
+    content = SnapshotContent(
+        dataset=dataset,
+        image=FrozenImage([512], variations=1, pick="one"),
+        concepts=[FrozenConcept("all", loss_weight=1.0, repeats=1.0)],
+        encoders={"latent": FrozenEncoder("image", '["frozen",{}]')},
+        samples=SampleColumns(ids, ids, numbers * 0),
+        pictures=PictureColumns(numbers, np.zeros((count, 2), np.int32), np.ones((count, 2), np.int32)),
+        picture_keys={"latent": columns(keys)},
+        lines=LineColumns(numbers[:0]),
+        line_keys={},
+        empty_keys={},
     )
+    return store.freeze(dataset, content)
+
+
+def repeated(content: SnapshotContent, repeats: float) -> SnapshotContent:
+    """The same with another number of repeats for its first concept: another snapshot of the same entries."""
+    first = dataclasses.replace(content.concepts[0], repeats=repeats)
+    return dataclasses.replace(content, concepts=[first, *content.concepts[1:]])
 
 
 def packs(path: Path) -> list[Path]:

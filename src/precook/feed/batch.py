@@ -11,7 +11,7 @@ import numpy as np
 
 from precook.errors import DamagedEntryError, FeedError, MissingEntryError
 from precook.feed.buffers import Buffers
-from precook.feed.content import Content, EntryColumn
+from precook.feed.content import EntryColumn, FeedContent
 from precook.feed.padding import Pad, Padded, find_axes, with_masks
 from precook.feed.posterior import has_moments, sample
 from precook.feed.sampler import Items
@@ -178,7 +178,7 @@ class Assembly:
     def __init__(
         self,
         store: Store,
-        content: Content,
+        content: FeedContent,
         *,
         seed: int,
         pad: Mapping[str, Pad],

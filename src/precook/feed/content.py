@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from precook.store.snapshot import SnapshotContent
 from precook.values import Bytes, Numbers
 
 
@@ -64,40 +65,38 @@ class EntryColumn:
         return self.input == "text"
 
 
-class Content:
+class FeedContent:
     """The columns of a snapshot, ready to draw from."""
 
-    def __init__(self, tree: dict[str, Any]) -> None:
-        samples, pictures, lines = tree["samples"], tree["pictures"], tree["lines"]
-        self.dataset: str = tree["dataset"]
-        self.ids: Bytes = samples["id"]
-        self.images: Bytes = samples["image"]
+    def __init__(self, content: SnapshotContent) -> None:
+        self.dataset = content.dataset
+        self.ids = content.samples.id
+        self.images = content.samples.image
         # Columns that are used as they are stay where they lie: in a snapshot's mapped file.
-        self.concepts: npt.NDArray[np.int32] = samples["concept"]
-        self.names: list[str] = [concept["name"] for concept in tree["concepts"]]
-        self.loss_weights = np.array([concept["loss_weight"] for concept in tree["concepts"]], np.float32)
-        self.shares: list[tuple[float, int | None]] = [
-            (concept["repeats"], concept["samples"]) for concept in tree["concepts"]
-        ]
+        self.concepts = content.samples.concept
+        self.names = [concept.name for concept in content.concepts]
+        self.loss_weights = np.array([concept.loss_weight for concept in content.concepts], np.float32)
+        self.shares = [(concept.repeats, concept.samples) for concept in content.concepts]
         """How much of each concept an epoch shows: `repeats`, or `samples`."""
-        self.each = tree["image"]["pick"] == "each"
+        self.each = content.image.pick == "each"
         """Whether an epoch shows every resolution of a sample, or one."""
-        self.sizes: Numbers = pictures["size"].astype(np.int64)
+        pictures = content.pictures
+        self.sizes: Numbers = pictures.size.astype(np.int64)
         """Height and width of each cut."""
-        resolutions = int(pictures["target"][:, 0].max(initial=0)) + 1
-        groups = pictures["sample"].astype(np.int64) * resolutions + pictures["target"][:, 0]
-        found, first = np.unique(groups, return_index=True)
+        resolutions = int(pictures.target[:, 0].max(initial=0)) + 1
+        groups = pictures.sample.astype(np.int64) * resolutions + pictures.target[:, 0]
+        shown, first = np.unique(groups, return_index=True)
         self.cuts = Spans(first.astype(np.int64), np.diff(np.append(first, len(groups))).astype(np.int32))
         """For each sample and resolution, its variations."""
-        self.resolutions = Spans.of(found // resolutions, self.count)
+        self.resolutions = Spans.of(shown // resolutions, self.count)
         """For each sample, its resolutions: rows of `cuts`."""
-        self.lines = Spans.of(lines["sample"], self.count)
-        captions = tree.get("captions")
+        self.lines = Spans.of(content.lines.sample, self.count)
         self.captions: Texts | None = None
         # Those that were frozen without a text encoder, by an older precook, have none.
-        if captions is not None and len(captions["ends"]):
-            self.captions = Texts(captions["text"].tobytes(), np.append(0, captions["ends"]).astype(np.int64))
-        self.columns = tuple(_column(tree, name, one) for name, one in tree["encoders"].items())
+        if content.captions is not None and len(content.captions):
+            edges = np.append(0, content.captions.ends).astype(np.int64)
+            self.captions = Texts(content.captions.text.tobytes(), edges)
+        self.columns = tuple(_column(content, name) for name in content.encoders)
 
     @property
     def count(self) -> int:
@@ -119,13 +118,13 @@ class Content:
         return [digits[at : at + 64] for at in range(0, len(digits), 64)]
 
 
-def _column(tree: dict[str, Any], name: str, one: dict[str, Any]) -> EntryColumn:
-    kind, settings = json.loads(one["recipe"])
-    keys = tree["line_keys"][name] if one["input"] == "text" else tree["picture_keys"][name]
-    empty = tree["empty_keys"].get(name)
+def _column(content: SnapshotContent, name: str) -> EntryColumn:
+    encoder = content.encoders[name]
+    kind, settings = json.loads(encoder.recipe)
+    keys = content.line_keys[name] if encoder.input == "text" else content.picture_keys[name]
+    empty = content.empty_keys.get(name)
     if empty is not None:
         keys = np.concatenate([keys, empty.reshape(1, 32)])
     settings = settings if isinstance(settings, dict) else {}
-    return EntryColumn(
-        name, one["input"], kind, settings, keys, len(keys) - 1 if empty is not None else -1, one.get("pad")
-    )
+    last = len(keys) - 1 if empty is not None else -1
+    return EntryColumn(name, encoder.input, kind, settings, keys, last, encoder.pad)

@@ -14,7 +14,7 @@ import numpy as np
 
 from precook.errors import FeedError, ReadOnlyError
 from precook.feed.batch import Assembly, Maker, OnMissing
-from precook.feed.content import Content
+from precook.feed.content import FeedContent
 from precook.feed.device import check_device
 from precook.feed.epoch import Epoch
 from precook.feed.padding import Pad
@@ -31,7 +31,7 @@ import logging
 from precook.encode.run import EncoderSpec
 from precook.feed.batch import HINT
 from precook.feed.live import Live
-from precook.plan.freeze import snapshot_tree
+from precook.plan.freeze import snapshot_content
 from precook.plan.plan import Plan
 from precook.store.snapshot import Snapshot
 from precook.units import format_count
@@ -88,7 +88,7 @@ class Feed:
     `loss_weight`, `size`. The same samples, options and epoch give the same batches.
     """
 
-    def __init__(self, store: Store, content: Content, options: FeedOptions, *, maker: Maker | None = None) -> None:
+    def __init__(self, store: Store, content: FeedContent, options: FeedOptions, *, maker: Maker | None = None) -> None:
         unknown = set(options.pad or {}) - {column.name for column in content.columns}
         if unknown:
             raise FeedError(f"pad: no encoder {min(unknown)!r} in {content.dataset}")
@@ -289,7 +289,7 @@ def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:
         raise FeedError("a snapshot has no sources to encode from", hint=hint)
     if snapshot.store is None:
         raise FeedError("this snapshot was read without its store", hint="use store.snapshot(...)")
-    return Feed(snapshot.store, Content(snapshot.content), chosen)
+    return Feed(snapshot.store, FeedContent(snapshot.content), chosen)
 
 
 _log = logging.getLogger("precook")
@@ -304,8 +304,8 @@ def feed_plan(plan: Plan, options: FeedOptions, *, hands: Mapping[str, EncoderSp
         if options.on_missing == "skip":
             _log.warning("%s: %s; their samples are left out", plan.settings.dataset, told)
     encode = options.on_missing == "encode"
-    _, tree = snapshot_tree(plan, missing=encode, captions=captions)
-    return Feed(plan.store, Content(tree), options, maker=Live(plan, hands) if encode else None)
+    _, content = snapshot_content(plan, missing=encode, captions=captions)
+    return Feed(plan.store, FeedContent(content), options, maker=Live(plan, hands) if encode else None)
 
 
 def _told(plan: Plan) -> str:

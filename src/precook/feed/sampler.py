@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from precook.feed.content import Content
+from precook.feed.content import FeedContent
 from precook.sources.draws import Purpose, draw, pick
 from precook.values import Bytes, Numbers
 
@@ -65,7 +65,7 @@ class Schedule:
         return self.members[self.ends[place] : self.ends[place + 1]]
 
 
-def draw_items(content: Content, *, seed: int, epoch: int, dropout: float = 0.0) -> Items:
+def draw_items(content: FeedContent, *, seed: int, epoch: int, dropout: float = 0.0) -> Items:
     """Decide what an epoch shows of each sample, and how often."""
     samples, turns = _shown(content, seed, epoch)
     draws = epoch + (turns << 32)
@@ -81,7 +81,7 @@ def draw_items(content: Content, *, seed: int, epoch: int, dropout: float = 0.0)
 
 
 def schedule(
-    content: Content,
+    content: FeedContent,
     *,
     seed: int,
     epoch: int,
@@ -139,7 +139,7 @@ def share_out(members: Numbers, batch_size: int, ranks: int, last: Last) -> tupl
     return sizes, members[np.arange(wanted) % count] if wanted > count else members
 
 
-def _shown(content: Content, seed: int, epoch: int) -> tuple[Numbers, Numbers]:
+def _shown(content: FeedContent, seed: int, epoch: int) -> tuple[Numbers, Numbers]:
     """The samples of an epoch, and for each how often it was shown before."""
     samples, turns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number, (repeats, wanted) in enumerate(content.shares):
@@ -160,7 +160,7 @@ def _shown(content: Content, seed: int, epoch: int) -> tuple[Numbers, Numbers]:
 
 
 def _resolutions(
-    content: Content, samples: Numbers, draws: Numbers, images: Bytes, seed: int
+    content: FeedContent, samples: Numbers, draws: Numbers, images: Bytes, seed: int
 ) -> tuple[Numbers, Numbers]:
     """The resolutions that are shown, as rows of `cuts`, and for each the number of the item it belongs to."""
     begins, counts = content.resolutions.begins[samples], content.resolutions.counts[samples]

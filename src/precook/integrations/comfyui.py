@@ -168,17 +168,17 @@ def _digested(tree: Tree) -> tuple[Digest, Parts]:
 def _columns(store: Store, name: str) -> dict[str, Any]:
     """The samples' keys, contents and sizes, in the order of the list."""
     content = store.snapshot(name).content
-    order = content.get("order")
-    count = len(content["samples"]["id"])
-    lengths = {len(content["pictures"]["sample"]), len(content["lines"]["sample"])}
-    if set(content["encoders"]) != {"latent", "conditioning"} or lengths != {count} or not _is_order(order, count):
+    order = content.extra.get("order")
+    count = len(content.samples.id)
+    lengths = {len(content.pictures.sample), len(content.lines.sample)}
+    if set(content.encoders) != {"latent", "conditioning"} or lengths != {count} or not _is_order(order, count):
         hint = "read it with precook.open(folder).snapshot(name)"
         raise PrecookError(f"the dataset {name!r} in {store.path} is not a list of samples", hint=hint)
     return {
-        "latent": content["picture_keys"]["latent"][order],
-        "conditioning": content["line_keys"]["conditioning"][order],
-        "content": content["samples"]["image"][order],
-        "size": content["pictures"]["size"][order],
+        "latent": content.picture_keys["latent"][order],
+        "conditioning": content.line_keys["conditioning"][order],
+        "content": content.samples.image[order],
+        "size": content.pictures.size[order],
     }
 
 

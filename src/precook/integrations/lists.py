@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,17 @@ from precook.errors import PrecookError
 from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
 from precook.identity.recipe import Recipe
-from precook.store.snapshot import FORMAT, Snapshot, is_dataset
+from precook.store.snapshot import (
+    FrozenConcept,
+    FrozenEncoder,
+    FrozenImage,
+    LineColumns,
+    PictureColumns,
+    SampleColumns,
+    Snapshot,
+    SnapshotContent,
+    is_dataset,
+)
 from precook.store.store import Store
 from precook.values import Digest, Key
 
@@ -55,14 +64,13 @@ def freeze(
 ) -> Snapshot:
     """Keep a list as the latest snapshot of a dataset, if every entry it names is there."""
     content = _content(dataset, samples, images=images, texts=texts)
-    keys = [*content["picture_keys"].values(), *content["line_keys"].values()]
-    return store.freeze(dataset, content, needs=np.concatenate(keys))
+    return store.freeze(dataset, content, needs=np.concatenate(content.key_columns()))
 
 
 def _content(
     dataset: str, samples: Sequence[ListedSample], *, images: Mapping[str, Recipe], texts: Mapping[str, Recipe]
-) -> dict[str, Any]:
-    """The tree of docs/reference/format.md, with one part more: `order`, the row of each sample of the list."""
+) -> SnapshotContent:
+    """The content of a snapshot, with one part more: `order`, the row of each sample of the list."""
     seen: dict[Digest, int] = {}
     ids = []
     for sample in samples:
@@ -75,30 +83,27 @@ def _content(
     cuts = [(number, at, cut) for number, sample in enumerate(rows) for at, cut in enumerate(sample.cuts)]
     recipes = [(name, "image", recipe) for name, recipe in images.items()]
     recipes += [(name, "text", recipe) for name, recipe in texts.items()]
-    return {
-        "format": FORMAT,
-        "dataset": dataset,
-        "image": {"resolutions": [], "variations": 1, "pick": "one"},
-        "concepts": [{"name": dataset, "loss_weight": 1.0, "repeats": 1.0, "samples": None}],
-        "encoders": {
-            name: {"input": input_, "recipe": recipe.form.decode("ascii")} for name, input_, recipe in recipes
-        },
-        "samples": {
-            "id": _bytes([ids[at] for at in by_id]),
-            "image": _bytes([sample.content.bytes for sample in rows]),
-            "concept": np.zeros(len(rows), np.int32),
-        },
-        "pictures": {
-            "sample": np.array([number for number, _, _ in cuts], np.int32),
-            "target": np.array([(at, 0) for _, at, _ in cuts], np.int32).reshape(-1, 2),
-            "size": np.array([cut.size for _, _, cut in cuts], np.int32).reshape(-1, 2),
-        },
-        "picture_keys": {name: _bytes([cut.keys[name].bytes for _, _, cut in cuts]) for name in images},
-        "lines": {"sample": np.arange(len(rows) if texts else 0, dtype=np.int32)},
-        "line_keys": {name: _bytes([sample.lines[name].bytes for sample in rows]) for name in texts},
-        "empty_keys": {},
-        "order": order,
-    }
+    return SnapshotContent(
+        dataset=dataset,
+        image=FrozenImage(resolutions=[], variations=1, pick="one"),
+        concepts=[FrozenConcept(dataset, loss_weight=1.0, repeats=1.0)],
+        encoders={name: FrozenEncoder(input_, recipe.form.decode("ascii")) for name, input_, recipe in recipes},
+        samples=SampleColumns(
+            id=_bytes([ids[at] for at in by_id]),
+            image=_bytes([sample.content.bytes for sample in rows]),
+            concept=np.zeros(len(rows), np.int32),
+        ),
+        pictures=PictureColumns(
+            sample=np.array([number for number, _, _ in cuts], np.int32),
+            target=np.array([(at, 0) for _, at, _ in cuts], np.int32).reshape(-1, 2),
+            size=np.array([cut.size for _, _, cut in cuts], np.int32).reshape(-1, 2),
+        ),
+        picture_keys={name: _bytes([cut.keys[name].bytes for _, _, cut in cuts]) for name in images},
+        lines=LineColumns(np.arange(len(rows) if texts else 0, dtype=np.int32)),
+        line_keys={name: _bytes([sample.lines[name].bytes for sample in rows]) for name in texts},
+        empty_keys={},
+        extra={"order": order},
+    )
 
 
 def _bytes(rows: Sequence[bytes]) -> npt.NDArray[np.uint8]:

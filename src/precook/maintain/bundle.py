@@ -10,8 +10,8 @@ when everything it names is. Both go on after an interruption. docs/guides/share
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
-import math
 import os
 import secrets
 import shutil
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from blake3 import blake3
@@ -79,19 +79,6 @@ _STAGING = "imports"
 """The folder of a store in which packs wait until their whole archive has passed."""
 _STAGED_SECONDS = 7 * 86400
 """How long they wait for an import that was interrupted to go on."""
-_PARTS = {
-    "format",
-    "dataset",
-    "image",
-    "concepts",
-    "encoders",
-    "samples",
-    "pictures",
-    "picture_keys",
-    "lines",
-    "line_keys",
-    "empty_keys",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +181,15 @@ def _snapshot_entry(snapshot: Snapshot, keep: Sequence[str]) -> Entry:
     for name in keep:
         if name not in KEEPS:
             raise PrecookError(f"{printable(name)!r} cannot be kept", hint=f"what can is {' and '.join(KEEPS)}")
-        if name not in snapshot.content:
+        if name not in snapshot.content.kept:
             hint = f"write `keep: [{name}]` into the config and build once more"
             raise PrecookError(f"the snapshot of {snapshot.file.dataset} has no {name}", hint=hint)
-    parts = take_apart({name: part for name, part in snapshot.content.items() if name not in KEEPS or name in keep})
+    content = dataclasses.replace(
+        snapshot.content,
+        paths=snapshot.content.paths if "paths" in keep else None,
+        captions=snapshot.content.captions if "captions" in keep else None,
+    )
+    parts = take_apart(content.tree())
     return make_entry(derived_digest(_CONTEXT, make_entry(bytes(32), parts).checksum), parts)
 
 
@@ -277,7 +269,7 @@ def import_bundle(
         with store.lease(f"import of {target}") as lease:
             lease.protect(keys)
             new = sum(_move_in(internals, staging, member) for member in manifest.members[1:])
-            written = store.freeze(target, {**snapshot.content, "dataset": target}, needs=keys)
+            written = store.freeze(target, dataclasses.replace(snapshot.content, dataset=target), needs=keys)
         staging.remove()
     return Imported(
         dataset=target,
@@ -451,8 +443,11 @@ def _check_whole(archive: ArchiveReader, manifest: Manifest, staging: Staging) -
         snapshot = read_snapshot(SnapshotFile(manifest.dataset, 0, member.pack, staging.path(member)))
     except (DamagedPackError, NewerFormatError) as error:
         raise archive.refuse(f"its snapshot cannot be accepted: {error.reason}") from error
-    if reason := _refusal(snapshot.content, manifest):
-        raise archive.refuse(f"its snapshot cannot be accepted: {reason}")
+    content = snapshot.content
+    if content.extra or content.kept != set(manifest.keep):
+        raise archive.refuse("its snapshot cannot be accepted: it has other parts than its manifest says")
+    if content.dataset != manifest.dataset or snapshot.samples != manifest.samples:
+        raise archive.refuse("its snapshot cannot be accepted: it is of another dataset")
     columns = [table.keys for member in manifest.members[1:] for table in staging.pack(member).head.tables]
     keys = np.concatenate([np.zeros((0, 32), np.uint8), *columns])
     wanted = snapshot.entry_keys()
@@ -462,32 +457,6 @@ def _check_whole(archive: ArchiveReader, manifest: Manifest, staging: Staging) -
     if not np.array_equal(distinct, wanted):
         raise archive.refuse("its packs do not have the entries that its snapshot names, and no others")
     return snapshot, wanted
-
-
-def _refusal(content: dict[str, Any], manifest: Manifest) -> str:
-    """What of a snapshot's tree is not as `precook export` writes it; its columns were checked when it was read."""
-    if set(content) != _PARTS | set(manifest.keep):
-        return "it has other parts than its manifest says"
-    if content["dataset"] != manifest.dataset or len(content["samples"]["id"]) != manifest.samples:
-        return "it is of another dataset"
-    if not isinstance(content["concepts"], list) or not all(map(_is_concept, content["concepts"])):
-        return "one of its concepts has no name or no weights"
-    if not isinstance(content["encoders"], dict) or not all(map(_is_encoder, content["encoders"].values())):
-        return "one of its encoders has no input or no recipe"
-    return ""
-
-
-def _is_concept(form: object) -> bool:
-    if not isinstance(form, dict) or not isinstance(form.get("name"), str):
-        return False
-    numbers = [form.get("loss_weight"), form.get("repeats")]
-    return all(isinstance(number, int | float) and math.isfinite(number) and number >= 0 for number in numbers)
-
-
-def _is_encoder(form: object) -> bool:
-    if not isinstance(form, dict) or form.get("input") not in ("image", "text", "mask"):
-        return False
-    return isinstance(form.get("recipe"), str)
 
 
 def _move_in(internals: StoreInternals, staging: Staging, member: Member) -> int:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -56,33 +55,26 @@ def find_owners(store: Store, keys: Collection[bytes]) -> dict[bytes, list[Owner
 def _owners(snapshot: Snapshot, keys: set[bytes]) -> Iterator[tuple[bytes, Owner]]:
     content = snapshot.content
     first = keyset([beginnings(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32))])
-    for part, rows in (("picture_keys", "pictures"), ("line_keys", "lines")):
-        samples = content[rows]["sample"]
-        for encoder, column in content[part].items():
+    for columns, samples in (
+        (content.picture_keys, content.pictures.sample),
+        (content.line_keys, content.lines.sample),
+    ):
+        for encoder, column in columns.items():
             for row in np.flatnonzero(among(beginnings(column), first)).tolist():
                 if (key := column[row].tobytes()) in keys:
                     yield key, _owner(snapshot, encoder, int(samples[row]))
-    for encoder, column in content["empty_keys"].items():
+    for encoder, column in content.empty_keys.items():
         if (key := column.tobytes()) in keys:
             yield key, Owner(snapshot.file.dataset, snapshot.file.number, encoder, None, None, None)
 
 
 def _owner(snapshot: Snapshot, encoder: str, sample: int) -> Owner:
-    samples = snapshot.content["samples"]
-    concept: Any = snapshot.content["concepts"][int(samples["concept"][sample])]
+    content = snapshot.content
     return Owner(
         dataset=snapshot.file.dataset,
         snapshot=snapshot.file.number,
         encoder=encoder,
-        sample=samples["id"][sample].tobytes().hex(),
-        concept=str(concept["name"]),
-        path=_path(snapshot, sample),
+        sample=content.samples.id[sample].tobytes().hex(),
+        concept=content.concepts[int(content.samples.concept[sample])].name,
+        path=None if content.paths is None else os.fsdecode(content.paths[sample]),
     )
-
-
-def _path(snapshot: Snapshot, sample: int) -> str | None:
-    kept = snapshot.content.get("paths")
-    if kept is None:
-        return None
-    ends = kept["ends"]
-    return os.fsdecode(kept["text"][int(ends[sample - 1]) if sample else 0 : int(ends[sample])].tobytes())

@@ -71,9 +71,9 @@ def export_shards(
         lease.protect(chosen.entry_keys())
         _begin(partial)
         reader = EntryReader(store, dataset)
-        entries = {encoder: reader.find(_keys_of(chosen, encoder)) for encoder in chosen.encoders}
+        entries = {encoder: reader.find(_keys_of(chosen, encoder)) for encoder in chosen.content.encoders}
         reader.check()
-        shards = {encoder: _ShardWriter(encoder, partial, shard_bytes) for encoder in chosen.encoders}
+        shards = {encoder: _ShardWriter(encoder, partial, shard_bytes) for encoder in chosen.content.encoders}
         total = sum(int(some.nbytes.sum()) for some in entries.values())
         with report.task("export", total=total, unit="bytes") as task:
             for encoder, writer in shards.items():
@@ -179,9 +179,9 @@ def _is_ours(path: Path) -> bool:
 def _keys_of(snapshot: Snapshot, encoder: str) -> Bytes:
     """The keys of an encoder's entries, each once."""
     content = snapshot.content
-    columns = [content[part][encoder] for part in ("picture_keys", "line_keys") if encoder in content[part]]
-    if encoder in content["empty_keys"]:
-        columns.append(content["empty_keys"][encoder].reshape(1, 32))
+    columns = [keys[encoder] for keys in (content.picture_keys, content.line_keys) if encoder in keys]
+    if encoder in content.empty_keys:
+        columns.append(content.empty_keys[encoder].reshape(1, 32))
     keys = np.concatenate([np.zeros((0, 32), np.uint8), *columns])
     return np.unique(keys[keys.any(axis=1)], axis=0)
 
@@ -190,39 +190,38 @@ def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, 
     content = snapshot.content
     numbers = {name: {key: at for at, key in enumerate(writer.places)} for name, writer in shards.items()}
 
-    def entries(part: str, row: int) -> dict[str, int]:
-        keys = {name: column[row].tobytes() for name, column in content[part].items()}
+    def entries(columns: dict[str, Bytes], row: int) -> dict[str, int]:
+        keys = {name: column[row].tobytes() for name, column in columns.items()}
         return {name: numbers[name][key] for name, key in keys.items() if any(key)}
 
     samples: list[dict[str, Any]] = [
         {"id": identity.tobytes().hex(), "concept": int(concept), "pictures": [], "captions": []}
-        for identity, concept in zip(content["samples"]["id"], content["samples"]["concept"], strict=True)
+        for identity, concept in zip(content.samples.id, content.samples.concept, strict=True)
     ]
-    pictures = content["pictures"]
-    for row, sample in enumerate(pictures["sample"].tolist()):
-        resolution, variation = pictures["target"][row].tolist()
+    for row, sample in enumerate(content.pictures.sample.tolist()):
+        resolution, variation = content.pictures.target[row].tolist()
         samples[sample]["pictures"].append(
             {
-                "resolution": content["image"]["resolutions"][resolution],
+                "resolution": content.image.resolutions[resolution],
                 "variation": variation,
-                "size": pictures["size"][row].tolist(),
-                "entries": entries("picture_keys", row),
+                "size": content.pictures.size[row].tolist(),
+                "entries": entries(content.picture_keys, row),
             }
         )
-    for row, sample in enumerate(content["lines"]["sample"].tolist()):
-        samples[sample]["captions"].append(entries("line_keys", row))
+    for row, sample in enumerate(content.lines.sample.tolist()):
+        samples[sample]["captions"].append(entries(content.line_keys, row))
     return {
         "precook_shards": FORMAT,
         "dataset": snapshot.file.dataset,
-        "concepts": content["concepts"],
+        "concepts": content.tree()["concepts"],
         "encoders": {
             name: {
-                "input": content["encoders"][name]["input"],
+                "input": content.encoders[name].input,
                 "files": writer.files,
                 "entries": list(writer.places.values()),
             }
             for name, writer in shards.items()
         },
-        "empty": {name: numbers[name][key.tobytes()] for name, key in content["empty_keys"].items()},
+        "empty": {name: numbers[name][key.tobytes()] for name, key in content.empty_keys.items()},
         "samples": samples,
     }

@@ -146,9 +146,9 @@ class _PackUse:
 def _by_resolution(snapshot: Snapshot) -> dict[str, KeySet]:
     """The keys of cut pictures and masks, by the resolution as the config has it."""
     content = snapshot.content
-    targets = content["pictures"]["target"][:, 0]
+    targets = content.pictures.target[:, 0]
     found = {}
-    for number, resolution in enumerate(content["image"]["resolutions"]):
-        columns = [keys[targets == number] for keys in content["picture_keys"].values()]
+    for number, resolution in enumerate(content.image.resolutions):
+        columns = [keys[targets == number] for keys in content.picture_keys.values()]
         found[str(resolution)] = keyset([beginnings(keys[keys.any(axis=1)]) for keys in columns])
     return found

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.errors import SourceChangedError
 from precook.identity.digest import digest
 from precook.plan.wanted import NOBODY, text_rows
 from precook.sources.geometry import TARGET
-from precook.store.snapshot import FORMAT
-from precook.values import Numbers
+from precook.store.snapshot import (
+    FrozenConcept,
+    FrozenEncoder,
+    FrozenImage,
+    LineColumns,
+    PictureColumns,
+    SampleColumns,
+    SnapshotContent,
+    TextColumn,
+)
+from precook.values import Bytes, Numbers
 
 if TYPE_CHECKING:
     from precook.plan.plan import EncoderPlan, Plan
 
 
-def snapshot_tree(plan: Plan, *, missing: bool = False, captions: bool = False) -> tuple[Numbers, dict[str, Any]]:
-    """The samples that are complete, and the tree of docs/reference/format.md; in the order of their identities.
+def snapshot_content(plan: Plan, *, missing: bool = False, captions: bool = False) -> tuple[Numbers, SnapshotContent]:
+    """The samples that are complete, and what a snapshot of them says; in the order of their identities.
 
     `missing`: also those whose entries are still to be made; `captions`: with their texts, whatever the config keeps.
     """
@@ -37,46 +45,34 @@ def snapshot_tree(plan: Plan, *, missing: bool = False, captions: bool = False) 
     pictures, picture_keys = _pictures(plan, number)
     captions = captions or "captions" in settings.keep
     lines, line_keys, owners = _lines(plan, number, captions=captions)
-    tree: dict[str, Any] = {
-        "format": FORMAT,
-        "dataset": settings.dataset,
-        "image": {
-            "resolutions": list(settings.image.resolutions),
-            "variations": settings.image.variations,
-            "pick": settings.image.pick,
-        },
-        "concepts": [
-            {
-                "name": concept.name,
-                "loss_weight": concept.loss_weight,
-                "repeats": concept.repeats,
-                "samples": concept.samples,
-            }
+    paths = None
+    if "paths" in settings.keep:
+        paths = TextColumn.join([os.fsencode(plan.samples.path(sample)) for sample in chosen.tolist()])
+    content = SnapshotContent(
+        dataset=settings.dataset,
+        image=FrozenImage(list(settings.image.resolutions), settings.image.variations, settings.image.pick),
+        concepts=[
+            FrozenConcept(concept.name, concept.loss_weight, concept.repeats, concept.samples)
             for concept in settings.concepts
         ],
-        "encoders": _encoders(plan),
-        "samples": {
-            "id": ids,
-            "image": plan.samples.images[chosen],
-            "concept": plan.samples.concepts[chosen].astype(np.int32),
-        },
-        "pictures": pictures,
-        "picture_keys": picture_keys,
-        "lines": lines,
-        "line_keys": line_keys,
-        "empty_keys": _empty_keys(plan),
-    }
-    if "paths" in settings.keep:
-        paths = [os.fsencode(plan.samples.path(sample)) for sample in chosen.tolist()]
-        tree["paths"] = _texts(paths)
-    if captions:
-        tree["captions"] = _texts([text.encode("utf-8") for text in _captions(plan, owners)])
-    return chosen, tree
+        encoders=_encoders(plan),
+        samples=SampleColumns(
+            id=ids, image=plan.samples.images[chosen], concept=plan.samples.concepts[chosen].astype(np.int32)
+        ),
+        pictures=pictures,
+        picture_keys=picture_keys,
+        lines=lines,
+        line_keys=line_keys,
+        empty_keys=_empty_keys(plan),
+        paths=paths,
+        captions=TextColumn.join([text.encode("utf-8") for text in _captions(plan, owners)]) if captions else None,
+    )
+    return chosen, content
 
 
-def _empty_keys(plan: Plan) -> dict[str, npt.NDArray[np.uint8]]:
+def _empty_keys(plan: Plan) -> dict[str, Bytes]:
     """The key of the empty prompt, by text encoder; one that could not make it has none, as a sample that failed."""
-    keys: dict[str, npt.NDArray[np.uint8]] = {}
+    keys: dict[str, Bytes] = {}
     for name, one in plan.encoders.items():
         if one.wants.encoding.input == "text":
             made = one.wants.keys[(one.wants.samples == NOBODY) & ~one.failed_rows]
@@ -85,14 +81,10 @@ def _empty_keys(plan: Plan) -> dict[str, npt.NDArray[np.uint8]]:
     return keys
 
 
-def _encoders(plan: Plan) -> dict[str, Any]:
+def _encoders(plan: Plan) -> dict[str, FrozenEncoder]:
     pads = plan.pads()
     return {
-        name: {
-            "input": one.wants.encoding.input,
-            "recipe": one.wants.encoding.recipe.form.decode("ascii"),
-            **({"pad": pads[name]} if name in pads else {}),
-        }
+        name: FrozenEncoder(one.wants.encoding.input, one.wants.encoding.recipe.form.decode("ascii"), pads.get(name))
         for name, one in plan.encoders.items()
     }
 
@@ -106,7 +98,7 @@ def complete_samples(plan: Plan, *, missing: bool = False) -> Numbers:
     return np.flatnonzero(complete)
 
 
-def _pictures(plan: Plan, number: Numbers) -> tuple[dict[str, Any], dict[str, Any]]:
+def _pictures(plan: Plan, number: Numbers) -> tuple[PictureColumns, dict[str, Bytes]]:
     """For each sample and target: its size, and the keys of what picture and mask encoders made of it."""
     samples, targets, sizes = [], [], []
     row_of = np.full((len(plan.framed.targets), plan.samples.count), -1, np.int64)
@@ -127,11 +119,11 @@ def _pictures(plan: Plan, number: Numbers) -> tuple[dict[str, Any], dict[str, An
     for name, one in plan.encoders.items():
         if one.wants.encoding.input != "text":
             keys[name] = _placed(one, row_of, place, count)
-    columns = {"sample": np.concatenate(samples), "target": np.concatenate(targets), "size": np.concatenate(sizes)}
-    return {name: column[order].astype(np.int32) for name, column in columns.items()}, keys
+    columns = [np.concatenate(column)[order].astype(np.int32) for column in (samples, targets, sizes)]
+    return PictureColumns(sample=columns[0], target=columns[1], size=columns[2]), keys
 
 
-def _placed(one: EncoderPlan, row_of: Numbers, place: Numbers, count: int) -> npt.NDArray[np.uint8]:
+def _placed(one: EncoderPlan, row_of: Numbers, place: Numbers, count: int) -> Bytes:
     keys = np.zeros((count, 32), np.uint8)
     rows = row_of[one.wants.parts, one.wants.samples]
     keys[place[rows[rows >= 0]]] = one.wants.keys[rows >= 0]
@@ -140,7 +132,7 @@ def _placed(one: EncoderPlan, row_of: Numbers, place: Numbers, count: int) -> np
 
 def _lines(
     plan: Plan, number: Numbers, *, captions: bool
-) -> tuple[dict[str, Any], dict[str, Any], list[tuple[int, int, bytes]]]:
+) -> tuple[LineColumns, dict[str, Bytes], list[tuple[int, int, bytes]]]:
     """For each caption that is kept: whose it is, and the keys of what text encoders made of it.
 
     Without a text encoder there is nothing to find by them: they are listed where their texts are wanted.
@@ -152,13 +144,13 @@ def _lines(
     elif captions:
         digests, owners, parts = text_rows(plan.samples, plan.framed, plan.settings.text)
     else:
-        return {"sample": np.zeros(0, np.int32)}, {}, []
+        return LineColumns(np.zeros(0, np.int32)), {}, []
     rows = np.flatnonzero(owners != NOBODY)
     rows = rows[number[owners[rows]] >= 0]
     rows = rows[np.lexsort((parts[rows], number[owners[rows]]))]
     keys = {one.wants.encoding.name: one.wants.keys[rows] for one in texts}
     who = [(int(owners[row]), int(parts[row]), digests[row].tobytes()) for row in rows.tolist()]
-    return {"sample": number[owners[rows]].astype(np.int32)}, keys, who
+    return LineColumns(number[owners[rows]].astype(np.int32)), keys, who
 
 
 def _captions(plan: Plan, owners: list[tuple[int, int, bytes]]) -> list[str]:
@@ -171,8 +163,3 @@ def _captions(plan: Plan, owners: list[tuple[int, int, bytes]]) -> list[str]:
             raise SourceChangedError(Path(home.caption_path(number) or home.full_path(number)))
         texts.append(found[line])
     return texts
-
-
-def _texts(texts: list[bytes]) -> dict[str, Any]:
-    joined = np.frombuffer(b"".join(texts), np.uint8)
-    return {"text": joined, "ends": np.cumsum([len(text) for text in texts], dtype=np.int64)}

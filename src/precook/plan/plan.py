@@ -17,7 +17,7 @@ from precook.memo.memo import Memory
 from precook.plan.entries import Entries, Failure, rows_where
 from precook.plan.explain import Explanation, explain
 from precook.plan.forecast import Forecast, find_rates, forecast
-from precook.plan.freeze import complete_samples, snapshot_tree
+from precook.plan.freeze import complete_samples, snapshot_content
 from precook.plan.ready import find_ready, read_failures
 from precook.plan.reasons import History, Reasons, Why
 from precook.plan.show import show
@@ -176,9 +176,9 @@ class Plan:
         if not self.complete:
             hint = "is the drive mounted? `precook plan` says what is left out, and why"
             raise IncompleteError(f"{self.settings.dataset}: no sample to keep", hint=hint)
-        chosen, tree = snapshot_tree(self)
+        chosen, content = snapshot_content(self)
         keys = np.concatenate([one.wants.keys[one.ready_rows] for one in self.encoders.values()])
-        snapshot = self.store.freeze(self.settings.dataset, tree, needs=keys, seen=self.generation)
+        snapshot = self.store.freeze(self.settings.dataset, content, needs=keys, seen=self.generation)
         History(self.settings.dataset, self.samples, self._memory).record(chosen)
         self.store.remember(self._memory)
         return snapshot

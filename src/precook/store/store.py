@@ -39,6 +39,7 @@ from precook.store.lookup import EntryTable
 from precook.store.reader import Located, Reader
 from precook.store.snapshot import (
     Snapshot,
+    SnapshotContent,
     SnapshotFile,
     list_partials,
     list_snapshots,
@@ -345,9 +346,14 @@ class Store:
         return dataclasses.replace(read_snapshot(found[-1]), store=self)
 
     def freeze(
-        self, dataset: str, content: Tree, *, needs: npt.NDArray[np.uint8] | None = None, seen: str | None = None
+        self,
+        dataset: str,
+        content: SnapshotContent,
+        *,
+        needs: npt.NDArray[np.uint8] | None = None,
+        seen: str | None = None,
     ) -> Snapshot:
-        """Keep a tree as the dataset's latest snapshot: durable when it returns.
+        """Keep samples and their keys as the dataset's latest snapshot: durable when it returns.
 
         Of the entries it `needs`, all were there at the generation `seen`; where something was removed since, that is
         looked at again, and `IncompleteError` says what is gone.

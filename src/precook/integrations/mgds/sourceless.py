@@ -20,7 +20,16 @@ from precook.identity.recipe import Recipe
 from precook.integrations.mgds.cache import Cache, CacheOptions, MgdsPipeline
 from precook.integrations.mgds.groups import CacheGroup, GroupSettings, IndexMap, SharedSettings, group_settings
 from precook.memo.memo import Memory
-from precook.store.snapshot import FORMAT
+from precook.store.snapshot import (
+    FrozenConcept,
+    FrozenEncoder,
+    FrozenImage,
+    LineColumns,
+    PictureColumns,
+    SampleColumns,
+    SnapshotContent,
+    TextColumn,
+)
 from precook.store.store import Store
 from precook.values import Bytes
 
@@ -58,57 +67,53 @@ def write_manifest(store: Store, name: str, manifest: Manifest, group: CacheGrou
     members = np.arange(count, dtype=np.int32)
     targets = [np.stack([np.zeros(count, np.int32), np.full(count, each, np.int32)], axis=1) for each in variations]
     keys = np.concatenate([manifest.keys[each] for each in variations])
-    tree: dict[str, Any] = {
-        "format": FORMAT,
-        "dataset": name,
-        "image": {"resolutions": [], "variations": group.variations, "pick": "random"},
-        "concepts": [
-            {"name": f"{group.key}-{concept}", "loss_weight": 1.0, "repeats": 1.0, "samples": None}
+    content = SnapshotContent(
+        dataset=name,
+        image=FrozenImage(resolutions=[], variations=group.variations, pick="random"),
+        concepts=[
+            FrozenConcept(f"{group.key}-{concept}", loss_weight=1.0, repeats=1.0)
             for concept in range(manifest.concept_count)
         ],
-        "encoders": {
-            "entry": {"input": "image", "recipe": recipe.form.decode("ascii")},
-            **{f"aggregates-{each}": {"input": "image", "recipe": ""} for each in manifest.aggregates},
+        encoders={
+            "entry": FrozenEncoder("image", recipe.form.decode("ascii")),
+            **{f"aggregates-{each}": FrozenEncoder("image", recipe="") for each in manifest.aggregates},
         },
-        "samples": {
-            "id": manifest.keys[variations[0]],
-            "image": manifest.keys[variations[0]],
-            "concept": manifest.concepts,
+        samples=SampleColumns(
+            id=manifest.keys[variations[0]], image=manifest.keys[variations[0]], concept=manifest.concepts
+        ),
+        pictures=PictureColumns(
+            sample=np.tile(members, len(variations)),
+            target=np.concatenate(targets),
+            size=np.zeros((len(keys), 2), np.int32),
+        ),
+        picture_keys={"entry": keys},
+        lines=LineColumns(np.zeros(0, np.int32)),
+        line_keys={},
+        empty_keys={f"aggregates-{each}": key for each, key in manifest.aggregates.items()},
+        extra={
+            "mgds": {"variations": variations, "paths": {name: _pack(texts) for name, texts in manifest.paths.items()}}
         },
-        "pictures": {
-            "sample": np.tile(members, len(variations)),
-            "target": np.concatenate(targets),
-            "size": np.zeros((len(keys), 2), np.int32),
-        },
-        "picture_keys": {"entry": keys},
-        "lines": {"sample": np.zeros(0, np.int32)},
-        "line_keys": {},
-        "empty_keys": {f"aggregates-{each}": key for each, key in manifest.aggregates.items()},
-        "mgds": {"variations": variations, "paths": {name: _pack(texts) for name, texts in manifest.paths.items()}},
-    }
-    store.freeze(name, tree)
+    )
+    store.freeze(name, content)
 
 
 def read_manifest(store: Store, name: str) -> Manifest:
     """The latest manifest of a group; `NoSnapshotError` where it was never built."""
-    content: Mapping[str, Any] = store.snapshot(name).content
-    variations: list[int] = content["mgds"]["variations"]
-    count = len(content["samples"]["concept"])
-    keys = content["picture_keys"]["entry"].reshape(len(variations), count, 32)
-    paths = {each: _unpack(texts) for each, texts in content["mgds"]["paths"].items()}
-    return Manifest(count, dict(zip(variations, keys, strict=True)), paths, content["samples"]["concept"], {})
+    content = store.snapshot(name).content
+    variations: list[int] = content.extra["mgds"]["variations"]
+    concepts = content.samples.concept
+    keys = content.picture_keys["entry"].reshape(len(variations), len(concepts), 32)
+    paths = {each: _unpack(texts) for each, texts in content.extra["mgds"]["paths"].items()}
+    return Manifest(len(concepts), dict(zip(variations, keys, strict=True)), paths, concepts, {})
 
 
 def _pack(texts: Sequence[str]) -> dict[str, Any]:
-    """Texts as one column of bytes, and where each of them ends."""
-    parts = [text.encode("utf-8", "surrogatepass") for text in texts]
-    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    return {"text": np.frombuffer(b"".join(parts), np.uint8), "ends": ends}
+    column = TextColumn.join([text.encode("utf-8", "surrogatepass") for text in texts])
+    return {"text": column.text, "ends": column.ends}
 
 
 def _unpack(column: Mapping[str, Any]) -> list[str]:
-    text, ends = column["text"].tobytes(), column["ends"].tolist()
-    return [text[start:end].decode("utf-8", "surrogatepass") for start, end in zip([0, *ends], ends, strict=False)]
+    return [text.decode("utf-8", "surrogatepass") for text in TextColumn(column["text"], column["ends"]).split()]
 
 
 class SourcelessCache(Cache):
