@@ -13,7 +13,7 @@ from PIL import Image
 
 import precook
 from precook.integrations.adopt import STATUS, plan_adopt
-from precook.integrations.npz import NpzFile
+from precook.integrations.adopt.npz import NpzFile
 from tests.support.commands import run
 from tests.support.projects import picture
 from tests.support.trees import same

@@ -16,8 +16,7 @@ from precook.errors import printable
 from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from precook.integrations.adopt import AdoptionPlan
-    from precook.integrations.old_search import LeftOut
+    from precook.integrations.adopt import AdoptionPlan, LeftOut
     from precook.project import Project
 
 _FEW = 10
@@ -51,7 +50,7 @@ def command(
     The entries are marked: adopted, encoder not verified. No file of the folder is changed.
     """
     from precook.integrations.adopt import plan_adopt
-    from precook.integrations.adopted import names_adopted
+    from precook.integrations.adopt.fill import names_adopted
 
     plan = plan_adopt(folder, caches=caches, only=only, ignore_times=ignore_times, report=bars.reporter())
     if not as_json:
@@ -97,7 +96,7 @@ def _adopt(plan: AdoptionPlan, place: Path, dataset: str, *, yes: bool, as_json:
 
 def _fill(plan: AdoptionPlan, project: Project, *, yes: bool, as_json: bool) -> int:
     """The entries that the encoders of a config name."""
-    from precook.integrations.adopted import plan_filling
+    from precook.integrations.adopt.fill import plan_filling
 
     filling = plan_filling(project, plan, report=bars.reporter())
     wanted, stored = len(filling.fillings), None
@@ -133,8 +132,8 @@ def _show(plan: AdoptionPlan) -> None:
         parts.append(format_count(len(plan.samples), "prompt"))
     output.line(f"{plan.family}: {', '.join(parts)}, {format_size(plan.nbytes)}; which encoder made them is not known")
     _show_left_out(plan.left_out)
-    if plan.strangers:
-        output.line(f"{format_count(plan.strangers, 'cache file')} without a picture")
+    if plan.without_picture:
+        output.line(f"{format_count(plan.without_picture, 'cache file')} without a picture")
 
 
 def _show_left_out(left_out: tuple[LeftOut, ...]) -> None:
@@ -155,5 +154,5 @@ def _document(plan: AdoptionPlan, left_out: tuple[LeftOut, ...]) -> dict[str, An
         "prompts": len(plan.samples) if plan.has_prompts else 0,
         "bytes": plan.nbytes,
         "left_out": [{"path": str(one.path), "reason": one.reason} for one in left_out],
-        "without_picture": plan.strangers,
+        "without_picture": plan.without_picture,
     }

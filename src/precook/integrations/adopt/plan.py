@@ -1,4 +1,4 @@
-"""Adopting: the caches that other tools left beside their pictures, taken over as they are.
+"""Old caches as a dataset of their own.
 
 Nobody can tell which encoder made such a file. So its entries have a recipe of their own that says so, which no encoder
 of a config gives, and they are reached through one snapshot only: that of the dataset they are adopted as.
@@ -7,26 +7,24 @@ of a config gives, and they are reached through one snapshot only: that of the d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from precook.errors import PrecookError, SourceError
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
+from precook.integrations.adopt.formats import AI_TOOLKIT, SD_SCRIPTS, UnusableError, load
+from precook.integrations.adopt.search import LeftOut, OldCache, UsableCaches, find_caches, find_pictures, find_usable
+from precook.integrations.adopted import recipe_data
 from precook.integrations.lists import Cut, ListedSample, check_name, freeze
-from precook.integrations.old_files import UnusableError, load
-from precook.integrations.old_names import AI_TOOLKIT, SD_SCRIPTS
-from precook.integrations.old_search import LeftOut, Looked, OldCache, find_caches, find_pictures, look, match
 from precook.report import SILENT, Reporter
 from precook.store.leaves import is_finite
 from precook.store.snapshot import Snapshot
 from precook.store.store import Store
-from precook.store.tree import Parts, take_apart
+from precook.store.tree import Parts, Tree, take_apart
 from precook.store.writer import Writer
 from precook.values import Digest
-
-STATUS = "adopted, encoder not verified"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +35,24 @@ class AdoptedSample:
     content: Digest
     caption: str
     latents: tuple[OldCache, ...]
+    """From the smallest to the largest cut."""
     prompt: OldCache | None
 
     @property
     def caches(self) -> list[tuple[str, OldCache]]:
         """All of it, with the name of its part."""
-        found = [("latent", old) for old in self.latents]
-        return found if self.prompt is None else [*found, ("prompt", self.prompt)]
+        latents = [("latent", cache) for cache in self.latents]
+        return latents if self.prompt is None else [*latents, ("prompt", self.prompt)]
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What was adopted."""
+
+    samples: int
+    failed: tuple[LeftOut, ...]
+    """What turned out to be unusable on the way."""
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class AdoptionPlan:
     architecture: str
     samples: tuple[AdoptedSample, ...]
     left_out: tuple[LeftOut, ...]
-    strangers: int
+    without_picture: int
     """Cache files whose picture is not there."""
     nbytes: int
     """Of the cache files."""
@@ -69,14 +78,12 @@ class AdoptionPlan:
         """Whether texts are adopted too: then every sample has one."""
         return bool(self.samples) and self.samples[0].prompt is not None
 
-    def recipe(self, part: str) -> Recipe:
-        """The recipe of everything that is adopted: it says what is not known."""
-        return Recipe("adopted", recipe_data(self.tool, self.architecture, part))
-
     def execute(self, store: Store, dataset: str, *, report: Reporter = SILENT) -> Adoption:
         """Store the entries and freeze them as a dataset: durable when it returns. The files stay as they are."""
         check_name(dataset)
-        recipes = {part: self.recipe(part) for part in ("latent", "prompt")}
+        recipes = {
+            part: Recipe("adopted", recipe_data(self.tool, self.architecture, part)) for part in ("latent", "prompt")
+        }
         listed: list[ListedSample] = []
         failed: list[LeftOut] = []
         with store.writer() as writer, report.task("adopting", total=len(self.samples), unit="samples") as task:
@@ -91,16 +98,6 @@ class AdoptionPlan:
         texts = {"prompt": recipes["prompt"]} if self.has_prompts else {}
         snapshot = freeze(store, dataset, listed, images={"latent": recipes["latent"]}, texts=texts)
         return Adoption(len(listed), tuple(failed), snapshot)
-
-
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """What was adopted."""
-
-    samples: int
-    failed: tuple[LeftOut, ...]
-    """What turned out to be unusable on the way."""
-    snapshot: Snapshot
 
 
 def plan_adopt(
@@ -120,87 +117,81 @@ def plan_adopt(
     if not folder.is_dir():
         raise SourceError(folder, "no such folder")
     pictures = find_pictures(folder)
-    found, strangers = match(pictures, list(find_caches(caches or folder)), beside=caches is None)
-    looked = look(pictures, found, ignore_times=ignore_times, report=report)
-    tool, architecture = _chosen(looked.latents, only, folder)
-    samples, left_out = _complete(looked, tool, architecture)
-    paths = {old.path for sample in samples for _, old in sample.caches}
+    files, without_picture = find_caches(caches or folder, pictures, beside=caches is None)
+    usable = find_usable(pictures, files, ignore_times=ignore_times, report=report)
+    tool, architecture = _choose(usable.latents, only, folder)
+    samples, left_out = _complete_samples(usable, tool, architecture)
+    paths = {cache.path for sample in samples for _, cache in sample.caches}
     return AdoptionPlan(
         tool=tool,
         architecture=architecture,
         samples=tuple(samples),
-        left_out=(*looked.left_out, *left_out),
-        strangers=strangers,
+        left_out=(*usable.left_out, *left_out),
+        without_picture=without_picture,
         nbytes=sum(path.stat().st_size for path in paths),
     )
 
 
-def recipe_data(tool: str, architecture: str, part: str) -> dict[str, str]:
-    """All that is known about how adopted entries were made, and that the rest is not."""
-    return {"status": STATUS, "tool": tool, "architecture": architecture, "part": part}
-
-
-def check_finite(path: Path, parts: Parts) -> None:
-    """Refuse what no training should see."""
+def checked_parts(path: Path, tree: Tree) -> Parts:
+    """What a cache file holds, ready to be stored; numbers that no training should see are refused."""
+    parts = take_apart(tree)
     if not all(is_finite(leaf) for leaf in parts.leaves):
         raise UnusableError(f"{path.name} holds numbers that are not finite")
+    return parts
 
 
 def _adopt(writer: Writer, sample: AdoptedSample, recipes: Mapping[str, Recipe]) -> ListedSample:
     """Put what was cached of one sample; everything is read and checked before anything of it is put."""
     if digest(sample.picture) != sample.content:
         raise UnusableError("the picture changed meanwhile")
-    made = []
-    for part, old in sample.caches:
+    entries = []
+    for part, cache in sample.caches:
         # The file is a part of the key: another cache of the same picture is another entry, whoever made it.
-        content = digest(old.path)
-        parts = take_apart(load(old.path, old.part))
-        if digest(old.path) != content:
-            raise UnusableError(f"{old.path.name} changed meanwhile")
-        check_finite(old.path, parts)
-        caption = sample.caption if old.part.caption is None else old.part.caption
+        content = digest(cache.path)
+        tree = load(cache.path, cache.part)
+        if digest(cache.path) != content:
+            raise UnusableError(f"{cache.path.name} changed meanwhile")
+        parts = checked_parts(cache.path, tree)
+        caption = sample.caption if cache.part.caption is None else cache.part.caption
         source = sample.content if part == "latent" else digest(caption)
-        made.append((part, old, recipes[part].key(source, cache=content, cut=dict(old.part.cut)), parts))
-    for part, _, key, parts in made:
+        entries.append((part, cache, recipes[part].key(source, cache=content, cut=dict(cache.part.cut)), parts))
+    for part, _, key, parts in entries:
         writer.put_parts(key, parts, recipe=recipes[part])
-    cuts = [Cut(old.part.size, {"latent": key}) for part, old, key, _ in made if part == "latent"]
-    return ListedSample(sample.content, cuts, {part: key for part, _, key, _ in made if part == "prompt"})
+    cuts = [Cut(cache.part.size, {"latent": key}) for part, cache, key, _ in entries if part == "latent"]
+    return ListedSample(sample.content, cuts, {part: key for part, _, key, _ in entries if part == "prompt"})
 
 
-def _chosen(latents: Mapping[Path, list[tuple[str, OldCache]]], only: str | None, folder: Path) -> tuple[str, str]:
+def _choose(latents: Mapping[Path, list[OldCache]], only: str | None, folder: Path) -> tuple[str, str]:
     """The tool and architecture to adopt: those that were asked for, or the only ones there are."""
-    counts = Counter((tool, old.part.architecture) for found in latents.values() for tool, old in found)
-    told = ", ".join(f"{tool}/{architecture} ({count:,})" for (tool, architecture), count in sorted(counts.items()))
+    counts = Counter((cache.tool, cache.part.architecture) for caches in latents.values() for cache in caches)
+    kinds = ", ".join(f"{tool}/{architecture} ({count:,})" for (tool, architecture), count in sorted(counts.items()))
     if only is not None:
-        counts = Counter({one: count for one, count in counts.items() if only in (one[0], "/".join(one))})
+        counts = Counter({kind: count for kind, count in counts.items() if only in (kind[0], "/".join(kind))})
     if not counts:
-        hint = f"there are {told}" if told else "sd-scripts, musubi-tuner and ai-toolkit are known; look at --caches"
+        hint = f"there are {kinds}" if kinds else "sd-scripts, musubi-tuner and ai-toolkit are known; look at --caches"
         raise SourceError(folder, f"no latents of {only or 'any known tool'} here that could be adopted", hint=hint)
     if len(counts) > 1:
-        raise SourceError(folder, f"latents of several kinds: {told}", hint="choose one with --only TOOL/ARCHITECTURE")
+        raise SourceError(folder, f"latents of several kinds: {kinds}", hint="choose one with --only TOOL/ARCHITECTURE")
     return next(iter(counts))
 
 
-def _complete(looked: Looked, tool: str, architecture: str) -> tuple[list[AdoptedSample], list[LeftOut]]:
+def _complete_samples(usable: UsableCaches, tool: str, architecture: str) -> tuple[list[AdoptedSample], list[LeftOut]]:
     """The samples of one kind; all have the same tensors, and texts either all or none."""
-    latents = {
-        path: [old for by, old in found if (by, old.part.architecture) == (tool, architecture)]
-        for path, found in looked.latents.items()
-    }
-    latents = {path: found for path, found in latents.items() if found}
-    prompts = {
-        path: [old for by, old in found if by == tool and _belongs(tool, old.part.architecture, architecture)]
-        for path, found in looked.prompts.items()
-        if path in latents
-    }
+    latents: dict[Path, list[OldCache]] = {}
+    prompts: dict[Path, list[OldCache]] = {}
+    for path, caches in usable.latents.items():
+        if kept := [cache for cache in caches if (cache.tool, cache.part.architecture) == (tool, architecture)]:
+            latents[path] = kept
+            texts = usable.prompts.get(path, [])
+            prompts[path] = [cache for cache in texts if cache.tool == tool and _goes_with(cache, architecture)]
+    latent_fields = _commonest_fields(cache for caches in latents.values() for cache in caches)
+    prompt_fields = _commonest_fields(cache for caches in prompts.values() for cache in caches)
+    samples: list[AdoptedSample] = []
     left_out: list[LeftOut] = []
-    latent_fields = _commonest([old for found in latents.values() for old in found])
-    prompt_fields = _commonest([old for found in prompts.values() for old in found])
-    samples = []
-    for path, found in latents.items():
-        texts = prompts.get(path, [])
+    for path, caches in latents.items():
+        texts = prompts[path]
         reason = None
-        if any(tuple(old.part.fields) != latent_fields for old in found):
+        if any(tuple(cache.part.fields) != latent_fields for cache in caches):
             reason = f"its latents have other tensors than most: {', '.join(latent_fields)}"
         elif prompt_fields and len(texts) != 1:
             reason = "it has several text caches" if texts else "it has no text cache, and others have"
@@ -209,28 +200,20 @@ def _complete(looked: Looked, tool: str, architecture: str) -> tuple[list[Adopte
         if reason is not None:
             left_out.append(LeftOut(path, reason))
             continue
-        samples.append(
-            AdoptedSample(
-                picture=path,
-                content=looked.contents[path],
-                caption=looked.captions[path],
-                latents=tuple(_by_size(found)),
-                prompt=texts[0] if texts else None,
-            )
-        )
+        by_size = sorted(caches, key=lambda old: (old.part.size[0] * old.part.size[1], old.part.size, old.path.name))
+        prompt = texts[0] if texts else None
+        samples.append(AdoptedSample(path, usable.contents[path], usable.captions[path], tuple(by_size), prompt))
     return samples, left_out
 
 
-def _belongs(tool: str, of_text: str, of_latent: str) -> bool:
-    """Whether a text cache goes with a latent: ai-toolkit's do not say, and sd-scripts' old latents neither."""
-    return of_text == of_latent or tool == AI_TOOLKIT or (tool, of_latent, of_text) == (SD_SCRIPTS, "old", "sdxl")
+def _goes_with(text: OldCache, architecture: str) -> bool:
+    """Whether a text cache goes with latents: ai-toolkit's do not say, and sd-scripts' old latents neither."""
+    of_text = text.part.architecture
+    if of_text == architecture or text.tool == AI_TOOLKIT:
+        return True
+    return (text.tool, architecture, of_text) == (SD_SCRIPTS, "old", "sdxl")
 
 
-def _commonest(caches: Sequence[OldCache]) -> tuple[str, ...]:
-    counts = Counter(tuple(old.part.fields) for old in caches)
+def _commonest_fields(caches: Iterable[OldCache]) -> tuple[str, ...]:
+    counts = Counter(tuple(cache.part.fields) for cache in caches)
     return counts.most_common(1)[0][0] if counts else ()
-
-
-def _by_size(caches: Sequence[OldCache]) -> list[OldCache]:
-    """From the smallest to the largest cut."""
-    return sorted(caches, key=lambda old: (old.part.size[0] * old.part.size[1], old.part.size, old.path.name))

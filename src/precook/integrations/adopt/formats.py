@@ -1,6 +1,11 @@
-"""What is in a cache file of another tool: checked against its picture by headers, then read as it is.
+"""The cache files of other tools: what their names say, and what is in them.
 
-Each tool's own names are kept for the tensors; only the parts of a name that repeat a shape or a type are dropped.
+sd-scripts     cat_1024x0768_sdxl.npz, cat.npz (old), cat_te_outputs.npz, cat_flux_te.npz …, beside cat.png
+musubi-tuner   cat_1024x0768_qi.safetensors, cat_qi_te.safetensors, beside cat.png or in a folder of their own
+ai-toolkit     _latent_cache/cat_<hash>.safetensors, _t_e_cache/cat_<hash>.safetensors, in folders beside cat.png
+
+A file is checked against its picture by its headers, then read as it is. Each tool's own names are kept for the
+tensors; only the parts of a name that repeat a shape or a type are dropped.
 """
 
 from __future__ import annotations
@@ -11,17 +16,80 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from precook.integrations.npz import NpzFile
-from precook.integrations.old_names import AI_TOOLKIT, MUSUBI_TUNER, SD_SCRIPTS, OldName
+from precook.integrations.adopt.npz import NpzFile
 from precook.store.dtypes import DTYPES, load_torch
 from precook.store.tree import Tree
 
+SD_SCRIPTS = "sd-scripts"
+MUSUBI_TUNER = "musubi-tuner"
+AI_TOOLKIT = "ai-toolkit"
+LATENT_FOLDER = "_latent_cache"
+TEXT_FOLDER = "_t_e_cache"
+
+Part = Literal["latent", "prompt"]
 Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OldName:
+    """What the name of a cache file says."""
+
+    tool: str
+    part: Part
+    stem: str
+    """The picture's name without its suffix."""
+    architecture: str | None = None
+    """As the tool shortens it; None where only the file itself says it."""
+    size: Size | None = None
+    """Width and height of the picture."""
+
+
+_SD_TEXT_ENDINGS = {
+    "_te_outputs": "sdxl",
+    "_sd3_te": "sd3",
+    "_flux_te": "flux",
+    "_lumina_te": "lumina",
+    "_hi_te": "hi",
+    "_anima_te": "anima",
+}
+_SD_LATENT_NAME = re.compile(r"(.+)_([0-9]{4,})x([0-9]{4,})_(sd|sdxl|sd3|flux|lumina|hi|anima)")
+_MUSUBI_LATENT_NAME = re.compile(r"(.+)_([0-9]{4,})x([0-9]{4,})_([a-z0-9]+)")
+_MUSUBI_TEXT_NAME = re.compile(r"(.+)_([a-z0-9]+)_te")
+_TOOLKIT_NAME = re.compile(r"(.+)_[A-Za-z0-9_-]{22}")
+"""A base64 MD5 after the stem; greedy, because the hash itself may hold underscores."""
+
+
+def recognise(name: str, folder: str) -> OldName | None:
+    """What a file in a folder of this name is; None where no tool would have written it. Nothing is opened.
+
+    >>> recognise("cat_1024x0768_sdxl.npz", "cats")
+    OldName(tool='sd-scripts', part='latent', stem='cat', architecture='sdxl', size=(1024, 768))
+    >>> recognise("cat_qi_te.safetensors", "cats").architecture
+    'qi'
+    """
+    stem, _, suffix = name.rpartition(".")
+    if suffix == "npz":
+        for ending, architecture in _SD_TEXT_ENDINGS.items():
+            if stem.endswith(ending):
+                return OldName(SD_SCRIPTS, "prompt", stem.removesuffix(ending), architecture)
+        if match := _SD_LATENT_NAME.fullmatch(stem):
+            return OldName(SD_SCRIPTS, "latent", match[1], match[4], (int(match[2]), int(match[3])))
+        return OldName(SD_SCRIPTS, "latent", stem, "old")
+    if suffix != "safetensors":
+        return None
+    if folder in (LATENT_FOLDER, TEXT_FOLDER):
+        match = _TOOLKIT_NAME.fullmatch(stem)
+        return OldName(AI_TOOLKIT, "latent" if folder == LATENT_FOLDER else "prompt", match[1]) if match else None
+    if match := _MUSUBI_LATENT_NAME.fullmatch(stem):
+        return OldName(MUSUBI_TUNER, "latent", match[1], match[4], (int(match[2]), int(match[3])))
+    if match := _MUSUBI_TEXT_NAME.fullmatch(stem):
+        return OldName(MUSUBI_TUNER, "prompt", match[1], match[2])
+    return None
 
 
 class UnusableError(ValueError):
@@ -29,8 +97,8 @@ class UnusableError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """What a cache must fit."""
+class CachedPicture:
+    """The picture that a cache must fit."""
 
     name: str
     size: Size
@@ -38,9 +106,11 @@ class Picture:
     raw_size: Size
     """As the file stores them: some tools do not turn pictures."""
 
-    def has(self, size: Size) -> bool:
-        """Whether this is its size."""
-        return size in (self.size, self.raw_size)
+    def check_size(self, size: Size, *, in_name: Size | None = None) -> None:
+        """Refuse a cache whose picture has another size by its own notes, or by the name of its file."""
+        if size not in (self.size, self.raw_size) or in_name not in (None, size):
+            made_of = f"it was made of a picture of {size[0]} x {size[1]}"
+            raise UnusableError(f"{made_of}, and this one has {self.size[0]} x {self.size[1]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,35 +128,32 @@ class OldPart:
     """The text, where the file holds it."""
 
 
-def inspect(path: Path, name: OldName, picture: Picture) -> list[OldPart]:
+def inspect(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:
     """The parts of a cache file that fit its picture; `UnusableError` where it does not."""
-    with _named_errors():
+    with _as_unusable():
         return _INSPECTORS[name.tool, name.part](path, name, picture)
 
 
 def load(path: Path, part: OldPart) -> Tree:
-    """The tensors of a part, bit for bit."""
-    with _named_errors():
+    """The tensors of a part, bit for bit; numpy arrays in the byte order of this machine."""
+    with _as_unusable():
         if path.suffix == ".npz":
             with NpzFile(path) as arrays:
-                return {field: _native(arrays.read(stored)) for field, stored in part.fields.items()}
+                read = {field: arrays.read(stored) for field, stored in part.fields.items()}
+            return {field: array.astype(array.dtype.newbyteorder("="), copy=False) for field, array in read.items()}
         load_torch()
         with safe_open(str(path), framework="pt") as tensors:
             return {field: tensors.get_tensor(stored) for field, stored in part.fields.items()}
 
 
 @contextmanager
-def _named_errors() -> Iterator[None]:
+def _as_unusable() -> Iterator[None]:
     try:
         yield
     except UnusableError:
         raise
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise UnusableError(f"cannot be read: {error}") from error
-
-
-def _native(array: Any) -> Any:
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 # sd-scripts: float32 arrays, with the picture's size and the crop beside each latent.
@@ -104,19 +171,18 @@ _SD_STRIDES = {"hi": 32}
 """Pixels for each element of a latent, where they are not 8."""
 
 
-def _sd_latents(path: Path, name: OldName, picture: Picture) -> list[OldPart]:
+def _sd_latents(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:
     architecture = name.architecture or ""
-    stride = _SD_STRIDES.get(architecture, 8)
-    if name.size is not None and not picture.has(name.size):
-        raise UnusableError(_other_picture(name.size, picture))
+    if name.size is not None:
+        picture.check_size(name.size)
     with NpzFile(path) as arrays:
-        found = [match for stored in arrays.names if (match := _SD_LATENT.fullmatch(stored))]
-        if not found:
+        matches = [match for stored in arrays.names if (match := _SD_LATENT.fullmatch(stored))]
+        if not matches:
             raise UnusableError("it has no latents")
-        return [_sd_latent(arrays, match, architecture, stride, picture) for match in found]
+        return [_sd_latent(arrays, match, architecture, picture) for match in matches]
 
 
-def _sd_latent(arrays: NpzFile, match: re.Match[str], architecture: str, stride: int, picture: Picture) -> OldPart:
+def _sd_latent(arrays: NpzFile, match: re.Match[str], architecture: str, picture: CachedPicture) -> OldPart:
     ending = match[1]
     shape = arrays.header(match[0]).shape
     if len(shape) not in (3, 4) or (ending and (int(match[2]), int(match[3])) != shape[-2:]):
@@ -128,19 +194,23 @@ def _sd_latent(arrays: NpzFile, match: re.Match[str], architecture: str, stride:
     }
     if not {"original_size", "crop_ltrb"} <= set(fields):
         raise UnusableError(f"{match[0]} comes without the size of its picture and its crop")
+    stride = _SD_STRIDES.get(architecture, 8)
     size = (shape[-2] * stride, shape[-1] * stride)
     shapes = {"original_size": (2,), "crop_ltrb": (4,), "latents_flipped": shape, "alpha_mask": size}
     for field, wanted in shapes.items():
         if field in fields and arrays.header(fields[field]).shape != wanted:
             raise UnusableError(f"{fields[field]} has shape {arrays.header(fields[field]).shape}, not {wanted}")
-    noted = {field: _numbers(arrays.read(fields[field])) for field in ("original_size", "crop_ltrb")}
-    original = noted["original_size"]
-    if not picture.has((int(original[0]), int(original[1]))):
-        raise UnusableError(_other_picture((int(original[0]), int(original[1])), picture))
+    noted: dict[str, list[float]] = {}
+    for field in ("original_size", "crop_ltrb"):
+        array = arrays.read(fields[field])
+        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise UnusableError("the size of its picture or its crop are no numbers")
+        noted[field] = [float(number) for number in array.tolist()]
+    picture.check_size((int(noted["original_size"][0]), int(noted["original_size"][1])))
     return OldPart(architecture, fields, size, {**noted, "size": list(size)})
 
 
-def _sd_text(path: Path, name: OldName, picture: Picture) -> list[OldPart]:  # noqa: ARG001 - a text has no size
+def _sd_text(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:  # noqa: ARG001 - a text has no size
     architecture = name.architecture or ""
     with NpzFile(path) as arrays:
         lacking = sorted(_SD_TEXTS[architecture] - set(arrays.names))
@@ -151,23 +221,16 @@ def _sd_text(path: Path, name: OldName, picture: Picture) -> list[OldPart]:  # n
         return [OldPart(architecture, {stored: stored for stored in sorted(arrays.names)}, (0, 0), {})]
 
 
-def _numbers(array: Any) -> list[float]:
-    if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-        raise UnusableError("the size of its picture or its crop are no numbers")
-    return [float(number) for number in array.tolist()]
-
-
 # musubi-tuner: one safetensors file per picture and architecture; names end in the shape and the type.
 
 _TYPES = sorted({dtype.torch for dtype in DTYPES.values()}, key=len, reverse=True)
 _DIMENSIONS = re.compile(r"(?:[0-9]+x)?[0-9]+x[0-9]+")
 
 
-def _musubi_latent(path: Path, name: OldName, picture: Picture) -> list[OldPart]:
+def _musubi_latent(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:
     shapes, metadata = _headers(path)
     size = (_whole(metadata, "width"), _whole(metadata, "height"))
-    if size != name.size or not picture.has(size):
-        raise UnusableError(_other_picture(size, picture))
+    picture.check_size(size, in_name=name.size)
     fields = {}
     for stored, shape in sorted(shapes.items()):
         field = _without_type(stored)
@@ -184,7 +247,7 @@ def _musubi_latent(path: Path, name: OldName, picture: Picture) -> list[OldPart]
     return [OldPart(_text(metadata, "architecture"), fields, (height, width), {"original_size": list(size)})]
 
 
-def _musubi_text(path: Path, name: OldName, picture: Picture) -> list[OldPart]:  # noqa: ARG001 - a text has no size
+def _musubi_text(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:  # noqa: ARG001 - likewise
     shapes, metadata = _headers(path)
     fields = {_without_type(stored): stored for stored in sorted(shapes)}
     if not fields or len(fields) != len(shapes):
@@ -206,7 +269,7 @@ _SKEW = 0.02
 """So much the scaled size may differ from the picture's aspect ratio: it is rounded to whole pixels."""
 
 
-def _toolkit_latent(path: Path, name: OldName, picture: Picture) -> list[OldPart]:  # noqa: ARG001 - a hash says nothing
+def _toolkit_latent(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:  # noqa: ARG001 - a hash says nothing
     shapes, metadata = _headers(path)
     if metadata.get("filename") != picture.name:
         raise UnusableError(f"it was made of {metadata.get('filename')!r}")
@@ -229,7 +292,7 @@ def _toolkit_latent(path: Path, name: OldName, picture: Picture) -> list[OldPart
     return [OldPart(_text(metadata, "latent_space_version"), fields, (height, width), cut)]
 
 
-def _toolkit_text(path: Path, name: OldName, picture: Picture) -> list[OldPart]:  # noqa: ARG001 - likewise
+def _toolkit_text(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:  # noqa: ARG001 - likewise
     shapes, metadata = _headers(path)
     if not any(stored.startswith("text_embed") for stored in shapes) and "class_name" not in metadata:
         raise UnusableError("it has no text embeddings")
@@ -237,6 +300,7 @@ def _toolkit_text(path: Path, name: OldName, picture: Picture) -> list[OldPart]:
 
 
 def _headers(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Shapes and metadata of a safetensors file."""
     # As numpy: shapes need no torch.
     with safe_open(str(path), framework="numpy") as tensors:
         shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
@@ -259,11 +323,7 @@ def _text(metadata: Mapping[str, str], field: str) -> str:
     return metadata[field]
 
 
-def _other_picture(size: Size, picture: Picture) -> str:
-    return f"it was made of a picture of {size[0]} x {size[1]}, and this one has {picture.size[0]} x {picture.size[1]}"
-
-
-_INSPECTORS: dict[tuple[str, str], Callable[[Path, OldName, Picture], list[OldPart]]] = {
+_INSPECTORS: dict[tuple[str, str], Callable[[Path, OldName, CachedPicture], list[OldPart]]] = {
     (SD_SCRIPTS, "latent"): _sd_latents,
     (SD_SCRIPTS, "prompt"): _sd_text,
     (MUSUBI_TUNER, "latent"): _musubi_latent,

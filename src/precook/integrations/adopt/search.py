@@ -1,0 +1,180 @@
+"""Searching for old caches: pictures, the files that other tools left for them, and whether they fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from precook.errors import SourceError
+from precook.fs.read import read_source
+from precook.identity.digest import digest
+from precook.integrations.adopt.formats import (
+    LATENT_FOLDER,
+    TEXT_FOLDER,
+    CachedPicture,
+    OldName,
+    OldPart,
+    UnusableError,
+    inspect,
+    recognise,
+)
+from precook.report import Reporter
+from precook.sources.captions import CaptionError, decode_caption
+from precook.sources.image import RefusedError, read_facts
+from precook.sources.sample_files import SUFFIXES
+from precook.values import Digest
+
+_CAPTIONS = (".txt", ".caption")
+_TURNED = 5
+"""From this EXIF orientation on, width and height are exchanged."""
+_SHOWN = 60
+"""Characters of a caption that are shown."""
+
+Place = tuple[Path, str]
+"""A picture's folder, and its name without the suffix."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldCache:
+    """A part of a cache file that fits its picture."""
+
+    tool: str
+    path: Path
+    part: OldPart
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file that is not adopted, and why."""
+
+    path: Path | str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsableCaches:
+    """What fits of the caches in a folder, by the paths of their pictures."""
+
+    contents: dict[Path, Digest] = field(default_factory=dict)
+    """Digests of the pictures."""
+    captions: dict[Path, str] = field(default_factory=dict)
+    latents: dict[Path, list[OldCache]] = field(default_factory=dict)
+    prompts: dict[Path, list[OldCache]] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+def find_usable(
+    pictures: Mapping[Place, list[Path]],
+    caches: Mapping[Place, list[tuple[Path, OldName]]],
+    *,
+    ignore_times: bool,
+    report: Reporter,
+) -> UsableCaches:
+    """Open the caches of all pictures, and keep what fits its picture and caption."""
+    usable = UsableCaches()
+    with report.task("looking", total=len(caches), unit="samples") as task:
+        for place, files in sorted(caches.items()):
+            task.advance()
+            same_name = pictures[place]
+            if len(same_name) > 1:
+                names = " and ".join(path.name for path in same_name)
+                usable.left_out.append(LeftOut(same_name[0], f"{names} share the names of their caches"))
+                continue
+            try:
+                _check(same_name[0], files, usable, ignore_times=ignore_times)
+            except (OSError, RefusedError, CaptionError) as error:
+                usable.left_out.append(LeftOut(same_name[0], str(error)))
+    return usable
+
+
+def find_pictures(folder: Path) -> dict[Place, list[Path]]:
+    """Pictures by their folder and stem."""
+    pictures: dict[Place, list[Path]] = {}
+    for root, files in _walk(folder):
+        for name in files:
+            stem, _, suffix = name.rpartition(".")
+            if stem and suffix.lower() in SUFFIXES:
+                pictures.setdefault((root, stem), []).append(root / name)
+    return pictures
+
+
+def find_caches(
+    folder: Path, pictures: Mapping[Place, list[Path]], *, beside: bool
+) -> tuple[dict[Place, list[tuple[Path, OldName]]], int]:
+    """The cache files below a folder by their pictures, and how many have none.
+
+    The picture lies `beside` its caches; or elsewhere, and then its name must be the only one of its kind.
+    """
+    by_stem: dict[str, list[Place]] = {}
+    for place in pictures:
+        by_stem.setdefault(place[1], []).append(place)
+    caches: dict[Place, list[tuple[Path, OldName]]] = {}
+    without_picture = 0
+    for root, files in _walk(folder):
+        for name in files:
+            known = recognise(name, root.name)
+            if known is None:
+                continue
+            home = root.parent if root.name in (LATENT_FOLDER, TEXT_FOLDER) else root
+            places = [(home, known.stem)] if beside else by_stem.get(known.stem, [])
+            if len(places) == 1 and places[0] in pictures:
+                caches.setdefault(places[0], []).append((root / name, known))
+            else:
+                without_picture += 1
+    return caches, without_picture
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder below with its files, in order; links are not followed, and stores are left out."""
+    for root, folders, files in os.walk(folder, onerror=_refuse):
+        if "store.toml" in files:
+            folders.clear()
+            continue
+        folders.sort()
+        yield Path(root), sorted(files)
+
+
+def _refuse(error: OSError) -> None:
+    # A folder that cannot be listed would look like an empty one.
+    raise SourceError(Path(error.filename), error.strerror or str(error)) from error
+
+
+def _check(path: Path, files: list[tuple[Path, OldName]], usable: UsableCaches, *, ignore_times: bool) -> None:
+    """Take in those files that were made of this picture and of its caption as they are now."""
+    content = read_source(path)
+    facts = read_facts(content)
+    size = (facts.width, facts.height)
+    picture = CachedPicture(path.name, size, size[::-1] if facts.orientation >= _TURNED else size)
+    caption, caption_time = _caption(path)
+    usable.contents[path], usable.captions[path] = digest(content), caption
+    picture_time = path.stat().st_mtime_ns
+    for file, name in files:
+        source, time = ("picture", picture_time) if name.part == "latent" else ("caption", caption_time)
+        try:
+            parts = inspect(file, name, picture)
+            noted = next((part.caption for part in parts if part.caption is not None), None)
+            if noted is not None and caption_time and noted.strip() != caption:
+                raise UnusableError(f"it was made of another caption: {_short(noted)}")  # noqa: TRY301
+            if noted is None and time > file.stat().st_mtime_ns and not ignore_times:
+                raise UnusableError(f"it is older than its {source}")  # noqa: TRY301
+        except UnusableError as error:
+            usable.left_out.append(LeftOut(file, str(error)))
+            continue
+        column = usable.latents if name.part == "latent" else usable.prompts
+        column.setdefault(path, []).extend(OldCache(name.tool, file, part) for part in parts)
+
+
+def _caption(picture: Path) -> tuple[str, int]:
+    """The caption beside a picture and when it was written; the empty prompt and 0 where there is none."""
+    for suffix in _CAPTIONS:
+        path = picture.with_suffix(suffix)
+        if path.is_file():
+            return decode_caption(read_source(path)).strip(), path.stat().st_mtime_ns
+    return "", 0
+
+
+def _short(text: str) -> str:
+    shown = ascii(text.strip())
+    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}…"
