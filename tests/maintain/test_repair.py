@@ -16,7 +16,7 @@ import precook
 from precook.maintain import lock
 from precook.maintain.owners import find_owners
 from precook.maintain.repair import plan_repair
-from precook.maintain.verify import Scope, check_store, last_full_pass, remember_pass, unfinished_passes
+from precook.maintain.verify import Scope, last_full_verification, save_cursor, unfinished_verifications, verify_scope
 from tests.maintain.test_bundle import state
 from tests.support.commands import run
 from tests.support.projects import Watched, dataset, project
@@ -205,10 +205,10 @@ def test_a_subset_looks_at_what_is_meant(made: precook.Project) -> None:
         (Scope(), {pixels[0], outside}, 10),
     ]
     for scope, damaged, entries in cases:
-        found, _ = check_store(store, scope)
+        found, _ = verify_scope(store, scope)
         assert ({damage.key for damage in found.damage}, found.entries) == (damaged, entries)
     with pytest.raises(precook.NoSnapshotError):
-        check_store(store, Scope(dataset="nothing"))
+        verify_scope(store, Scope(dataset="nothing"))
 
 
 def test_what_a_look_found_damaged_is_missing_from_then_on(tmp_path: Path) -> None:
@@ -238,18 +238,18 @@ def test_short_looks_go_on_until_everything_was_seen(path: Path) -> None:
     with precook.open(path) as store:
         seen = 0
         for _ in range(20):
-            found, done = check_store(store, Scope(), max_seconds=0.0)
+            found, done = verify_scope(store, Scope(), max_seconds=0.0)
             seen += found.packs
-            remember_pass(store, done)
+            save_cursor(store, done)
             if done.finished is not None:
                 break
-            assert last_full_pass(store) is None
-            assert [one.packs for one in unfinished_passes(store)] == [seen]
+            assert last_full_verification(store) is None
+            assert [one.packs for one in unfinished_verifications(store)] == [seen]
         assert seen == 5
-        finished = last_full_pass(store)
+        finished = last_full_verification(store)
         assert finished is not None
         assert (finished.packs, finished.damaged) == (5, 0)
-        assert check_store(store, Scope(), max_seconds=60.0)[0].packs == 5  # the next pass begins anew
+        assert verify_scope(store, Scope(), max_seconds=60.0)[0].packs == 5  # the next pass begins anew
 
 
 def test_the_command_shows_what_a_repair_would_drop_before_it_does(made: precook.Project) -> None:
@@ -301,7 +301,7 @@ def test_verifying_writes_nothing_but_when_it_was(path: Path) -> None:
     assert run("verify", "--store", path).code == 0
     with precook.open(path, read_only=True) as store:
         assert state(store) == before
-        assert last_full_pass(store) is not None
+        assert last_full_verification(store) is not None
 
 
 def test_a_repair_waits_for_whoever_moves_entries(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

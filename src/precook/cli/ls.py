@@ -88,10 +88,10 @@ def _choose(store: Store, choice: Choice, *, now: float) -> Iterator[EntryLine]:
     """The entries asked for, in the order asked for; by key they are read a few at a time."""
     from precook.cli.entries import list_entries
     from precook.cli.recipes import matching_recipes
-    from precook.maintain.verify import named_keys
+    from precook.maintain.owners import dataset_keys
 
     recipes = matching_recipes(store, choice.recipe) if choice.recipe is not None else None
-    keys = named_keys(store, choice.dataset) if choice.dataset is not None else None
+    keys = dataset_keys(store, choice.dataset) if choice.dataset is not None else None
     entries = (
         entry
         for entry in list_entries(store.entries())

@@ -10,7 +10,7 @@ from precook.errors import DamagedPackError, NewerFormatError
 from precook.maintain.build_log import Run, read_runs
 from precook.maintain.gc import plan_gc
 from precook.maintain.usage import Usage, UsagePart, measure_usage
-from precook.maintain.verify import VerifyCursor, last_full_pass, unfinished_passes
+from precook.maintain.verify import VerifyCursor, last_full_verification, unfinished_verifications
 from precook.store.lease import Holder
 from precook.store.snapshot import SnapshotFile
 from precook.store.stats import RecipeStats, Stats
@@ -57,8 +57,8 @@ def look(store: Store) -> View:
         runs=read_runs(store),
         failures=len(store.memory().notes("failures")),
         leases=store.leases(),
-        verified=last_full_pass(store),
-        verifying=unfinished_passes(store),
+        verified=last_full_verification(store),
+        verifying=unfinished_verifications(store),
     )
 
 

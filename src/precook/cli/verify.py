@@ -117,11 +117,11 @@ def _verify(store: Path | None, asked: VerifyArguments, *, as_json: bool) -> int
     """Check the packs, show what is wrong with them and, if asked to, drop it; the exit code."""
     from precook.maintain.owners import find_owners
     from precook.maintain.repair import plan_repair
-    from precook.maintain.verify import check_store
+    from precook.maintain.verify import verify_scope
 
     with open_to_read(store) as opened:
         scope = _scope(opened, asked)
-        found, done = check_store(opened, scope, max_seconds=asked.max_seconds, report=bars.reporter())
+        found, done = verify_scope(opened, scope, max_seconds=asked.max_seconds, report=bars.reporter())
         owners = find_owners(opened, {one.key.bytes for one in found.damage if one.key is not None})
         root = opened.path
     remembered = _remember(root, done, found.damage)
@@ -157,13 +157,13 @@ def _scope(store: Store, asked: VerifyArguments) -> Scope:
 
 def _remember(root: Path, done: VerifyCursor, damage: Sequence[Damage]) -> bool:
     """Keep how far the pass has come and what it found, where the store can be written to."""
-    from precook.maintain.verify import remember_pass
+    from precook.maintain.verify import save_cursor
 
     if not os.access(root, os.W_OK):
         return False
     try:
         with open_to_write(root) as opened:
-            remember_pass(opened, done, damage)
+            save_cursor(opened, done, damage)
     except (LockedError, StoreWriteError) as error:
         output.tell(f"how far this came is not remembered: {error}")
         return False

@@ -1,4 +1,4 @@
-"""Owners: which datasets and samples need an entry."""
+"""Owners: which datasets and samples need an entry, and which entries a dataset needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import groupby
 
 import numpy as np
 
-from precook.errors import DamagedPackError, NewerFormatError
-from precook.store.keysets import among, beginnings, keyset
+from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError
+from precook.store.keysets import among, beginnings, keyset, split
 from precook.store.snapshot import Snapshot, read_snapshot
 from precook.store.store import Store
 
@@ -30,37 +30,46 @@ class Owner:
     """The picture's, where the snapshot keeps paths."""
 
 
+def dataset_keys(store: Store, dataset: str) -> set[bytes]:
+    """Every entry that a snapshot of this dataset names; `NoSnapshotError` where it has none."""
+    files = [file for file in store.snapshots() if file.dataset == dataset]
+    if not files:
+        raise NoSnapshotError(store.path, dataset)
+    return {key for file in files for key in split(read_snapshot(file).all_keys())}
+
+
 def find_owners(store: Store, keys: Collection[bytes]) -> dict[bytes, list[Owner]]:
     """Who needs some entries: in each dataset, by the newest snapshot that names them."""
-    found: dict[bytes, list[Owner]] = {}
-    wanted = set(keys)
-    if not wanted:
-        return found
-    for _, group in groupby(store.snapshots(), key=lambda file: file.dataset):
-        left = set(wanted)
-        for file in reversed(list(group)):
+    owners: dict[bytes, list[Owner]] = {}
+    if not keys:
+        return owners
+    for _, files in groupby(store.snapshots(), key=lambda file: file.dataset):
+        left = set(keys)
+        for file in reversed(list(files)):
             if not left:
                 break
             try:
                 snapshot = read_snapshot(file)
             except (DamagedPackError, NewerFormatError, FileNotFoundError):
                 continue  # `verify` lists it
-            named = [(key, owner) for key, owner in _owners(snapshot, left)]
-            for key, owner in named:
-                found.setdefault(key, []).append(owner)
-            left -= {key for key, _ in named}
-    return found
+            named = set()
+            for key, owner in _owners(snapshot, left):
+                owners.setdefault(key, []).append(owner)
+                named.add(key)
+            left -= named
+    return owners
 
 
 def _owners(snapshot: Snapshot, keys: set[bytes]) -> Iterator[tuple[bytes, Owner]]:
+    """Each of the keys that a snapshot names, with every sample that needs it."""
     content = snapshot.content
-    first = keyset([beginnings(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32))])
+    beginning = keyset([beginnings(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32))])
     for columns, samples in (
         (content.picture_keys, content.pictures.sample),
         (content.line_keys, content.lines.sample),
     ):
         for encoder, column in columns.items():
-            for row in np.flatnonzero(among(beginnings(column), first)).tolist():
+            for row in np.flatnonzero(among(beginnings(column), beginning)).tolist():
                 if (key := column[row].tobytes()) in keys:
                     yield key, _owner(snapshot, encoder, int(samples[row]))
     for encoder, column in content.empty_keys.items():

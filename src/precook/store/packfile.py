@@ -148,6 +148,16 @@ class PackFile:
         """Some of its bytes as they are; a file that ends too early is damage."""
         return _pread(descriptor, size, offset)
 
+    def damage(self, rows: Iterable[int] | None = None) -> Iterator[tuple[int, str]]:
+        """Read every row, or some of them, from the disk and check them: those that are damaged, and why."""
+        with self.open() as descriptor:
+            for row in range(self.head.rows) if rows is None else rows:
+                table, number = self.locate(row)
+                try:
+                    table.verify(descriptor, number)
+                except (RowDamagedError, OSError) as error:
+                    yield row, damage_reason(error, self.path)
+
     def map(self, *, private: bool) -> npt.NDArray[np.uint8]:
         """The file as an array."""
         with self.open() as descriptor:
@@ -232,14 +242,6 @@ class TableFile:
             if one is not array:
                 array[...] = one
         self.checked[row] = 1
-
-    def damage(self, descriptor: int, rows: Iterable[int] | None = None) -> Iterator[tuple[int, str]]:
-        """Read every row, or some of them, from the disk and check them: those that are damaged, and why."""
-        for row in range(self.table.rows) if rows is None else rows:
-            try:
-                self.verify(descriptor, row)
-            except (RowDamagedError, OSError) as error:
-                yield row, damage_reason(error, self.pack.path)
 
     def verify(self, descriptor: int, row: int) -> list[Array]:
         """A row's leaves, read from the disk and checked; `RowDamagedError` where they are not what was put."""

@@ -17,6 +17,7 @@ from precook.fs.trust import file_system_time, stamps_are_reliable
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.store.internals import StoreInternals
+from precook.store.keysets import split
 from precook.store.packfile import TableFile
 from precook.store.store import Store
 from precook.values import Bytes
@@ -98,7 +99,7 @@ def _damaged_keys(internals: StoreInternals, table: TableFile) -> list[bytes]:
     """The keys of a pack's entries that are not what was put, read from the disk."""
     try:
         pack = internals.open_pack(table.pack.head.id)
-        with pack.open() as descriptor:
-            return [each.key(row) for each in pack.tables for row, _ in each.damage(descriptor)]
+        keys = [key for each in pack.tables for key in split(each.table.keys)]
+        return [keys[row] for row, _ in pack.damage()]
     except (FileNotFoundError, DamagedPackError):
         return [each.key(row) for each in table.pack.tables for row in range(each.table.rows)]
