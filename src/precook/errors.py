@@ -32,7 +32,8 @@
         ├── DamagedPackError     a pack that is not what its name says
         └── ClosedStoreError     used after close, or across a fork
 
-An error carries its facts as attributes, a `hint` with the next step, and the `exit_code` of the command line.
+An error carries its facts as attributes, a `hint` with the next step, and the `exit_code` of the command line. All exit
+codes stand here, also those of commands that end without an error.
 """
 
 from __future__ import annotations
@@ -45,12 +46,30 @@ if TYPE_CHECKING:
 
     from precook.values import Key
 
+FAILED = 1
+"""It was not done, or `precook doctor` found a problem."""
+WRONG_USAGE = 2
+SOME_FAILED = 3
+"""Everything was tried, and some of it could not be made."""
+DAMAGED = 4
+"""Bytes are not what was put, or a source is not what was remembered of it; repaired or not."""
+NO_STORE = 10
+LOCKED = 11
+NEWER_FORMAT = 12
+READ_ONLY = 13
+NO_SPACE = 14
+"""The disk is full, or a size cannot be reached."""
+INTERRUPTED = 130
+"""As a shell tells of a process that SIGINT ended."""
+BROKEN_PIPE = 141
+"""As a shell tells of a process that SIGPIPE ended: whoever read our output has stopped reading."""
+
 
 class PrecookError(Exception):
     """Base of every error of ours."""
 
     hint: str = ""
-    exit_code: int = 1
+    exit_code: int = FAILED
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -81,7 +100,7 @@ class ConfigProblem:
 class ConfigError(PrecookError):
     """A config that cannot be used; `problems` is everything wrong with it, and the first one is the message."""
 
-    exit_code = 2
+    exit_code = WRONG_USAGE
 
     def __init__(self, *problems: ConfigProblem, file: Path | None = None) -> None:
         first = problems[0]
@@ -99,7 +118,7 @@ class ConfigError(PrecookError):
 class IdentityError(PrecookError, TypeError):
     """A value whose identity cannot be stated; `where` is its place inside what was given."""
 
-    exit_code = 2
+    exit_code = WRONG_USAGE
 
     def __init__(self, where: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{where}: {message}" if where else message, hint=hint)
@@ -126,7 +145,7 @@ class SourceChangedError(SourceError):
 class TreeError(PrecookError, TypeError):
     """A tree that cannot be stored; `where` is the path of the offending part."""
 
-    exit_code = 2
+    exit_code = WRONG_USAGE
 
     def __init__(self, where: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{where}: {message}", hint=hint)
@@ -156,7 +175,7 @@ class BundleError(PrecookError):
     """An archive that is not what `precook export` wrote; nothing of it was taken."""
 
     hint = "get the archive again from whoever made it; the store is as it was"
-    exit_code = 4
+    exit_code = DAMAGED
 
     def __init__(self, archive: str, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"{printable(archive)}: {reason}", hint=hint)
@@ -172,7 +191,7 @@ class StoppedError(PrecookError):
     """A build that was told to stop before it was done; what was made is kept."""
 
     hint = "start again to go on"
-    exit_code = 130
+    exit_code = INTERRUPTED
 
 
 class MissingEntryError(PrecookError, KeyError):
@@ -187,7 +206,7 @@ class DamagedEntryError(MissingEntryError):
     """An entry whose bytes are not what was put: a miss that says so."""
 
     hint = "encode it again; `precook verify` lists every damaged entry"
-    exit_code = 4
+    exit_code = DAMAGED
 
     def __init__(self, key: Key, pack: Path, reason: str) -> None:
         super().__init__(key, f"entry {key.hex} in {printable(pack)} is damaged: {reason}")
@@ -208,7 +227,7 @@ class NoStoreError(StoreError):
     """There is no store at this place."""
 
     hint = "check the path, or write a first entry to create one"
-    exit_code = 10
+    exit_code = NO_STORE
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "no store there")
@@ -228,7 +247,7 @@ class SnapshotEntriesError(StoreError):
     """Entries that a snapshot names are damaged or missing; `entries` lists them, each with the reason."""
 
     hint = "`precook verify --repair` drops what is damaged; then build the dataset again"
-    exit_code = 4
+    exit_code = DAMAGED
 
     def __init__(self, path: Path, dataset: str, entries: tuple[tuple[Key, str], ...]) -> None:
         few = "; ".join(f"{key.hex[:16]}…: {reason}" for key, reason in entries[:5])
@@ -243,14 +262,14 @@ class NotAStoreError(StoreError):
     """This directory holds something that is not a store."""
 
     hint = "choose an empty or a new directory"
-    exit_code = 10
+    exit_code = NO_STORE
 
 
 class NewerFormatError(StoreError):
     """This store, or a pack in it, was made by a newer precook."""
 
     hint = "upgrade precook; nothing was changed"
-    exit_code = 12
+    exit_code = NEWER_FORMAT
 
     def __init__(self, path: Path, found: int, known: int) -> None:
         super().__init__(path, f"format {found}, this precook knows formats up to {known}")
@@ -262,7 +281,7 @@ class LockedError(StoreError):
     """Somebody else held a lock for longer than we waited."""
 
     hint = "wait for the other process, or look for one that hangs"
-    exit_code = 11
+    exit_code = LOCKED
 
 
 class LostLeaseError(StoreError):
@@ -291,14 +310,14 @@ class ReadOnlyError(StoreError):
     """Writing is not allowed: opened read-only, a read-only mount, or missing permission."""
 
     hint = "open a store you may write to"
-    exit_code = 13
+    exit_code = READ_ONLY
 
 
 class NoSpaceError(StoreError):
     """The disk or the quota is full; what was stored before is unharmed."""
 
     hint = "free some space and try again"
-    exit_code = 14
+    exit_code = NO_SPACE
 
 
 class StoreFullError(NoSpaceError):
@@ -323,7 +342,7 @@ class DamagedPackError(StoreError):
     """A pack that is not what its name says: none of its entries is used."""
 
     hint = "run `precook verify`; its entries will be encoded again"
-    exit_code = 4
+    exit_code = DAMAGED
 
 
 class ClosedStoreError(StoreError):

@@ -20,7 +20,7 @@ import pytest
 import precook
 from precook.cli import progress
 from precook.cli.build import BuildArguments
-from precook.cli.progress import Count, Paced
+from precook.cli.progress import EncoderCount, PacedReporter
 from precook.plan.forecast import record_rate
 from tests.cli.test_cli import environment, read_only, spawn
 from tests.cli.test_plan import on_terminal, plain
@@ -349,7 +349,7 @@ class TestTelling:
         """However fast an encoder is, a line comes at most every five seconds, and one at the end."""
         now = [0.0]
         told: list[str] = []
-        paced = Paced(lambda count: told.append(str(count)), every=5.0, clock=lambda: now[0])
+        paced = PacedReporter(lambda count: told.append(str(count)), every=5.0, clock=lambda: now[0])
         with paced.task("words", total=1280, unit="entries") as task:
             for number in range(1280):
                 now[0] += 1 / 128
@@ -362,7 +362,7 @@ class TestTelling:
     def test_a_line_without_a_total_tells_what_is_done(self) -> None:
         """Nothing is guessed about the rest."""
         now = [0.0]
-        count = Count("words", None, lambda: now[0])
+        count = EncoderCount("words", None, lambda: now[0])
         count.done, now[0] = 1, 2.0
         assert str(count) == "words: 1 entry, 0.5/s"
 

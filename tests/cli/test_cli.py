@@ -19,8 +19,9 @@ import pytest
 
 import precook
 from precook import Key, Recipe, digest
-from precook.cli.numbers import statistics
-from precook.cli.recipes import outline, read_recipe
+from precook.cli.entries import read_recipe
+from precook.cli.show import outline
+from precook.cli.tree import statistics
 from precook.store.dtypes import DTYPES
 from tests.support.commands import run
 

@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precook.cli import bars, output
-from precook.cli.codes import SOME_FAILED
-from precook.cli.options import ConfigOption, JsonOption, StoreOption
-from precook.cli.projects import named_config, open_project, place_of_store
-from precook.cli.stores import find_or_new
-from precook.errors import printable
+from precook.cli import output, progress
+from precook.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StoreOption,
+    find_or_new_store,
+    named_config,
+    named_store,
+    open_project,
+)
+from precook.errors import SOME_FAILED, printable
 from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
     from precook.integrations.adopt import AdoptionPlan, LeftOut
     from precook.project import Project
 
-_FEW = 10
+_MOST_LEFT_OUT = 10
 
 
 def command(
@@ -52,7 +57,7 @@ def command(
     from precook.integrations.adopt import plan_adopt
     from precook.integrations.adopt.fill import names_adopted
 
-    plan = plan_adopt(folder, caches=caches, only=only, ignore_times=ignore_times, report=bars.reporter())
+    plan = plan_adopt(folder, caches=caches, only=only, ignore_times=ignore_times, report=progress.reporter())
     if not as_json:
         _show(plan)
     path = named_config(config)
@@ -60,18 +65,18 @@ def command(
         with open_project(path, store) as project:
             if names_adopted(project):
                 return _fill(plan, project, yes=yes, as_json=as_json)
-    place = find_or_new(place_of_store(config, store))
+    place = find_or_new_store(named_store(config, store))
     return _adopt(plan, place, dataset, yes=yes, as_json=as_json)
 
 
 def _adopt(plan: AdoptionPlan, place: Path, dataset: str, *, yes: bool, as_json: bool) -> int:
-    """A dataset of its own."""
+    """Adopt the caches as a dataset of its own; the exit code."""
     from precook.open_store import open_store
 
     adoption = None
     if yes and plan.samples:
         with open_store(place) as store:
-            adoption = plan.execute(store, dataset, report=bars.reporter())
+            adoption = plan.execute(store, dataset, report=progress.reporter())
     left_out = (*plan.left_out, *(adoption.failed if adoption is not None else ()))
     if as_json:
         file = adoption.snapshot.file if adoption is not None else None
@@ -87,22 +92,22 @@ def _adopt(plan: AdoptionPlan, place: Path, dataset: str, *, yes: bool, as_json:
         )
     elif adoption is not None:
         _show_left_out(adoption.failed)
-        told = f"adopted {format_count(adoption.samples, 'sample')} as snapshot {adoption.snapshot.file.number}"
-        output.line(f"{told} of {dataset} in {place}")
+        samples = format_count(adoption.samples, "sample")
+        output.line(f"adopted {samples} as snapshot {adoption.snapshot.file.number} of {dataset} in {place}")
     elif plan.samples:
         output.hint(f"nothing is stored yet; --yes adopts them as the dataset {dataset} in {place}")
     return SOME_FAILED if left_out else 0
 
 
 def _fill(plan: AdoptionPlan, project: Project, *, yes: bool, as_json: bool) -> int:
-    """The entries that the encoders of a config name."""
+    """Adopt the caches as entries of a config's encoders; the exit code."""
     from precook.integrations.adopt.fill import plan_filling
 
-    filling = plan_filling(project, plan, report=bars.reporter())
+    filling = plan_filling(project, plan, report=progress.reporter())
     wanted, stored = len(filling.fillings), None
     failed: tuple[LeftOut, ...] = ()
     if yes:
-        stored, failed = filling.execute(project, report=bars.reporter())
+        stored, failed = filling.execute(project, report=progress.reporter())
     left_out = (*plan.left_out, *filling.left_out, *failed)
     if as_json:
         output.document(
@@ -120,8 +125,8 @@ def _fill(plan: AdoptionPlan, project: Project, *, yes: bool, as_json: bool) -> 
     if stored is not None:
         output.line(f"adopted {format_count(stored, 'entry')} for {project.settings.dataset}, {filling.ready:,} before")
     else:
-        told = f"--yes adopts {format_count(wanted, 'entry')} for {project.settings.dataset}"
-        output.hint(f"nothing is stored yet; {told}, where {filling.ready:,} are ready")
+        adopts = f"--yes adopts {format_count(wanted, 'entry')} for {project.settings.dataset}"
+        output.hint(f"nothing is stored yet; {adopts}, where {filling.ready:,} are ready")
     return SOME_FAILED if left_out else 0
 
 
@@ -140,10 +145,10 @@ def _show_left_out(left_out: tuple[LeftOut, ...]) -> None:
     if not left_out:
         return
     output.line("left out:")
-    for one in left_out[:_FEW]:
-        output.line(f"  {printable(one.path)}: {printable(one.reason)}")
-    if len(left_out) > _FEW:
-        output.line(f"  … and {len(left_out) - _FEW:,} more; --json lists them all")
+    for file in left_out[:_MOST_LEFT_OUT]:
+        output.line(f"  {printable(file.path)}: {printable(file.reason)}")
+    if len(left_out) > _MOST_LEFT_OUT:
+        output.line(f"  … and {len(left_out) - _MOST_LEFT_OUT:,} more; --json lists them all")
 
 
 def _document(plan: AdoptionPlan, left_out: tuple[LeftOut, ...]) -> dict[str, Any]:
@@ -153,6 +158,6 @@ def _document(plan: AdoptionPlan, left_out: tuple[LeftOut, ...]) -> dict[str, An
         "latents": sum(len(sample.latents) for sample in plan.samples),
         "prompts": len(plan.samples) if plan.has_prompts else 0,
         "bytes": plan.nbytes,
-        "left_out": [{"path": str(one.path), "reason": one.reason} for one in left_out],
+        "left_out": [{"path": str(file.path), "reason": file.reason} for file in left_out],
         "without_picture": plan.without_picture,
     }

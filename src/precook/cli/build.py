@@ -1,19 +1,37 @@
-"""`precook build`: what a build can be asked."""
+"""`precook build`: encode what is missing, in one process or in several, until it is done or stopped."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precook.cli.options import ConfigOption, EncoderOption, StoreOption, size_option
+from precook.cli import output, progress
+from precook.cli.options import ConfigOption, EncoderOption, StoreOption, open_project, size_option
+from precook.cli.output import TableColumn
+from precook.errors import INTERRUPTED, SOME_FAILED, EncodeError, printable
+from precook.units import format_count, format_duration, format_size
 
-BESIDE = "--beside"
+if TYPE_CHECKING:
+    from precook.cli.processes import StopAll
+    from precook.encode.build import BuildReport
+    from precook.plan.entries import Failure
+    from precook.plan.plan import Plan
+    from precook.project import Project
+    from precook.report import Reporter
+    from precook.store.snapshot import SnapshotFile
+
+_BESIDE = "--beside"
 """The option that makes a process one of several; not for people."""
+_MOST_LEFT_OUT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +52,11 @@ class BuildArguments:
     @property
     def command(self) -> str:
         """The command that asks for the same."""
-        return shlex.join(["precook", *self.arguments])
+        return shlex.join(["precook", *self.words])
 
     @property
-    def arguments(self) -> list[str]:
-        """What the command line takes to ask for the same."""
+    def words(self) -> list[str]:
+        """The words of that command."""
         named: list[tuple[str, object]] = [("config", self.config), ("store", self.store)]
         named += [("encoder", name) for name in self.encoders] + [("device", name) for name in self.devices]
         named += [("memory", None if self.memory is None else f"{self.memory}B"), ("threads", self.threads)]
@@ -52,12 +70,12 @@ class BuildArguments:
 
     @property
     def options(self) -> dict[str, Any]:
-        """For the build."""
+        """For `Plan.build`."""
         options: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
         names = ("devices", "threads", "retry_failed", "fail_fast", "crowded", "processes")
         return {**options, **{name: getattr(self, name) for name in names}}
 
-    def shared(self, processes: int) -> BuildArguments:
+    def divided(self, processes: int) -> BuildArguments:
         """What each of so many processes is asked, so that together they take no more than one would."""
         if processes == 1:
             return dataclasses.replace(self, processes=1)
@@ -94,16 +112,14 @@ def command(
         bool, typer.Option("--crowded", help="Start although the disk cannot hold the forecast.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document per line: what happens.")] = False,
-    beside: Annotated[bool, typer.Option(BESIDE, hidden=True)] = False,
+    beside: Annotated[bool, typer.Option(_BESIDE, hidden=True)] = False,
 ) -> int:
     """Encode what is missing.
 
     Ctrl-C or SIGTERM finishes the batch in flight and keeps all that is encoded; a second one stops at once. The next
     build goes on where the last one stopped.
     """
-    from precook.cli.building import run, run_beside
-
-    asked = BuildArguments(
+    arguments = BuildArguments(
         config=config,
         store=store,
         encoders=tuple(encoder or ()),
@@ -115,4 +131,224 @@ def command(
         crowded=crowded,
         processes=processes,
     )
-    return run_beside(asked) if beside else run(asked, as_json=as_json)
+    return _run_beside(arguments) if beside else _run(arguments, as_json=as_json)
+
+
+def _run(arguments: BuildArguments, *, as_json: bool) -> int:
+    """Plan, build and tell; the exit code."""
+    from precook.cli.plan import forecast_document, heading_document
+    from precook.cli.processes import StopAll, shared_cores
+    from precook.cli.signals import sigterm_as_ctrl_c, stop_on_signal
+
+    stop = StopAll()
+    with (
+        shared_cores(arguments.processes),
+        open_project(arguments.config, arguments.store) as project,
+        sigterm_as_ctrl_c(),
+    ):
+        plan = project.plan(encoders=list(arguments.encoders) or None, report=progress.reporter())
+        if as_json:
+            output.event("plan", {**heading_document(plan), "forecast": forecast_document(plan)})
+        else:
+            output.tell(_intention(plan, arguments))
+        with stop_on_signal(stop):
+            report, lost = _build(project, plan, arguments, stop, progress.build_reporter(events=as_json))
+            outcome = _look_back(project, plan, report, lost)
+        if as_json:
+            output.event("report", _document(outcome))
+        else:
+            _show(outcome)
+            if outcome.report.stopped:
+                output.hint(f"what is encoded is kept; `{arguments.command}` goes on")
+            elif any(failure.encoder for failure in outcome.failed):
+                output.hint(
+                    "what failed is tried again when its file, its encoder or a setting changes, or with --retry-failed"
+                )
+    return outcome.exit_code
+
+
+def _run_beside(arguments: BuildArguments) -> int:
+    """Build as one of several processes, and report to the first of them, which tells people; the exit code."""
+    from precook.cli.processes import hang_on_first_process, write_report
+    from precook.cli.signals import sigterm_as_ctrl_c, stop_on_signal
+
+    stop = threading.Event()
+    with (
+        hang_on_first_process(stop) as file,
+        open_project(arguments.config, arguments.store) as project,
+        sigterm_as_ctrl_c(),
+    ):
+        plan = project.plan(encoders=list(arguments.encoders) or None)
+        with stop_on_signal(stop):
+            report = plan.build(stop=stop, record=False, **arguments.options)
+        file.write(write_report(report))
+    return INTERRUPTED if report.stopped else 0
+
+
+def _build(
+    project: Project, plan: Plan, arguments: BuildArguments, stop: StopAll, reporter: Reporter
+) -> tuple[BuildReport, tuple[str, ...]]:
+    """Build in as many processes as there is work for; what they did, and those that were lost."""
+    from precook.cli.processes import OtherProcesses, add_up
+
+    started = int(time.time())
+    processes = max(1, min(arguments.processes, max(_wanted(plan, arguments).values(), default=0)))
+    own = arguments.divided(processes)
+    # The plan of all has looked whether the disk is large enough: the others need not ask again.
+    words = [*dataclasses.replace(own, crowded=True).words, _BESIDE]
+    with OtherProcesses(words, processes - 1, stop, fail_fast=arguments.fail_fast) as others:
+        report = plan.build(report=reporter, stop=stop, record=processes == 1, **own.options)
+        if processes == 1:
+            return report, ()
+        others.wait()
+        lost = others.lost
+        if lost and arguments.fail_fast:
+            raise EncodeError(lost[0], hint="without --fail-fast the others go on")
+        report = add_up(plan, report, others.reports(), retry_failed=arguments.retry_failed)
+        project.record(started, report, processes=processes)
+        return report, lost
+
+
+def _wanted(plan: Plan, arguments: BuildArguments) -> dict[str, int]:
+    """How many entries are to be made, by encoder."""
+    return {
+        name: len(encoder.missing) + (len(encoder.failures) if arguments.retry_failed else 0)
+        for name, encoder in plan.encoders.items()
+    }
+
+
+def _intention(plan: Plan, arguments: BuildArguments) -> str:
+    """What is about to be done, in one line."""
+    wanted = _wanted(plan, arguments)
+    name = plan.settings.dataset
+    if not any(wanted.values()):
+        return f"{name}: nothing to encode"
+    each = ", ".join(f"{count:,} of {encoder}" for encoder, count in wanted.items() if count)
+    # The forecast counts what is missing, and nothing of what failed before.
+    size, seconds = (plan.forecast.nbytes, plan.forecast.seconds) if len(plan.missing) else (None, None)
+    parts = [f"about {format_size(size)}"] if size is not None else []
+    parts += [f"about {format_duration(seconds)}"] if seconds is not None else []
+    forecast = f"; {', '.join(parts)}" if parts else ""
+    return f"{name}: encoding {format_count(sum(wanted.values()), 'entry')}: {each}{forecast}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What there is to tell about a build."""
+
+    plan: Plan
+    report: BuildReport
+    failed: tuple[Failure, ...]
+    """What failed now or before and was left out, with paths as `precook explain` takes them."""
+    missing: int
+    """Entries that a build would make now, although this one came to its end: their files came or changed meanwhile."""
+    snapshot: SnapshotFile | None
+    """The dataset as it is now; None where it is not complete."""
+    lost: tuple[str, ...]
+    """Processes that failed or died, and why; their part was left to the others."""
+
+    @property
+    def exit_code(self) -> int:
+        """A dataset that lacks samples is never a plain success."""
+        if self.report.stopped:
+            return INTERRUPTED
+        return SOME_FAILED if self.failed or self.report.changed or self.missing else 0
+
+
+def _look_back(project: Project, plan: Plan, report: BuildReport, lost: tuple[str, ...]) -> Outcome:
+    """What there is to tell, by the sources as they are now."""
+    from precook.plan.show import full_path
+
+    # The path of an entry is whole already, that of a file begins at its concept.
+    failed = tuple(
+        failure if failure.encoder is not None else dataclasses.replace(failure, path=full_path(plan, failure))
+        for failure in report.failed
+    )
+    if report.stopped:
+        return Outcome(plan, report, failed, 0, None, lost)
+    # Whether everything is there the sources decide, and they may have changed: the plan of now tells.
+    now = project.plan(encoders=list(plan.encoders), report=progress.reporter())
+    missing = now.missing
+    tried = {(failure.encoder, failure.key) for failure in failed}
+    unmade = sum((entry.encoder, entry.key) not in tried for entry in missing)
+    snapshot = None
+    if not len(missing) and now.complete and set(plan.encoders) == set(project.settings.encoders):
+        snapshot = [file for file in project.store.snapshots() if file.dataset == project.settings.dataset][-1]
+    return Outcome(plan, report, failed, unmade, snapshot, lost)
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    report, snapshot, encoders = outcome.report, outcome.snapshot, outcome.plan.encoders
+    failed = [
+        {**dataclasses.asdict(failure), "key": failure.key.hex if failure.key else None} for failure in outcome.failed
+    ]
+    return {
+        "dataset": outcome.plan.settings.dataset,
+        "stopped": report.stopped,
+        "encoded": {name: report.encoded.get(name, 0) for name in encoders},
+        "reused": {name: report.reused.get(name, 0) for name in encoders},
+        "failed": failed,
+        "changed": report.changed,
+        "left": report.left,
+        "missing": outcome.missing,
+        "truncated": {name: report.truncated.get(name, 0) for name in encoders},
+        "seconds": round(report.seconds, 3),
+        "bytes": report.bytes,
+        "peak_memory": report.peak_memory,
+        "lost": list(outcome.lost),
+        "snapshot": None if snapshot is None else {"number": snapshot.number, "id": snapshot.id},
+        "exit_code": outcome.exit_code,
+    }
+
+
+def _show(outcome: Outcome) -> None:
+    report = outcome.report
+    failed = Counter(failure.encoder for failure in outcome.failed)
+    columns = [TableColumn("encoder"), *(TableColumn(name, right=True) for name in ("encoded", "reused", "failed"))]
+    output.table(
+        columns,
+        [
+            (name, f"{report.encoded.get(name, 0):,}", f"{report.reused.get(name, 0):,}", f"{failed[name]:,}")
+            for name in outcome.plan.encoders
+        ],
+    )
+    for title, lines in (("left out", _left_out(outcome.failed)), ("notes", list(_notes(outcome)))):
+        if lines:
+            output.text("\n".join(["", f"{title}:", *(f"  {line}" for line in lines)]))
+    output.line()
+    output.line(_summary(report))
+    if outcome.snapshot is not None:
+        less = ", without what is left out" if outcome.failed else ""
+        output.line(f"complete{less}: snapshot {outcome.snapshot.number} of {outcome.snapshot.dataset}")
+
+
+def _left_out(failed: tuple[Failure, ...]) -> list[str]:
+    lines = [
+        printable(": ".join(part for part in (failure.path, failure.encoder, failure.reason) if part))
+        for failure in failed[:_MOST_LEFT_OUT]
+    ]
+    if len(failed) > _MOST_LEFT_OUT:
+        lines.append(f"… and {len(failed) - _MOST_LEFT_OUT:,} more; `precook plan --json` lists them all")
+    return lines
+
+
+def _notes(outcome: Outcome) -> Iterator[str]:
+    for lost in outcome.lost:
+        yield printable(f"{lost}; its part was left to the others")
+    for name, count in outcome.report.truncated.items():
+        if count:
+            yield f"{name}: {format_count(count, 'text')} longer than the encoder takes, cut to its length"
+    if outcome.report.changed:
+        yield f"{format_count(outcome.report.changed, 'entry')} not made, because the files changed meanwhile"
+    if outcome.missing:
+        yield f"{format_count(outcome.missing, 'entry')} missing of files that came or changed meanwhile; build again"
+
+
+def _summary(report: BuildReport) -> str:
+    count = sum(report.encoded.values())
+    if not count:
+        return f"stopped before anything was encoded; {report.left:,} left" if report.stopped else "encoded nothing"
+    rate = progress.format_rate(count / report.seconds if report.seconds > 0 else 0.0)
+    took = f"{format_size(report.bytes)} in {format_duration(report.seconds)} ({rate} entries/s)"
+    made = f"{format_count(count, 'entry')}, {took}, at most {format_size(report.peak_memory)} of memory"
+    return f"stopped after {made}; {report.left:,} left" if report.stopped else f"encoded {made}"

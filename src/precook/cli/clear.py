@@ -7,9 +7,14 @@ from typing import Annotated
 
 import typer
 
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption
-from precook.cli.projects import place_of_store
-from precook.cli.removal import remove
+from precook.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StoreOption,
+    YesOption,
+    named_store,
+)
+from precook.cli.remove import plan_and_remove
 
 
 def command(
@@ -36,4 +41,4 @@ def command(
     from precook.maintain.evict import plan_clear
 
     planner = partial(plan_clear, recipe=recipe, dataset=dataset, everything=everything)
-    remove(place_of_store(config, store), planner, yes=yes, as_json=as_json)
+    plan_and_remove(named_store(config, store), planner, yes=yes, as_json=as_json)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from precook.cli import bars, output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption
+from precook.cli import output, progress
+from precook.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StoreOption,
+    YesOption,
+    named_store,
+    open_to_read,
+    open_to_write,
+)
 from precook.cli.output import Span
-from precook.cli.projects import place_of_store
-from precook.cli.stores import open_to_read, open_to_write
 from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -28,12 +34,12 @@ def command(
     """
     from precook.maintain.compact import plan_compact
 
-    place = place_of_store(config, store)
+    place = named_store(config, store)
     with open_to_write(place) if yes else open_to_read(place) as opened:
-        plan = plan_compact(opened, report=bars.reporter())
+        plan = plan_compact(opened, report=progress.reporter())
         if not as_json:
             _show(plan)
-        done = plan.execute(bars.reporter()) if yes and not plan.empty else None
+        done = plan.execute(progress.reporter()) if yes and not plan.empty else None
     if as_json:
         output.document({**_document(plan), "done": _done(done) if done is not None else None})
     elif done is not None:

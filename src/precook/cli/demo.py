@@ -28,7 +28,7 @@ _SHAPES = {"circle": 0, "triangle": 3, "square": 4, "star": 5}
 """Shapes and their corners."""
 _SIZES = ((160, 128), (128, 128), (128, 160))
 _PAPER = 245
-"""How bright the ground is that shapes are drawn on."""
+"""Brightness of the background that shapes are drawn on."""
 _EDITED = "a red circle, freshly painted"
 _TOKENS = {"pad_token": "[pad]", "unk_token": "[unknown]", "bos_token": "[begin]", "eos_token": "[end]"}
 """The tokenizer's special tokens, in the order of their ids."""
@@ -58,7 +58,7 @@ A trainer goes on from here: `for batch in feed.epoch(e, device="cuda")`, or a D
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A piece of the story: what it shows, and the commands that a user would type."""
+    """A step of the demo: what it shows, and the commands that a user would type."""
 
     title: str
     commands: tuple[str, ...]
@@ -111,9 +111,9 @@ def command(
     _make_models(folder / "models", [*captions, _EDITED])
     (folder / "precook.yaml").write_text(_CONFIG, "utf-8")
     (folder / "batches.py").write_text(_BATCHES, "utf-8")
-    told = [_show(step, number, folder, as_json=as_json) for number, step in enumerate(_STEPS, 1)]
+    steps = [_show(step, number, folder, as_json=as_json) for number, step in enumerate(_STEPS, 1)]
     if as_json:
-        output.document({"folder": str(folder), "seconds": round(time.monotonic() - start, 3), "steps": told})
+        output.document({"folder": str(folder), "seconds": round(time.monotonic() - start, 3), "steps": steps})
         return
     output.line()
     output.text(_END)
@@ -139,31 +139,29 @@ def _show(step: Step, number: int, folder: Path, *, as_json: bool) -> dict[str, 
     if not as_json:
         output.line()
         output.line(Span(f"{number}. {step.title}", "bold"))
-    told = []
+    commands = []
     for command in step.commands:
         if not as_json:
             output.line(Span(f"$ {command}", "cyan"), whole=True)
             sys.stdout.flush()
-        told.append({"command": command, "output": _output_of(command, folder, kept=as_json)})
-    return {"title": step.title, "commands": told}
+        commands.append({"command": command, "output": _output_of(command, folder, kept=as_json)})
+    return {"title": step.title, "commands": commands}
 
 
 def _output_of(command: str, folder: Path, *, kept: bool) -> str:
-    """What a command prints if it is to be kept, else nothing: then the user has seen it."""
+    """What a command prints, if that is to be kept; otherwise it goes to the terminal at once."""
     program, *words = shlex.split(command)
-    # With the Python that this is: another one may not have what the demo needs.
+    # Run by this very Python: another one may not have what the demo needs.
     own = {"precook": [sys.executable, "-m", "precook", *words], "python": [sys.executable, *words]}
     arguments = own.get(program, ["sh", "-c", command])
+    # The commands run in another folder, with this very package: paths on the way to it are made absolute.
+    paths = os.pathsep.join(os.path.abspath(place) for place in sys.path)  # noqa: PTH100
+    environment = {**os.environ, "PYTHONPATH": paths}
     pipe = subprocess.PIPE if kept else None
-    ended = subprocess.run(arguments, cwd=folder, env=_environment(), stdout=pipe, check=False)  # noqa: S603 - ours
+    ended = subprocess.run(arguments, cwd=folder, env=environment, stdout=pipe, check=False)  # noqa: S603 - ours
     if ended.returncode:
         raise PrecookError(f"`{command}` ended with exit code {ended.returncode}", hint=f"look into {folder}")
     return ended.stdout.decode(errors="backslashreplace") if kept else ""
-
-
-def _environment() -> dict[str, str]:
-    # The commands run elsewhere, with the package that this is: paths on the way to it are made absolute.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path)}  # noqa: PTH100
 
 
 def _make_pictures(folder: Path) -> None:

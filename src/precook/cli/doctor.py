@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precook.cli import output
-from precook.cli.codes import FAILED
-from precook.cli.options import ConfigOption, JsonOption, StoreOption
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, find_or_new_store, named_store
 from precook.cli.output import Line, Span, TableColumn
-from precook.cli.projects import place_of_store
-from precook.cli.stores import find_or_new
+from precook.errors import FAILED
 
 if TYPE_CHECKING:
     from precook.maintain.doctor import Finding
@@ -23,7 +21,7 @@ def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: 
     """Examine the disk, the libraries and the store's directory."""
     from precook.maintain.doctor import examine
 
-    path = find_or_new(place_of_store(config, store))  # the doctor may be asked before there is one
+    path = find_or_new_store(named_store(config, store))  # the doctor may be asked before there is one
     findings = examine(path)
     problems = [finding for finding in findings if finding.level == "problem"]
     if as_json:

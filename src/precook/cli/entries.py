@@ -1,74 +1,106 @@
-"""Entries by key: all of them, or the one that begins with some digits."""
+"""Which entries are meant: by the first digits of a key, or by the recipe that made them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+import json
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from precook.cli.recipes import RecipeInfo, read_recipe
-from precook.errors import PrecookError
+from precook.errors import PrecookError, printable
+from precook.identity.recipe import recipe_digest
 from precook.values import Key
 
 if TYPE_CHECKING:
-    from precook.store.index.scan import EntryRow
     from precook.store.store import Store
 
-_ALL = 64
+SHORT_DIGEST = 8
+"""Digits of a recipe's digest that are shown where people tell recipes apart."""
+_LEAST_DIGITS = 4
+"""Digits of a recipe's digest that are enough to name it."""
+_KEY_DIGITS = 64
 _FEW = 5
-_SHOWN = 16
+_SHOWN_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class EntryLine:
-    """An entry as the index knows it, once for each key, however many packs hold it."""
+class RecipeInfo:
+    """A recipe as it is stored with the entries that it made."""
 
-    key: Key
-    nbytes: int
-    created: int
-    """When it was last written, in seconds since 1970."""
-    recipe: RecipeInfo | None
-    packs: tuple[str, ...]
+    kind: str
+    hex: str
+    data: Any
+    """Its plain data, in canonical form."""
+
+    @property
+    def name(self) -> str:
+        """Its kind and the first digits of its digest: enough to tell it from others."""
+        return f"{self.kind} {self.hex[:SHORT_DIGEST]}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"kind": self.kind, "digest": self.hex}
 
 
-def list_entries(rows: Iterable[EntryRow]) -> Iterator[EntryLine]:
-    """Entries in order of keys, each once: a key that two builders wrote lies in two packs."""
-    for key, group in groupby(rows, key=lambda row: row.key):
-        places = list(group)
-        newest = max(places, key=lambda row: row.created)
-        packs = tuple(place.pack for place in places)
-        yield EntryLine(Key(key), newest.nbytes, newest.created, read_recipe(newest.recipe), packs)
+@functools.lru_cache(maxsize=4096)
+def read_recipe(form: bytes) -> RecipeInfo | None:
+    """The recipe with this canonical form; None where an entry has none.
+
+    The store may be somebody else's: a form that cannot be read is told as such, and is no error.
+    """
+    if not form:
+        return None
+    digest = recipe_digest(form).hex
+    try:
+        kind, data = json.loads(form)
+    except (ValueError, TypeError, RecursionError):
+        return RecipeInfo("unreadable", digest, None)
+    return RecipeInfo(kind if isinstance(kind, str) else "unreadable", digest, data)
+
+
+def matching_recipes(store: Store, wanted: str) -> set[str]:
+    """Digests of the recipes of this kind, or whose digest begins so; an error names all recipes where none does."""
+    known = [info for recipe in store.stats().recipes if (info := read_recipe(recipe.form)) is not None]
+    digits = wanted.lower()
+    matching = {
+        info.hex
+        for info in known
+        if info.kind == wanted or (len(digits) >= _LEAST_DIGITS and info.hex.startswith(digits))
+    }
+    if not matching:
+        names = ", ".join(sorted(info.name for info in known)) or "none"
+        message = f"no recipe here has the kind or digest {printable(wanted)!r}"
+        raise PrecookError(message, hint=f"recipes in this store: {names}")
+    return matching
 
 
 def find_key(store: Store, digits: str) -> Key:
     """The one key that begins with these digits; an error where there is none, or more than one."""
-    if len(digits) == _ALL:
+    if len(digits) == _KEY_DIGITS:
         return Key.from_hex(digits)
-    found = _keys_from(store, digits)
-    if len(found) > 1:
-        few = ", ".join(f"{key.hex[:_SHOWN]}…" for key in found[:_FEW])
-        more = " and more" if len(found) > _FEW else ""
+    keys = _keys_that_begin_with(store, digits)
+    if len(keys) > 1:
+        few = ", ".join(f"{key.hex[:_SHOWN_DIGITS]}…" for key in keys[:_FEW])
+        more = " and more" if len(keys) > _FEW else ""
         message = f"more than one entry begins with {digits}"
         raise PrecookError(message, hint=f"give more digits: {few}{more}")
-    if found:
-        return found[0]
-    damaged = [key for key, _ in store.stats().damaged if key.hex.startswith(digits)]
-    if damaged:
-        return damaged[0]
-    message = f"no entry begins with {digits}"
-    raise PrecookError(message, hint="`precook ls` lists the entries")
+    # The index no longer has what was found damaged; whoever asks for it is told what happened to it.
+    keys = keys or [key for key, _ in store.stats().damaged if key.hex.startswith(digits)]
+    if not keys:
+        message = f"no entry begins with {digits}"
+        raise PrecookError(message, hint="`precook ls` lists the entries")
+    return keys[0]
 
 
-def _keys_from(store: Store, digits: str) -> list[Key]:
-    """Keys that begin with these digits: a few more than will be shown, at most."""
-    first = bytes.fromhex(digits.ljust(_ALL, "0"))
-    last = bytes.fromhex(digits.ljust(_ALL, "f"))
-    found: dict[bytes, None] = {}
-    # Shorter than any key that begins with it, and so before all of them.
+def _keys_that_begin_with(store: Store, digits: str) -> list[Key]:
+    """At most one more than an error shows, so that the error can say that there are more."""
+    first = bytes.fromhex(digits.ljust(_KEY_DIGITS, "0"))
+    last = bytes.fromhex(digits.ljust(_KEY_DIGITS, "f"))
+    keys: dict[bytes, None] = {}
+    # A prefix sorts before every key that begins with it.
     for row in store.entries(after=first[: len(digits) // 2]):
-        if row.key > last or len(found) > _FEW:
+        if row.key > last or len(keys) > _FEW:
             break
         if row.key >= first:
-            found[row.key] = None
-    return [Key(key) for key in found]
+            keys[row.key] = None
+    return [Key(key) for key in keys]

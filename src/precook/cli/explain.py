@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, NoWriteOption, StoreOption
+from precook.cli.options import ConfigOption, JsonOption, NoWriteOption, StoreOption, open_project
 from precook.cli.plan import make_plan, why_document
-from precook.cli.projects import open_project
 from precook.errors import SourceError
 
 if TYPE_CHECKING:

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precook.cli import bars, output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption
-from precook.cli.projects import place_of_store
-from precook.cli.stores import open_to_use
+from precook.cli import output, progress
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, named_store, open_to_use
 from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ def command(
 
     Neither paths nor captions leave unless you ask for them. An export that was interrupted goes on where it stopped.
     """
-    place = place_of_store(config, store)
+    place = named_store(config, store)
     if form is Form.SAFETENSORS:
         if keep:
             raise typer.BadParameter("safetensors files hold neither captions nor paths", param_hint="--with")
@@ -73,13 +71,17 @@ def _export_bundle(
     from precook.maintain.bundle import KEEPS, export_bundle
 
     with open_to_use(store) as opened:
-        done = export_bundle(opened, dataset, target, snapshot=snapshot, keep=keep, force=force, report=bars.reporter())
+        exported = export_bundle(
+            opened, dataset, target, snapshot=snapshot, keep=keep, force=force, report=progress.reporter()
+        )
     if as_json:
-        output.document(_document(done) | {"packs": done.packs, "resumed": done.resumed, "keep": sorted(keep)})
+        resumed = {"packs": exported.packs, "resumed": exported.resumed, "keep": sorted(keep)}
+        output.document(_document(exported) | resumed)
         return
-    output.line(f"wrote {done.path}: {_counts(done)}, {format_size(done.nbytes)}")
-    if done.resumed:
-        output.tell(f"went on after {format_count(done.resumed, 'member')} that an interrupted export had finished")
+    output.line(f"wrote {exported.path}: {_counts(exported)}, {format_size(exported.nbytes)}")
+    if exported.resumed:
+        members = format_count(exported.resumed, "member")
+        output.tell(f"went on after {members} that an interrupted export had finished")
     left_out = [name for name in KEEPS if name not in keep]
     if left_out:
         output.tell(f"without {' and '.join(left_out)}")
@@ -92,24 +94,24 @@ def _export_shards(
     from precook.maintain.shards import export_shards
 
     with open_to_use(store) as opened:
-        done = export_shards(opened, dataset, target, snapshot=snapshot, force=force, report=bars.reporter())
+        exported = export_shards(opened, dataset, target, snapshot=snapshot, force=force, report=progress.reporter())
     if as_json:
-        output.document(_document(done) | {"files": list(done.files)})
+        output.document(_document(exported) | {"files": list(exported.files)})
         return
-    shards = format_count(len(done.files), "shard")
-    output.line(f"wrote {done.path}: {_counts(done)} in {shards}, {format_size(done.nbytes)}")
+    shards = format_count(len(exported.files), "shard")
+    output.line(f"wrote {exported.path}: {_counts(exported)} in {shards}, {format_size(exported.nbytes)}")
 
 
-def _document(done: Exported | Sharded) -> dict[str, Any]:
+def _document(exported: Exported | Sharded) -> dict[str, Any]:
     return {
-        "path": str(done.path),
-        "dataset": done.dataset,
-        "snapshot": done.snapshot,
-        "samples": done.samples,
-        "entries": done.entries,
-        "bytes": done.nbytes,
+        "path": str(exported.path),
+        "dataset": exported.dataset,
+        "snapshot": exported.snapshot,
+        "samples": exported.samples,
+        "entries": exported.entries,
+        "bytes": exported.nbytes,
     }
 
 
-def _counts(done: Exported | Sharded) -> str:
-    return f"{format_count(done.samples, 'sample')}, {format_count(done.entries, 'entry')}"
+def _counts(exported: Exported | Sharded) -> str:
+    return f"{format_count(exported.samples, 'sample')}, {format_count(exported.entries, 'entry')}"

@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption, duration_option
-from precook.cli.projects import named_config, place_of_store
-from precook.cli.removal import remove
-from precook.cli.stores import open_to_read
+from precook.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StoreOption,
+    YesOption,
+    duration_option,
+    named_config,
+    named_store,
+    open_to_read,
+)
+from precook.cli.remove import plan_and_remove
 
 
 def command(
@@ -29,12 +36,12 @@ def command(
 
     absent = _absent_sources(config) if store is None or config is not None else []
     planner = partial(plan_gc, grace=grace, absent=absent)
-    place = place_of_store(config, store)
+    place = named_store(config, store)
     with open_to_read(place) as opened:
         bare = not opened.snapshots()
     if bare and not as_json:
         output.tell("no dataset was frozen in this store: only age and leases keep an entry")
-    remove(place, planner, yes=yes, as_json=as_json)
+    plan_and_remove(place, planner, yes=yes, as_json=as_json)
     if absent and not as_json:
         output.hint("mount the drive; or name the store alone, with --store DIR, to go by its snapshots")
 

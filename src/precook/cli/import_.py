@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import typer
 
-from precook.cli import bars, output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption
-from precook.cli.projects import place_of_store
-from precook.cli.stores import find_or_new
+from precook.cli import output, progress
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, find_or_new_store, named_store
 from precook.units import format_count, format_size
 
 PIPE = "-"
@@ -35,36 +32,29 @@ def command(
     from precook.maintain.bundle import import_bundle
     from precook.open_store import open_store
 
-    place = find_or_new(place_of_store(config, store))
-    with _opened(archive) as stream, open_store(place) as opened:
+    place = find_or_new_store(named_store(config, store))
+    with contextlib.ExitStack() as stack:
+        stream = sys.stdin.buffer if archive == PIPE else stack.enter_context(Path(archive).open("rb"))
+        opened = stack.enter_context(open_store(place))
         name = "stdin" if archive == PIPE else archive
-        done = import_bundle(opened, stream, name=name, dataset=dataset, report=bars.reporter())
+        imported = import_bundle(opened, stream, name=name, dataset=dataset, report=progress.reporter())
     if as_json:
         output.document(
             {
                 "store": str(place),
-                "dataset": done.dataset,
-                "snapshot": done.snapshot,
-                "samples": done.samples,
-                "entries": done.entries,
-                "new": done.new,
-                "reused": done.reused,
-                "bytes": done.nbytes,
-                "resumed": done.resumed,
+                "dataset": imported.dataset,
+                "snapshot": imported.snapshot,
+                "samples": imported.samples,
+                "entries": imported.entries,
+                "new": imported.new,
+                "reused": imported.reused,
+                "bytes": imported.nbytes,
+                "resumed": imported.resumed,
             }
         )
         return
-    reused = f", {done.reused:,} of them here before" if done.reused else ""
-    counts = f"{format_count(done.samples, 'sample')}, {format_count(done.entries, 'entry')}{reused}"
-    output.line(f"imported {done.dataset} into {place}: {counts}, {format_size(done.nbytes)}")
-    if done.resumed:
-        output.tell(f"went on after {format_count(done.resumed, 'pack')} that an interrupted import had checked")
-
-
-@contextlib.contextmanager
-def _opened(archive: str) -> Iterator[BinaryIO]:
-    if archive == PIPE:
-        yield sys.stdin.buffer
-        return
-    with Path(archive).open("rb") as stream:
-        yield stream
+    reused = f", {imported.reused:,} of them here before" if imported.reused else ""
+    counts = f"{format_count(imported.samples, 'sample')}, {format_count(imported.entries, 'entry')}{reused}"
+    output.line(f"imported {imported.dataset} into {place}: {counts}, {format_size(imported.nbytes)}")
+    if imported.resumed:
+        output.tell(f"went on after {format_count(imported.resumed, 'pack')} that an interrupted import had checked")

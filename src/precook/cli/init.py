@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precook.cli import bars, output
-from precook.cli.options import JsonOption
-from precook.cli.projects import DEFAULT
+from precook.cli import output, progress
+from precook.cli.options import DEFAULT_CONFIG, JsonOption
 from precook.errors import ConfigError, ConfigProblem, PrecookError, printable
 from precook.units import format_count
 
@@ -35,7 +34,7 @@ def command(
     *,
     target: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the config.")
-    ] = DEFAULT,
+    ] = DEFAULT_CONFIG,
     dataset: Annotated[
         str | None, typer.Option(metavar="NAME", help="The dataset's name; without it, the folder's.")
     ] = None,
@@ -50,33 +49,31 @@ def command(
 ) -> None:
     """Look at a folder of pictures and write a config for it."""
     if schema:
-        _print_schema()
+        from precook.config.yaml import schema as config_schema
+
+        json.dump(config_schema(), sys.stdout, indent=2)
+        output.line()
         return
     if folder is None:
         raise typer.BadParameter("name the folder of pictures", param_hint="FOLDER")
     _check_target(target, force=force)
-    _check_models({"--vae": vae, "--text": text})
-    found, surveyed = _find(folder, target.parent, dataset=dataset, store=store, vae=vae, text=text)
-    encoders = _write(target, found)
+    for option, model in (("--vae", vae), ("--text", text)):
+        if model is not None and not model.is_dir():
+            hint = "download the model first, and name its folder"
+            raise ConfigError(ConfigProblem("", None, f"{option} {printable(model)}: no such folder", hint))
+    facts, surveyed = _look_at(folder, target.parent, dataset=dataset, store=store, vae=vae, text=text)
+    encoders = _write(target, facts)
     if as_json:
-        output.document(_document(target, found, surveyed, encoders))
+        output.document(_document(target, facts, surveyed, encoders))
     else:
-        _show(target, found, surveyed, encoders)
-
-
-def _print_schema() -> None:
-    """The JSON schema of the config file."""
-    from precook.config.yaml import schema
-
-    json.dump(schema(), sys.stdout, indent=2)
-    output.line()
+        _show(target, facts, surveyed, encoders)
 
 
 def _check_target(target: Path, *, force: bool) -> None:
     place = printable(target)
     if target.is_dir():
         raise ConfigError(
-            ConfigProblem("", None, f"{place} is a directory", f"--output {place}/{DEFAULT} names a file in it")
+            ConfigProblem("", None, f"{place} is a directory", f"--output {place}/{DEFAULT_CONFIG} names a file in it")
         )
     if target.exists() and not target.is_file():
         raise ConfigError(ConfigProblem("", None, f"{place} is not a file", "--output names another"))
@@ -88,39 +85,34 @@ def _check_target(target: Path, *, force: bool) -> None:
         raise ConfigError(ConfigProblem("", None, f"{printable(target.parent)}: no such directory", "create it first"))
 
 
-def _check_models(models: dict[str, Path | None]) -> None:
-    for option, model in models.items():
-        if model is not None and not model.is_dir():
-            hint = "download the model first, and name its folder"
-            raise ConfigError(ConfigProblem("", None, f"{option} {printable(model)}: no such folder", hint))
-
-
-def _find(
+def _look_at(
     folder: Path, base: Path, *, dataset: str | None, store: Path | None, vae: Path | None, text: Path | None
 ) -> tuple[TemplateFacts, list[Surveyed]]:
     """What the config is to say; its paths begin at `base`."""
     from precook.config.template import TemplateFacts
     from precook.sources.survey import folder_name, relative_path, survey
 
-    surveyed = survey(folder, base, report=bars.reporter())
-    found = TemplateFacts(
-        dataset=_dataset_name(folder_name(folder)) if dataset is None else dataset,
-        concepts=tuple(one.concept for one in surveyed),
+    surveyed = survey(folder, base, report=progress.reporter())
+    if dataset is None:
+        dataset = re.sub(r"[^A-Za-z0-9._-]+", "-", folder_name(folder)).strip("-._")[:64] or "dataset"
+    facts = TemplateFacts(
+        dataset=dataset,
+        concepts=tuple(each.concept for each in surveyed),
         store=relative_path(base / "cache" if store is None else store, base),
         vae=None if vae is None else relative_path(vae, base),
         text=None if text is None else relative_path(text, base),
         resolution=_resolution(surveyed),
     )
-    return found, surveyed
+    return facts, surveyed
 
 
-def _write(target: Path, found: TemplateFacts) -> list[str]:
+def _write(target: Path, facts: TemplateFacts) -> list[str]:
     """Write the config; the names of its encoders."""
     from precook.config.template import write_config
     from precook.config.yaml import read_config
 
     try:
-        content = write_config(found)
+        content = write_config(facts)
     except ValueError as error:
         raise ConfigError(ConfigProblem("", None, str(error), "a config file is UTF-8 and cannot name it")) from error
     _replace(target, content)
@@ -141,30 +133,30 @@ def _replace(target: Path, content: str) -> None:
         raise PrecookError(message, hint="--output names another place") from error
 
 
-def _show(target: Path, found: TemplateFacts, surveyed: list[Surveyed], encoders: list[str]) -> None:
-    output.text("\n".join(printable(_told(one)) for one in surveyed))
-    said = f"dataset {found.dataset}, {found.resolution} pixels a side; encoders: {', '.join(encoders)}"
+def _show(target: Path, facts: TemplateFacts, surveyed: list[Surveyed], encoders: list[str]) -> None:
+    output.text("\n".join(printable(_sentence(survey)) for survey in surveyed))
+    said = f"dataset {facts.dataset}, {facts.resolution} pixels a side; encoders: {', '.join(encoders)}"
     output.text(printable(f"wrote {target}: {said}"))
-    if found.vae is None and found.text is None:
-        aside = any(one.concept.captions != "none" for one in surveyed)
+    if facts.vae is None and facts.text is None:
+        aside = any(survey.concept.captions != "none" for survey in surveyed)
         output.hint(
             f"no model was named, so it keeps the pictures themselves{' and leaves captions aside' if aside else ''};"
             " --vae DIR and --text DIR name a VAE and a text encoder, and the file shows every other encoder"
         )
-    named = "" if target == DEFAULT else f" --config {shlex.quote(str(target))}"
+    named = "" if target == DEFAULT_CONFIG else f" --config {shlex.quote(str(target))}"
     output.hint(f"`precook plan{named}` shows what a build would do")
 
 
-def _told(one: Surveyed) -> str:
+def _sentence(survey: Surveyed) -> str:
     """What was found of a concept, in a sentence."""
-    concept = one.concept
+    concept = survey.concept
     captions = {"filename": "file names for captions", "none": "no captions"}
     parts = [
         format_count(concept.images, "picture"),
-        captions.get(concept.captions) or f"{_part(one.captioned, concept)} with captions (.txt)",
+        captions.get(concept.captions) or f"{_part(survey.captioned, concept)} with captions (.txt)",
     ]
     if concept.masks:
-        parts.append(f"{_part(one.masked, concept)} with masks ({concept.masks})")
+        parts.append(f"{_part(survey.masked, concept)} with masks ({concept.masks})")
     if concept.max_side:
         least, most = concept.min_side, concept.max_side
         parts.append(f"about {least} pixels a side" if least == most else f"about {least} to {most} pixels a side")
@@ -175,24 +167,24 @@ def _part(number: int, concept: FoundConcept) -> str:
     return "all" if number == concept.images else f"{number:,}"
 
 
-def _document(target: Path, found: TemplateFacts, surveyed: list[Surveyed], encoders: list[str]) -> dict[str, Any]:
+def _document(target: Path, facts: TemplateFacts, surveyed: list[Surveyed], encoders: list[str]) -> dict[str, Any]:
     return {
         "config": str(target),
-        "dataset": found.dataset,
-        "store": found.store,
-        "resolution": found.resolution,
+        "dataset": facts.dataset,
+        "store": facts.store,
+        "resolution": facts.resolution,
         "encoders": encoders,
         "concepts": [
             {
-                "name": one.concept.name,
-                "path": one.concept.path,
-                "pictures": one.concept.images,
-                "captions": one.concept.captions,
-                "captioned": one.captioned,
-                "masks": one.concept.masks,
-                "masked": one.masked,
+                "name": survey.concept.name,
+                "path": survey.concept.path,
+                "pictures": survey.concept.images,
+                "captions": survey.concept.captions,
+                "captioned": survey.captioned,
+                "masks": survey.concept.masks,
+                "masked": survey.masked,
             }
-            for one in surveyed
+            for survey in surveyed
         ],
     }
 
@@ -200,12 +192,7 @@ def _document(target: Path, found: TemplateFacts, surveyed: list[Surveyed], enco
 def _resolution(surveyed: list[Surveyed]) -> int:
     import statistics
 
-    sides = [one.usual_side for one in surveyed if one.usual_side]
+    sides = [survey.usual_side for survey in surveyed if survey.usual_side]
     side = statistics.median(sides) if sides else _USUAL
     # A little enlarging does no harm; 500 pixels are for 512, not for 256.
-    return next((one for one in _RESOLUTIONS if one <= 1.1 * side), _RESOLUTIONS[-1])
-
-
-def _dataset_name(folder: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder).strip("-._")[:64]
-    return name or "dataset"
+    return next((resolution for resolution in _RESOLUTIONS if resolution <= 1.1 * side), _RESOLUTIONS[-1])

@@ -8,23 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption
+from precook.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StoreOption,
+    YesOption,
+    named_store,
+    open_to_read,
+    open_to_write,
+)
 from precook.cli.output import TableColumn
-from precook.cli.projects import place_of_store
-from precook.cli.stores import open_to_read, open_to_write
 from precook.units import format_age, utc_time
 
 if TYPE_CHECKING:
     from precook.store.lease import Holder
 
-_SHORT = 8
+_SHORT_ID = 8
 
 
 def command(
     *,
     config: ConfigOption = None,
     store: StoreOption = None,
-    breaking: Annotated[
+    break_id: Annotated[
         str | None,
         typer.Option("--break", metavar="ID", help="Take this lease from its holder, by its first digits."),
     ] = None,
@@ -32,26 +38,33 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Show who uses the store right now, and what it keeps for them."""
-    place = place_of_store(config, store)
-    if breaking is not None and yes:
+    place = named_store(config, store)
+    if break_id is not None and yes:
         with open_to_write(place) as opened:
-            broken = [opened.break_lease(breaking)]
+            broken = [opened.break_lease(break_id)]
     else:
         with open_to_read(place) as opened:
             broken, holders = [], opened.leases()
-            if breaking is not None:
-                holders = [holder for holder in holders if holder.id.startswith(breaking)]
+            if break_id is not None:
+                holders = [holder for holder in holders if holder.id.startswith(break_id)]
     shown = broken or holders
     if as_json:
         output.document({"leases": [_document(holder) for holder in shown], "broken": bool(broken)})
         return
     if not shown:
-        output.line("no leases" if breaking is None else f"no lease begins with {breaking!r}")
+        output.line("no leases" if break_id is None else f"no lease begins with {break_id!r}")
         return
     now = time.time()
     rows = [
-        (one.id[:_SHORT], one.purpose, f"{one.keys:,}", f"{one.pid}", one.host, format_age(now - one.since))
-        for one in shown
+        (
+            holder.id[:_SHORT_ID],
+            holder.purpose,
+            f"{holder.keys:,}",
+            f"{holder.pid}",
+            holder.host,
+            format_age(now - holder.since),
+        )
+        for holder in shown
     ]
     columns = [
         TableColumn("lease"),
@@ -63,7 +76,7 @@ def command(
     if broken:
         output.line()
         output.line("broken: its holder stops at its next step")
-    elif breaking is not None:
+    elif break_id is not None:
         output.hint("its holder would stop, and what it needs could go; the same with --yes breaks it")
 
 

@@ -7,23 +7,30 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, duration_option, size_option
+from precook.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StoreOption,
+    duration_option,
+    named_store,
+    open_to_read,
+    size_option,
+)
 from precook.cli.output import Span
-from precook.cli.projects import place_of_store
-from precook.cli.stores import open_to_read
 from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
-    from precook.cli.entries import EntryLine
+    from precook.cli.entries import RecipeInfo
     from precook.store.store import Store
+    from precook.values import Key
 
-_DIGITS = 16
+_KEY_DIGITS = 16
 
 
 class Sort(str, Enum):
@@ -51,6 +58,18 @@ class Choice:
     limit: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class EntryLine:
+    """An entry as the index knows it, once for each key, however many packs hold it."""
+
+    key: Key
+    nbytes: int
+    created: int
+    """When it was last written, in seconds since 1970."""
+    recipe: RecipeInfo | None
+    packs: tuple[str, ...]
+
+
 def command(
     *,
     config: ConfigOption = None,
@@ -74,7 +93,7 @@ def command(
     """List the entries of a store."""
     choice = Choice(recipe, dataset, min_size, max_size, older_than, newer_than, sort, limit)
     now = time.time()
-    with open_to_read(place_of_store(config, store)) as opened:
+    with open_to_read(named_store(config, store)) as opened:
         entries = _choose(opened, choice, now=now)
         if as_json:
             output.document_of("entries", map(_document, entries))
@@ -86,18 +105,29 @@ def command(
 
 def _choose(store: Store, choice: Choice, *, now: float) -> Iterator[EntryLine]:
     """The entries asked for, in the order asked for; by key they are read a few at a time."""
-    from precook.cli.entries import list_entries
-    from precook.cli.recipes import matching_recipes
+    from precook.cli.entries import matching_recipes
     from precook.maintain.owners import dataset_keys
 
     recipes = matching_recipes(store, choice.recipe) if choice.recipe is not None else None
     keys = dataset_keys(store, choice.dataset) if choice.dataset is not None else None
     entries = (
         entry
-        for entry in list_entries(store.entries())
+        for entry in _list(store)
         if (keys is None or entry.key.bytes in keys) and _is_chosen(entry, choice, recipes, now)
     )
     return islice(_sorted(entries, choice), choice.limit)
+
+
+def _list(store: Store) -> Iterator[EntryLine]:
+    """Entries in order of keys, each once: a key that two builders wrote lies in two packs."""
+    from precook.cli.entries import read_recipe
+    from precook.values import Key
+
+    for key, group in groupby(store.entries(), key=lambda row: row.key):
+        rows = list(group)
+        newest = max(rows, key=lambda row: row.created)
+        packs = tuple(row.pack for row in rows)
+        yield EntryLine(Key(key), newest.nbytes, newest.created, read_recipe(newest.recipe), packs)
 
 
 def _is_chosen(entry: EntryLine, choice: Choice, recipes: set[str] | None, now: float) -> bool:
@@ -144,10 +174,11 @@ def _show(entries: Iterator[EntryLine], now: float) -> None:
             count += 1
             nbytes += entry.nbytes
             recipe = entry.recipe.name if entry.recipe else "no recipe"
-            row = _row(entry.key.hex[:_DIGITS], format_size(entry.nbytes), format_age(now - entry.created), recipe)
+            row = _row(entry.key.hex[:_KEY_DIGITS], format_size(entry.nbytes), format_age(now - entry.created), recipe)
             yield row if len(row) <= width else f"{row[: width - 1]}…"
 
     listed = rows()
+    # The heading waits for the first entry: it is not printed above nothing, or before an error.
     first = next(listed, None)
     if first is None:
         output.tell("no entries")
@@ -160,4 +191,4 @@ def _show(entries: Iterator[EntryLine], now: float) -> None:
 
 
 def _row(key: str, size: str, age: str, recipe: str) -> str:
-    return f"{key:<{_DIGITS}}  {size:>10}  {age:>14}  {recipe}"
+    return f"{key:<{_KEY_DIGITS}}  {size:>10}  {age:>14}  {recipe}"

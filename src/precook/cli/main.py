@@ -1,7 +1,7 @@
 """The command line itself: its commands, what all of them share, and how an error becomes an exit code.
 
-A command is the function `command` of its module. Its module is imported when it is asked for, and imports what the
-work needs when it runs: `--help` stays quick.
+A command is the function `command` of the module of its name. That module is imported when the command is asked for,
+and imports numpy, SQLite and the rest inside functions, when the work needs them: `--help` stays quick.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import precook
 from precook.cli import output
-from precook.cli.codes import BROKEN_PIPE, FAILED, INTERRUPTED
-from precook.errors import ConfigError, DamagedPackError, PrecookError
+from precook.errors import BROKEN_PIPE, FAILED, INTERRUPTED, ConfigError, DamagedPackError, PrecookError
 from precook.interrupt import interruption
 
 COMMANDS = (
@@ -49,8 +48,8 @@ COMMANDS = (
     "demo",
 )
 """Every command, in the order in which `--help` shows them."""
-_TELL_DAMAGE = frozenset({"status", "verify", "gc", "evict", "prune", "clear", "compact"})
-"""Commands that say themselves which packs are damaged: what the library logs of them is not shown as a warning too."""
+_REPORT_DAMAGE = frozenset({"status", "verify", "gc", "evict", "prune", "clear", "compact"})
+"""Commands that report damaged packs themselves: warnings that the library logs about them are not shown as well."""
 
 _EPILOG = """\b
 Exit codes:
@@ -77,9 +76,9 @@ class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
             raise KeyError(name)
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name)(_guarded(name))
-        return typer.main.get_command(alone)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name)(_guarded(name))
+        return typer.main.get_command(single)
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -95,9 +94,9 @@ class _LazyCommands(TyperGroup):
         super().__init__(**{**settings, "commands": _Commands()})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        # Their first sentences need none of their options, which would take longer than all else.
-        named = [TyperCommand(name, help=inspect.getdoc(_function(name))) for name in COMMANDS]
-        TyperGroup(commands=named).format_commands(ctx, formatter)
+        # The list shows the first sentence of each. Making their options, too, would take longer than all else.
+        commands = [TyperCommand(name, help=inspect.getdoc(_function(name))) for name in COMMANDS]
+        TyperGroup(commands=commands).format_commands(ctx, formatter)
 
 
 app = typer.Typer(
@@ -143,11 +142,11 @@ def _function(name: str) -> Callable[..., int | None]:
 def _guarded(name: str) -> Callable[..., None]:
     """What a command does, with its result as the exit code; errors of ours end it without a traceback."""
     function = _function(name)
-    told = (DamagedPackError,) if name in _TELL_DAMAGE else ()
+    reported = (DamagedPackError,) if name in _REPORT_DAMAGE else ()
 
     @functools.wraps(function)
     def guarded(*args: Any, **options: Any) -> None:
-        code = _run(functools.partial(function, *args, **options), output.Warnings(*told))
+        code = _run(functools.partial(function, *args, **options), output.Warnings(*reported))
         if code:
             raise typer.Exit(code)
 
@@ -184,9 +183,9 @@ def _run(function: Callable[[], int | None], warnings: logging.Handler) -> int:
 
 
 def _drop_output() -> None:
-    """Send what is still buffered nowhere: whoever read our output has had enough, or the disk under it is full."""
+    """Discard what is still buffered: whoever read our output has stopped reading, or the disk under it is full."""
     try:
         sys.stdout.flush()
     except OSError:
-        # Else Python tries once more when it ends, and complains.
+        # Else Python flushes once more when it ends, and prints the error that it then gets.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,15 +1,26 @@
-"""Options that several commands take, and how their values are read."""
+"""What many commands take: their options, and the project and the store that these name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from precook.errors import ConfigError, ConfigProblem, NoStoreError, NotAStoreError, ReadOnlyError
 from precook.units import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from precook.project import Project
+    from precook.store.store import Store
+
+DEFAULT_CONFIG = Path("precook.yaml")
+_DEFAULT_STORE = Path("cache")
+"""Where a store is made when none is named and none is found."""
+_STORE_MARKER = "store.toml"
+_NAME_ONE = "name a store with --store DIR"
 
 _Value = TypeVar("_Value")
 
@@ -30,31 +41,116 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 YesOption = Annotated[bool, typer.Option("--yes", help="Do it; without it, only show what would be done.")]
 
 
-def size_option(told: str) -> Any:
-    """An option that takes a size with its unit."""
-    return typer.Option(parser=_usage(parse_size), metavar="SIZE", help=told)
+def size_option(help_text: str) -> Any:
+    """An option that takes a size with its unit, as bytes."""
+    return typer.Option(parser=_usage_errors(parse_size), metavar="SIZE", help=help_text)
 
 
-def duration_option(told: str) -> Any:
+def duration_option(help_text: str) -> Any:
     """An option that takes a duration with its unit, as seconds."""
-    return typer.Option(parser=_usage(parse_duration), metavar="TIME", help=told)
+    return typer.Option(parser=_usage_errors(parse_duration), metavar="TIME", help=help_text)
+
+
+def _usage_errors(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
+    """A parser whose complaints are errors of usage."""
+
+    def parse_or_refuse(text: str) -> _Value:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parse_or_refuse
 
 
 def key_digits(text: str) -> str:
-    """Reads the first digits of a key."""
+    """Parses the first digits of a key."""
     if re.fullmatch(r"[0-9a-f]{4,64}", text.lower()) is None:
         message = f"{text[:80]!a} is not a key: write its 64 hexadecimal digits, or at least the first 4"
         raise typer.BadParameter(message)
     return text.lower()
 
 
-def _usage(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """A parser whose complaints are usage errors."""
+def named_config(config: Path | None) -> Path | None:
+    """The config file that was named, else precook.yaml in the working directory; None where neither is there."""
+    return config if config is not None or not DEFAULT_CONFIG.exists() else DEFAULT_CONFIG
 
-    def parsed(text: str) -> _Value:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
 
-    return parsed
+def open_project(config: Path | None, store: Path | None) -> Project:
+    """The project, on the store that was named or on its own; `ConfigError` where there is no config."""
+    path = named_config(config)
+    if path is None:
+        hint = "`precook init FOLDER` writes one for a folder of pictures; --config FILE names one elsewhere"
+        raise ConfigError(ConfigProblem("", None, f"there is no {DEFAULT_CONFIG} here", hint))
+    from precook.project import load
+
+    project = load(path)
+    if store is not None:
+        project.settings = project.settings.model_copy(update={"store": str(store.absolute())})
+    return project
+
+
+def named_store(config: Path | None, store: Path | None) -> Path | None:
+    """The store that was named, else that of the config; None where there is no config either."""
+    path = named_config(config) if store is None else None
+    if path is None:
+        return store
+    from precook.config.yaml import read_config
+
+    return path.parent / read_config(path)[0].store
+
+
+def find_store(named: Path | None) -> Path:
+    """The store that was named, else the one here or in ./cache; `NoStoreError` where there is none."""
+    if named is not None:
+        return named
+    for place in (Path(), _DEFAULT_STORE):
+        if (place / _STORE_MARKER).is_file():
+            return place
+    error = NoStoreError(Path.cwd())
+    error.hint = f"{_NAME_ONE}; without it, this directory and ./cache are tried"
+    raise error
+
+
+def find_or_new_store(named: Path | None) -> Path:
+    """The same for a command that makes a store or can do without: where there is none yet, the place for one."""
+    try:
+        return find_store(named)
+    except NoStoreError:
+        return _DEFAULT_STORE
+
+
+def open_to_read(named: Path | None) -> Store:
+    """The store, read-only: nothing that a command does with it can change it."""
+    return _open(find_store(named), read_only=True)
+
+
+def open_to_write(named: Path | None) -> Store:
+    """The store, for a command that changes it; `ReadOnlyError` where that is not allowed."""
+    store = _open(find_store(named), read_only=False)
+    if store.read_only:
+        store.close()
+        raise ReadOnlyError(store.path, "this directory cannot be written to")
+    return store
+
+
+def open_to_use(named: Path | None) -> Store:
+    """The store, for a command that reads it and holds a lease meanwhile where it may write."""
+    return _open(find_store(named), read_only=False, create=False)
+
+
+def _open(path: Path, *, read_only: bool, create: bool = True) -> Store:
+    from precook.open_store import open_store
+    from precook.store.layout import Layout, read_marker
+
+    try:
+        # Opened for writing, a store is made where none is; opened read-only that is an error.
+        absent = not create and read_marker(Layout(path)) is None
+        return open_store(path, read_only=read_only or absent)
+    except NoStoreError as error:
+        error.hint = "check the path; a store is made by its first build"
+        raise
+    except NotAStoreError as error:
+        if error.hint == NotAStoreError.hint:
+            error.hint = _NAME_ONE  # its own advice is for whoever makes a store
+        raise

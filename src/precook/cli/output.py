@@ -1,8 +1,8 @@
-"""Printing: the only module that does, but for the bars on stderr.
+"""Printing: the only module that prints, but for the progress bars on stderr.
 
 stdout is data, stderr is for people. Every text passes through `printable` here, whoever made it, and rich is never
 asked to read markup: a name in a store can neither steer the terminal nor forge a line. Off a terminal there are no
-colours, no bars and no line breaks of ours; rich is loaded only where there is something to draw with it.
+colours, no bars and no line breaks of ours. rich is imported only where something is drawn with it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 VERSION = 1
 """Version of every JSON document; fields may be added to it, never changed."""
 
-_BROAD = 100_000
+_NO_LIMIT = 100_000
 """Columns to lay text out in where no terminal sets a limit."""
-_BAR = 12
-_INSIDE = "  "
-_NARROW = 20
+_BAR_WIDTH = 12
+_INDENT = "  "
+_LEAST_WIDTH = 20
 """Columns that text takes even where the terminal has less."""
 
 
@@ -69,7 +69,7 @@ def on_terminal() -> bool:
 
 def width() -> int:
     """Columns a line on stdout may take."""
-    return console(sys.stdout).width if on_terminal() else _BROAD
+    return console(sys.stdout).width if on_terminal() else _NO_LIMIT
 
 
 def line(content: Line = "", *, whole: bool = False) -> None:
@@ -84,9 +84,9 @@ def lines(contents: Iterable[str]) -> None:
 
 
 def text(content: str) -> None:
-    """Lines of data that are laid out already; on a terminal, long ones are broken between words and go on inside."""
+    """Lines of data that are laid out already; on a terminal, long ones are broken between words and go on indented."""
     for row in content.splitlines():
-        for part in _broken(row) if on_terminal() else [row]:
+        for part in _wrap(row) if on_terminal() else [row]:
             line(part, whole=True)
 
 
@@ -117,7 +117,7 @@ def share(part: int, whole: int) -> str:
     """A bar as long as `part` is of `whole`: nothing off a terminal, where a number says it better."""
     if not on_terminal() or whole <= 0:
         return ""
-    eighths = max(round(8 * _BAR * part / whole), 1 if part else 0)
+    eighths = max(round(8 * _BAR_WIDTH * part / whole), 1 if part else 0)
     return "█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8]).strip()
 
 
@@ -171,17 +171,17 @@ def problems(error: ConfigError) -> None:
 class Warnings(logging.Handler):
     """Shows what the library logs as warnings to people.
 
-    What is in `told` the command itself reports: logged errors of those types are passed over.
+    Errors of the types in `reported` are passed over: the command itself reports them.
     """
 
-    def __init__(self, *told: type[Exception]) -> None:
+    def __init__(self, *reported: type[Exception]) -> None:
         super().__init__(logging.WARNING)
-        self._told = told
+        self._reported = reported
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
-        about = record.args[0] if isinstance(record.args, tuple) and record.args else None
-        if not isinstance(about, self._told):
+        subject = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        if not isinstance(subject, self._reported):
             _tell_labelled("warning", "yellow", record.getMessage())
 
 
@@ -193,7 +193,7 @@ def _emit(stream: TextIO, content: Line, *, whole: bool = False) -> None:
 
 
 def _tell_labelled(label: str, style: str, content: str) -> None:
-    """A remark that says what it is; its further lines on a terminal stand below its first word."""
+    """A remark after its label; on a terminal its further lines are indented to its first word."""
     if not sys.stderr.isatty():
         _emit(sys.stderr, f"{label}: {content}")
         return
@@ -208,10 +208,10 @@ def _draw(stream: TextIO, layout: Table) -> None:
     if stream.isatty():
         console(stream).print(layout)
         return
-    # Drawn beside the stream: rich would end the process with a code of its own where a pipe is broken.
-    drawn = io.StringIO()
-    console(drawn).print(layout)
-    stream.writelines(f"{row.rstrip()}\n" for row in drawn.getvalue().splitlines())
+    # Not drawn into the stream: rich ends the process with an exit code of its own where a pipe is broken.
+    buffer = io.StringIO()
+    console(buffer).print(layout)
+    stream.writelines(f"{row.rstrip()}\n" for row in buffer.getvalue().splitlines())
 
 
 def console(stream: TextIO) -> Console:
@@ -219,7 +219,7 @@ def console(stream: TextIO) -> Console:
     from rich.console import Console
 
     # Not even FORCE_COLOR puts colours into data.
-    width, terminal = (None, None) if stream.isatty() else (_BROAD, False)
+    width, terminal = (None, None) if stream.isatty() else (_NO_LIMIT, False)
     return Console(file=stream, width=width, force_terminal=terminal, markup=False, highlight=False, emoji=False)
 
 
@@ -229,13 +229,13 @@ def _text(content: Line) -> Text:
     return Text.assemble(*((printable(span.text), span.style) for span in _spans(content)))
 
 
-def _broken(row: str) -> list[str]:
+def _wrap(row: str) -> list[str]:
     """A line as lines that fit the terminal, broken between words: a path or a key can still be copied."""
     margin = " " * (len(row) - len(row.lstrip()))
     parts = textwrap.wrap(
         row,
-        max(width(), _NARROW),
-        subsequent_indent=f"{margin}{_INSIDE}",
+        max(width(), _LEAST_WIDTH),
+        subsequent_indent=f"{margin}{_INDENT}",
         expand_tabs=False,
         replace_whitespace=False,
         break_long_words=False,

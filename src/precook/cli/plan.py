@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from precook.cli import bars, output
-from precook.cli.options import ConfigOption, EncoderOption, JsonOption, NoWriteOption, StoreOption
-from precook.cli.projects import open_project
+from precook.cli import output, progress
+from precook.cli.options import ConfigOption, EncoderOption, JsonOption, NoWriteOption, StoreOption, open_project
 from precook.errors import NoSpaceError, ReadOnlyError
 
 if TYPE_CHECKING:
-    from precook.plan.entries import Failure
     from precook.plan.plan import EncoderPlan, Plan
     from precook.plan.reasons import Difference, Why
     from precook.project import Project
@@ -39,7 +37,7 @@ def command(
 def make_plan(project: Project, *, encoders: Sequence[str] = (), write: bool) -> Plan:
     """A plan for all encoders or for some; where it cannot be remembered, the error says how to do without."""
     try:
-        return project.plan(encoders=list(encoders) or None, write=write, report=bars.reporter())
+        return project.plan(encoders=list(encoders) or None, write=write, report=progress.reporter())
     except (ReadOnlyError, NoSpaceError) as error:
         error.hint = "--no-write plans without remembering anything; --store DIR names another store"
         raise
@@ -53,7 +51,7 @@ def counts_document(plan: Plan) -> dict[str, Any]:
         "without_caption": plan.samples.uncaptioned,
         "duplicates": int((plan.samples.repeats > 0).sum()),
         "left_out": sum(failure.encoder is None for failure in plan.failed),
-        "encoders": [_encoder(name, one) for name, one in plan.encoders.items()],
+        "encoders": [_encoder_document(name, encoder) for name, encoder in plan.encoders.items()],
     }
 
 
@@ -74,11 +72,13 @@ def why_document(why: Why) -> dict[str, Any]:
     return {
         "reason": why.reason.value,
         "nearest": why.nearest.hex() if why.nearest else None,
-        "differences": [_difference(one) for one in why.differences],
+        "differences": [_difference_document(difference) for difference in why.differences],
     }
 
 
 def _document(plan: Plan) -> dict[str, Any]:
+    from precook.plan.show import full_path
+
     return {
         **heading_document(plan),
         "missing": [
@@ -91,12 +91,19 @@ def _document(plan: Plan) -> dict[str, Any]:
             }
             for entry, why in zip(plan.missing, plan.missing.reasons(), strict=True)
         ],
-        "failed": [_failure(plan, failure) for failure in plan.failed],
+        "failed": [
+            {
+                **dataclasses.asdict(failure),
+                "path": full_path(plan, failure),
+                "key": failure.key.hex if failure.key else None,
+            }
+            for failure in plan.failed
+        ],
         "forecast": forecast_document(plan),
     }
 
 
-def _difference(difference: Difference) -> dict[str, Any]:
+def _difference_document(difference: Difference) -> dict[str, Any]:
     """A difference for programs; a part that one side does not have is null."""
     from precook.plan.reasons import ABSENT
 
@@ -104,23 +111,15 @@ def _difference(difference: Difference) -> dict[str, Any]:
     return {"field": difference.field, "old": old, "new": new}
 
 
-def _failure(plan: Plan, failure: Failure) -> dict[str, Any]:
-    """A failure for programs."""
-    from precook.plan.show import full_path
-
-    key = failure.key.hex if failure.key else None
-    return {**dataclasses.asdict(failure), "path": full_path(plan, failure), "key": key}
-
-
-def _encoder(name: str, one: EncoderPlan) -> dict[str, Any]:
-    encoding = one.wants.encoding
+def _encoder_document(name: str, encoder: EncoderPlan) -> dict[str, Any]:
+    encoding = encoder.wants.encoding
     return {
         "name": name,
         "input": encoding.input,
         "uses": encoding.recipe.kind,
         "recipe": encoding.recipe.hex,
-        "ready": len(one.ready),
-        "missing": len(one.missing),
-        "failed": len(one.failures),
-        "reasons": dict(Counter(why.reason.value for why in one.why)),
+        "ready": len(encoder.ready),
+        "missing": len(encoder.missing),
+        "failed": len(encoder.failures),
+        "reasons": dict(Counter(why.reason.value for why in encoder.why)),
     }

@@ -1,12 +1,16 @@
-"""Several processes for one build: others of our kind share the work by their claims, and none outlives us.
+"""Several processes for one build: the first one starts the others, stops them, and adds up their reports.
 
-A process of ours is bound by its stdin, which nobody but the first process holds the other end of. A byte asks it to
-finish what it is at, as a signal would; when the other end closes after that it ends at once, and when the other end
-closes unasked, because the first process was killed, it finishes what it is at. It answers on stdout, one line.
+All of them run `precook build`, and claims in the store share the work out among them. Each of the others hangs on its
+stdin, a pipe whose other end only the first process holds. A byte in it asks the process to finish its batch, as a
+signal would. When the pipe is closed after that, the process ends at once. When the pipe is closed without a byte, the
+first process was killed, and the process finishes its batch: none of them outlives the first one for long. Each
+reports on stdout, in one line.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -17,18 +21,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from precook.cli.codes import INTERRUPTED, SOME_FAILED
+from precook.errors import INTERRUPTED, SOME_FAILED
 
-_WELL = (0, SOME_FAILED, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
-"""How a process ends that was not lost: a signal may come before it listens."""
-_LOOK = 0.1
-"""Seconds between two looks at whether a process has failed."""
-_THREADS = "OMP_NUM_THREADS"
-_TAIL = 1 << 16
-"""Bytes of a process's remarks that are searched for its error."""
-_BEGIN = """
+if TYPE_CHECKING:
+    from precook.encode.build import BuildReport
+    from precook.plan.entries import Failure
+    from precook.plan.plan import Plan
+
+_GOOD_CODES = (0, SOME_FAILED, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+"""How a process ends that has not failed: a signal may come before it listens to signals."""
+_POLL_SECONDS = 0.1
+"""Between two looks at whether a process has failed."""
+_THREADS_VARIABLE = "OMP_NUM_THREADS"
+_ERROR_TAIL = 1 << 16
+"""Bytes at the end of a process's stderr that are searched for its error."""
+_SCRIPT = """
 import os, sys
 sys.path[:] = sys.argv.pop(1).split(os.pathsep)
 from precook.cli.main import main
@@ -43,40 +52,37 @@ def shared_cores(processes: int) -> Iterator[None]:
 
     torch reads it when it is imported, and the processes that are started here inherit it.
     """
-    if processes == 1 or _THREADS in os.environ:
+    if processes == 1 or _THREADS_VARIABLE in os.environ:
         yield
         return
-    os.environ[_THREADS] = str(max(1, _cores() // processes))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ[_THREADS_VARIABLE] = str(max(1, cores // processes))
     try:
         yield
     finally:
-        del os.environ[_THREADS]
+        del os.environ[_THREADS_VARIABLE]
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+class StopAll(threading.Event):
+    """An event that stops a build in all its processes.
 
-
-class Stop(threading.Event):
-    """Ends a build in all its processes.
-
-    Setting it tells the others before it returns: after that a second signal may end this process at any moment.
+    Setting it asks the others before it returns: after that a second signal may end this process at any moment.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._processes: list[_Process] = []
+        self._processes: list[_OtherProcess] = []
 
-    def add(self, process: _Process) -> None:
-        """Tell this process, too."""
+    def add(self, process: _OtherProcess) -> None:
+        """Stop this process, too."""
         with self._lock:
             self._processes.append(process)
             if self.is_set():
                 process.stop()
 
     def set(self) -> None:
-        """Tell everyone, once."""
+        """Ask every process to stop, once."""
         with self._lock:
             if not self.is_set():
                 for process in self._processes:
@@ -84,24 +90,24 @@ class Stop(threading.Event):
                 super().set()
 
 
-class Others:
-    """The other processes of a build; a context manager that begins them and whose end waits for theirs.
+class OtherProcesses:
+    """The other processes of a build; a context manager that starts them and at its end waits for theirs.
 
-    `stop` ends them too, and so does an error inside; with `fail_fast`, the first of them that fails sets it.
+    `stop` ends them too, and an error inside sets it; with `fail_fast`, so does the first of them that fails.
     """
 
-    def __init__(self, arguments: Sequence[str], count: int, stop: Stop, *, fail_fast: bool) -> None:
+    def __init__(self, arguments: Sequence[str], count: int, stop: StopAll, *, fail_fast: bool) -> None:
         self._arguments = arguments
         self._count = count
         self._stop = stop
         self._fail_fast = fail_fast
-        self._processes: list[_Process] = []
-        self._watch = threading.Thread(target=self._watch_failures, name="precook-processes", daemon=True)
+        self._processes: list[_OtherProcess] = []
+        self._watch = threading.Thread(target=self._stop_on_failure, name="precook-processes", daemon=True)
 
-    def __enter__(self) -> Others:
+    def __enter__(self) -> OtherProcesses:
         try:
             for number in range(2, self._count + 2):
-                self._processes.append(_begin(number, self._arguments))
+                self._processes.append(_start(number, self._arguments))
                 self._stop.add(self._processes[-1])
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
@@ -112,8 +118,8 @@ class Others:
 
     def wait(self) -> None:
         """Wait until all have ended."""
-        for one in self._processes:
-            one.process.wait()
+        for process in self._processes:
+            process.popen.wait()
         if self._watch.ident is not None:
             self._watch.join()
 
@@ -123,99 +129,165 @@ class Others:
         if error is not None:
             self._stop.set()
         self.wait()
-        for one in self._processes:
-            one.close()
+        for process in self._processes:
+            process.close()
 
-    @property
-    def answers(self) -> list[bytes]:
-        """What those have answered that came to their end."""
-        found = (one.answer() for one in self._processes)
-        return [answer for answer in found if answer.endswith(b"\n")]
+    def reports(self) -> list[BuildReport]:
+        """Reports of those that came to their end; the line of one that was killed may be cut off."""
+        lines = (process.read_out() for process in self._processes)
+        return [read_report(line) for line in lines if line.endswith(b"\n")]
 
     @property
     def lost(self) -> tuple[str, ...]:
         """Why processes failed or died."""
-        return tuple(f"process {one.number}: {one.trouble()}" for one in self._processes if one.is_lost)
+        return tuple(
+            f"process {process.number}: {process.failure()}" for process in self._processes if process.has_failed
+        )
 
-    def _watch_failures(self) -> None:
-        """Stop the build when a process fails."""
-        while any(one.process.poll() is None for one in self._processes) and not self._stop.wait(_LOOK):
-            if any(one.is_lost for one in self._processes):
+    def _stop_on_failure(self) -> None:
+        while any(process.popen.poll() is None for process in self._processes) and not self._stop.wait(_POLL_SECONDS):
+            if any(process.has_failed for process in self._processes):
                 break
-        if any(one.is_lost for one in self._processes):
+        if any(process.has_failed for process in self._processes):
             self._stop.set()
 
 
 @dataclass(frozen=True, slots=True)
-class _Process:
+class _OtherProcess:
     number: int
-    process: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes]
     out: IO[bytes]
     err: IO[bytes]
 
     @property
-    def is_lost(self) -> bool:
-        return self.process.poll() not in (None, *_WELL)
+    def has_failed(self) -> bool:
+        return self.popen.poll() not in (None, *_GOOD_CODES)
 
     def stop(self) -> None:
-        """Ask it to finish what it is at."""
-        assert self.process.stdin is not None
+        """Ask it to finish its batch."""
+        assert self.popen.stdin is not None
         with suppress(BrokenPipeError):  # it has ended
-            self.process.stdin.write(b"x")
-            self.process.stdin.flush()
+            self.popen.stdin.write(b"x")
+            self.popen.stdin.flush()
 
     def close(self) -> None:
-        """Let go of what is left of it."""
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # what was said to it when it had ended
-            self.process.stdin.close()
+        """Close its pipe and files."""
+        assert self.popen.stdin is not None
+        with suppress(BrokenPipeError):  # a byte for a process that had ended is still in the buffer
+            self.popen.stdin.close()
         self.out.close()
         self.err.close()
 
-    def answer(self) -> bytes:
+    def read_out(self) -> bytes:
         """What it has written to stdout."""
         self.out.seek(0)
         return self.out.read()
 
-    def trouble(self) -> str:
+    def failure(self) -> str:
         """How it ended, and its error or else its last line."""
-        code = self.process.returncode
+        code = self.popen.returncode
         ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self.err.seek(max(0, self.err.seek(0, os.SEEK_END) - _TAIL))
-        lines = self.err.read().decode(errors="replace").split("\n")
-        said = [line for line in lines if line.strip()]
-        errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-        return ": ".join([ended, *(errors or said)[-1:]])
+        self.err.seek(max(0, self.err.seek(0, os.SEEK_END) - _ERROR_TAIL))
+        lines = [line for line in self.err.read().decode(errors="replace").split("\n") if line.strip()]
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return ": ".join([ended, *(errors or lines)[-1:]])
 
 
-def _begin(number: int, arguments: Sequence[str]) -> _Process:
+def _start(number: int, arguments: Sequence[str]) -> _OtherProcess:
     # Files, not pipes: nobody has to read them before the end.
     out, err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - closed with the process
-    command = [sys.executable, "-c", _BEGIN, os.pathsep.join(map(str, sys.path)), *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)  # noqa: S603 - it is this program
-    return _Process(number, process, out, err)
+    command = [sys.executable, "-c", _SCRIPT, os.pathsep.join(map(str, sys.path)), *arguments]
+    popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)  # noqa: S603 - it is this program
+    return _OtherProcess(number, popen, out, err)
 
 
 @contextmanager
-def bound(stop: threading.Event) -> Iterator[IO[str]]:
-    """Make this process one of the others: where it answers, and `stop` is set when the first process says so or ends.
+def hang_on_first_process(stop: threading.Event) -> Iterator[IO[str]]:
+    """Make this process one of the others: `stop` is set when the first process asks or ends; the file is for a report.
 
     What an encoder prints goes nowhere, and it finds nothing to read.
     """
-    line, answer = os.dup(0), os.dup(1)
+    pipe, report = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
-    threading.Thread(target=_listen, args=(line, stop), name="precook-bound", daemon=True).start()
-    with os.fdopen(answer, "w", encoding="utf-8") as file:
+    threading.Thread(target=_listen, args=(pipe, stop), name="precook-first-process", daemon=True).start()
+    with os.fdopen(report, "w", encoding="utf-8") as file:
         yield file
 
 
-def _listen(line: int, stop: threading.Event) -> None:
-    asked = os.read(line, 1)
+def _listen(pipe: int, stop: threading.Event) -> None:
+    asked = os.read(pipe, 1)
     stop.set()
     if asked:
-        os.read(line, 1)
-        # Nothing is tidied up: whatever a store holds is valid at every moment.
+        os.read(pipe, 1)
+        # Nothing is cleaned up: whatever a store holds is valid at every moment.
         os._exit(INTERRUPTED)
+
+
+def write_report(report: BuildReport) -> str:
+    """A report as a line of text."""
+    failed = [{**dataclasses.asdict(failure), "key": failure.key and failure.key.hex} for failure in report.failed]
+    return json.dumps({**dataclasses.asdict(report), "failed": failed}) + "\n"
+
+
+def read_report(line: bytes) -> BuildReport:
+    """The report that was written so."""
+    from precook.encode.build import BuildReport
+    from precook.plan.entries import Failure
+    from precook.values import Key
+
+    document = json.loads(line)
+    failed = tuple(
+        Failure(**{**failure, "key": failure["key"] and Key.from_hex(failure["key"])}) for failure in document["failed"]
+    )
+    return BuildReport(**{**document, "failed": failed})
+
+
+def add_up(plan: Plan, own: BuildReport, others: Sequence[BuildReport], *, retry_failed: bool) -> BuildReport:
+    """One report for processes that built a plan together; `own` is that of the first of them."""
+    reports = [own, *others]
+    encoded, truncated = (
+        {name: sum(getattr(report, field).get(name, 0) for report in reports) for name in plan.encoders}
+        for field in ("encoded", "truncated")
+    )
+    failed = _add_up_failures(plan, reports)
+    return dataclasses.replace(
+        own,
+        encoded=encoded,
+        # What the others made, the first process counts as reused.
+        reused={
+            name: max(len(encoder.ready), own.reused[name] - encoded[name] + own.encoded[name])
+            for name, encoder in plan.encoders.items()
+        },
+        failed=failed,
+        left=_count_left(plan, failed, retry_failed=retry_failed) if own.stopped else own.left,
+        truncated=truncated,
+        bytes=sum(report.bytes for report in reports),
+        peak_memory=sum(report.peak_memory for report in reports),
+    )
+
+
+def _add_up_failures(plan: Plan, reports: Sequence[BuildReport]) -> tuple[Failure, ...]:
+    """What failed, once each; but not what failed for one process and was made by another."""
+    failures = {
+        (failure.encoder, failure.key or (failure.concept, failure.path)): failure
+        for report in reports
+        for failure in report.failed
+    }
+    missing = set(plan.store.missing([failure.key for failure in failures.values() if failure.key is not None]))
+    return tuple(failure for failure in failures.values() if failure.key is None or failure.key in missing)
+
+
+def _count_left(plan: Plan, failed: Sequence[Failure], *, retry_failed: bool) -> int:
+    """How many entries nobody has made or tried."""
+    from precook.values import Key
+
+    tried = {(failure.encoder, failure.key) for failure in failed}
+    left = 0
+    for name, encoder in plan.encoders.items():
+        rows = [*encoder.missing.tolist(), *(encoder.failures if retry_failed else ())]
+        keys = [Key(key.tobytes()) for key in encoder.wants.keys[rows]]
+        left += sum((name, key) not in tried for key in plan.store.missing(keys))
+    return left

@@ -1,22 +1,50 @@
-"""A build's progress: a bar for each encoder on a terminal, plain lines off it, events for programs."""
+"""Progress while a command works: bars on a terminal, and of a build also plain lines off it or events for programs."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
-from precook.cli import bars, output
-from precook.report import Reporter, Task
+from precook.cli import output
+from precook.report import SILENT, Reporter, Task
 from precook.units import format_count, format_duration, format_size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.progress import Task as RichTask
+    from rich.text import Text
 
 LINES_EVERY = 5.0
 EVENTS_EVERY = 1.0
-"""Seconds between two, at the least."""
+"""Seconds between two lines or two events of an encoder, at the least."""
 _ENTRIES = "entries"
 """The unit of an encoder's task; tasks of the plan count files and bytes."""
+
+
+def reporter() -> Reporter:
+    """Shows progress as bars while a person is looking, and nothing otherwise."""
+    return ProgressBars() if sys.stderr.isatty() else SILENT
+
+
+def build_reporter(*, events: bool) -> Reporter:
+    """Shows a build's progress: as events, as bars that stay for encoders, or as lines where there is no terminal."""
+    if events:
+        return PacedReporter(_print_event, every=EVENTS_EVERY)
+    if sys.stderr.isatty():
+        return ProgressBars(stays=lambda unit: unit == _ENTRIES)
+    return PacedReporter(lambda count: output.tell(str(count)), every=LINES_EVERY)
+
+
+def restore_terminal() -> None:
+    """Undo what a bar has done to the terminal, before the process ends without cleaning up."""
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h\n")  # the cursor, below the bar
 
 
 def format_rate(rate: float) -> str:
@@ -24,7 +52,62 @@ def format_rate(rate: float) -> str:
     return f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}"  # noqa: PLR2004 - else 1.2e+03
 
 
-class Count:
+class ProgressBars:
+    """Progress bars on stderr, with the rate and the time left; a bar goes at its end unless its unit `stays`."""
+
+    def __init__(self, *, stays: Callable[[str], bool] = lambda unit: False) -> None:  # noqa: ARG005
+        self._stays = stays
+
+    @contextlib.contextmanager
+    def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
+        """A bar for as long as the task lasts."""
+        with _rich_progress(unit, stay=self._stays(unit)) as progress:
+            yield _ProgressBar(progress, progress.add_task(name, total=total, nbytes=0, failed=0))
+
+
+class _ProgressBar:
+    def __init__(self, progress: Progress, number: Any) -> None:
+        self._progress = progress
+        self._number = number
+        self._lock = threading.Lock()
+        self._nbytes = self._failed = 0
+
+    def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:
+        with self._lock:
+            self._nbytes += nbytes
+            self._failed += failed
+            self._progress.update(self._number, advance=amount, nbytes=self._nbytes, failed=self._failed)
+
+
+def _rich_progress(unit: str, *, stay: bool) -> Progress:
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    def amount(number: float) -> str:
+        return format_size(int(number)) if unit == "bytes" else f"{number:,.0f}"
+
+    class DoneColumn(ProgressColumn):
+        """How much of the whole is done, and how fast it goes."""
+
+        def render(self, task: RichTask) -> Text:
+            whole = f" of {amount(task.total)}" if task.total is not None else ""
+            speed = f", {amount(task.speed)}/s" if task.speed else ""
+            size = f", {format_size(task.fields['nbytes'])}" if task.fields["nbytes"] else ""
+            failed = f", {task.fields['failed']:,} failed" if task.fields["failed"] else ""
+            done = f"{amount(task.completed)}{whole}{'' if unit == 'bytes' else ' ' + unit}{speed}{size}"
+            return Text.assemble(done, (failed, "red"))
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        DoneColumn(),
+        TimeRemainingColumn(compact=True),
+        console=output.console(sys.stderr),
+        transient=not stay,
+    )
+
+
+class EncoderCount:
     """How far an encoder is."""
 
     def __init__(self, encoder: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,37 +138,36 @@ class Count:
         return ", ".join(parts)
 
 
-class Paced:
+class PacedReporter:
     """Says how far each encoder is, at most every so many seconds, and once at its end; from any thread."""
 
     def __init__(
-        self, say: Callable[[Count], None], *, every: float, clock: Callable[[], float] = time.monotonic
+        self, say: Callable[[EncoderCount], None], *, every: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._say = say
-        self._every = every
-        self._clock = clock
+        self.say = say
+        self.every = every
+        self.clock = clock
 
-    @contextmanager
-    def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
+    def task(self, name: str, *, total: int | None, unit: str) -> AbstractContextManager[Task]:
         """What an encoder does is said; what else a build does is shown as by any command."""
         if unit != _ENTRIES:
-            with bars.reporter().task(name, total=total, unit=unit) as task:
-                yield task
-            return
-        count = Count(name, total, self._clock)
+            return reporter().task(name, total=total, unit=unit)
+        return self._encoder_task(name, total)
+
+    @contextlib.contextmanager
+    def _encoder_task(self, name: str, total: int | None) -> Iterator[Task]:
+        count = EncoderCount(name, total, self.clock)
         try:
-            yield _PacedTask(count, self._say, self._every, self._clock)
+            yield _PacedTask(count, self)
         finally:
-            self._say(count)
+            self.say(count)
 
 
 class _PacedTask:
-    def __init__(self, count: Count, say: Callable[[Count], None], every: float, clock: Callable[[], float]) -> None:
+    def __init__(self, count: EncoderCount, pace: PacedReporter) -> None:
         self._count = count
-        self._say = say
-        self._every = every
-        self._clock = clock
-        self._said = clock()
+        self._pace = pace
+        self._said = pace.clock()
         self._lock = threading.Lock()
 
     def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:
@@ -93,32 +175,14 @@ class _PacedTask:
             self._count.done += amount
             self._count.nbytes += nbytes
             self._count.failed += failed
-            now = self._clock()
-            # The last one is said at the end.
-            if now - self._said >= self._every and self._count.done != self._count.total:
+            now = self._pace.clock()
+            # When all is done nothing is said here: the end of the task says it, and would say it twice.
+            if now - self._said >= self._pace.every and self._count.done != self._count.total:
                 self._said = now
-                self._say(self._count)
+                self._pace.say(self._count)
 
 
-class _EncoderBars:
-    """Bars that stay for encoders, bars that go for the rest."""
-
-    def task(self, name: str, *, total: int | None, unit: str) -> AbstractContextManager[Task]:
-        return bars.ProgressBars(stay=unit == _ENTRIES).task(name, total=total, unit=unit)
-
-
-def build_reporter(*, events: bool) -> Reporter:
-    """Shows a build's progress in the way that suits whoever looks."""
-    if events:
-        return Paced(_tell_event, every=EVENTS_EVERY)
-    return _EncoderBars() if sys.stderr.isatty() else Paced(_tell_line, every=LINES_EVERY)
-
-
-def _tell_line(count: Count) -> None:
-    output.tell(str(count))
-
-
-def _tell_event(count: Count) -> None:
+def _print_event(count: EncoderCount) -> None:
     output.event(
         "progress",
         {

@@ -5,9 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption, duration_option
-from precook.cli.projects import place_of_store
-from precook.cli.removal import remove
+from precook.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StoreOption,
+    YesOption,
+    duration_option,
+    named_store,
+)
+from precook.cli.remove import plan_and_remove
 
 
 def command(
@@ -22,4 +28,4 @@ def command(
     from precook.maintain.evict import plan_prune
 
     planner = partial(plan_prune, older_than=older_than)
-    remove(place_of_store(config, store), planner, yes=yes, as_json=as_json)
+    plan_and_remove(named_store(config, store), planner, yes=yes, as_json=as_json)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import time
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption
-from precook.cli.projects import place_of_store
-from precook.cli.stores import open_to_write
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, named_store, open_to_write
 from precook.units import format_count, format_duration
 
 
 def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Make the index anew from the packs."""
     started = time.monotonic()
-    with open_to_write(place_of_store(config, store)) as opened:
+    with open_to_write(named_store(config, store)) as opened:
         entries = opened.reindex()
         packs = opened.stats().packs
     seconds = time.monotonic() - started
     if as_json:
         output.document({"entries": entries, "packs": packs, "seconds": round(seconds, 3)})
     else:
-        found = f"{format_count(entries, 'entry')} of {format_count(packs, 'pack')}"
-        output.line(f"indexed {found} in {format_duration(seconds)}")
+        counts = f"{format_count(entries, 'entry')} of {format_count(packs, 'pack')}"
+        output.line(f"indexed {counts} in {format_duration(seconds)}")

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, named_store, open_to_read, open_to_write
 from precook.cli.output import Span, TableColumn
-from precook.cli.projects import place_of_store
-from precook.cli.stores import open_to_read, open_to_write
 from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PrecookError, printable
 from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
     from precook.store.snapshot import SnapshotFile
     from precook.store.store import Store
+
+_SHORT_ID = 8
 
 
 class Action(str, Enum):
@@ -51,7 +51,7 @@ def command(
 
     `precook gc` keeps what the latest snapshot of each dataset names, and what pinned ones name.
     """
-    place = place_of_store(config, store)
+    place = named_store(config, store)
     if action is Action.LIST:
         _list(place, dataset, as_json=as_json)
     elif dataset is None or snapshot is None:
@@ -67,13 +67,13 @@ def _list(store: Path | None, dataset: str | None, *, as_json: bool) -> None:
         if dataset is not None and not files:
             raise NoSnapshotError(opened.path, dataset)
         latest = {file.dataset: file.id for file in files}
-        found = [_document(file, latest=latest[file.dataset] == file.id) for file in files]
+        documents = [_document(file, latest=latest[file.dataset] == file.id) for file in files]
     if as_json:
-        output.document({"snapshots": found})
-    elif not found:
+        output.document({"snapshots": documents})
+    elif not documents:
         output.tell("no snapshots")
     else:
-        _show(found)
+        _show(documents)
 
 
 def _act(store: Path | None, action: Action, dataset: str, wanted: str, *, yes: bool, as_json: bool) -> None:
@@ -81,7 +81,7 @@ def _act(store: Path | None, action: Action, dataset: str, wanted: str, *, yes: 
     removing = action is Action.RM
     opening = open_to_read if removing and not yes else open_to_write
     with opening(store) as opened:
-        file, rest = _find(opened, dataset, wanted)
+        file, others = _find(opened, dataset, wanted)
         if action is Action.PIN:
             opened.pin(file)
         elif action is Action.UNPIN:
@@ -99,8 +99,8 @@ def _act(store: Path | None, action: Action, dataset: str, wanted: str, *, yes: 
         output.line(f"{'pinned' if action is Action.PIN else 'unpinned'} {name}")
         return
     output.line(f"{'removed' if yes else 'would remove'} {name}; its entries stay until `precook gc` collects them")
-    if file.number > max((one.number for one in rest), default=0):
-        left = f"snapshot {rest[-1].number} becomes the latest" if rest else f"{dataset} then has none"
+    if file.number > max((other.number for other in others), default=0):
+        left = f"snapshot {others[-1].number} becomes the latest" if others else f"{dataset} then has none"
         output.tell(f"it is the latest one: {left}")
     if file.pinned and not yes:
         output.tell(f"it is pinned: `precook snapshots unpin {dataset} {file.number}` comes first")
@@ -146,13 +146,22 @@ def _document(file: SnapshotFile, *, latest: bool) -> dict[str, Any]:
     }
 
 
-def _show(found: list[dict[str, Any]]) -> None:
+def _show(documents: list[dict[str, Any]]) -> None:
     rows = []
-    for one in found:
-        kept = ", ".join(word for word in ("latest", "pinned") if one[word])
-        samples = Span(one["problem"], "red") if one["problem"] else format_count(one["samples"], "sample")
-        size, age = format_size(one["bytes"]), format_age(one["age"])
-        rows.append((one["dataset"], f"{one['number']}", Span(one["id"][:8], "dim"), samples, size, age, kept))
+    for snapshot in documents:
+        kept = ", ".join(word for word in ("latest", "pinned") if snapshot[word])
+        problem = snapshot["problem"]
+        rows.append(
+            (
+                snapshot["dataset"],
+                f"{snapshot['number']}",
+                Span(snapshot["id"][:_SHORT_ID], "dim"),
+                Span(problem, "red") if problem else format_count(snapshot["samples"], "sample"),
+                format_size(snapshot["bytes"]),
+                format_age(snapshot["age"]),
+                kept,
+            )
+        )
     columns = [
         TableColumn("dataset", wrap=True),
         TableColumn("number", right=True),

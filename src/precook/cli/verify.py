@@ -1,28 +1,48 @@
-"""`precook verify`: every byte of every pack against what the store promised, and what to do about damage."""
+"""`precook verify`: every byte of every pack against what the store promised, and what to do about damage.
+
+With --sources or --recompute it checks something else: sources are read again, or entries made again, and compared.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precook.cli import bars, output
-from precook.cli.codes import DAMAGED
-from precook.cli.damage import damage_document, repair_document, show_damage, show_repair
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, duration_option, key_digits
-from precook.cli.projects import place_of_store
-from precook.cli.recheck import run_recompute, run_sources
-from precook.cli.stores import open_to_read, open_to_write
-from precook.errors import LockedError, StoreWriteError
+from precook.cli import output, progress
+from precook.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StoreOption,
+    duration_option,
+    key_digits,
+    named_store,
+    open_project,
+    open_to_read,
+    open_to_write,
+)
+from precook.cli.output import Line, Span, TableColumn
+from precook.errors import DAMAGED, LockedError, StoreWriteError
+from precook.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
-    from precook.maintain.verify import Damage, Scope, VerifyCursor
+    from precook.maintain.owners import Owner
+    from precook.maintain.repair import Repaired, RepairPlan
+    from precook.maintain.verify import Damage, Scope, Verification, VerifyCursor
     from precook.store.store import Store
+
+    Owners = dict[bytes, list[Owner]]
+    """Who needs an entry, by its key."""
+
+_MOST_OWNERS = 3
+"""Samples that are named for an entry; many share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +59,7 @@ class VerifyArguments:
     yes: bool
 
 
-def _subset(text: str) -> tuple[int, int]:
+def _parse_subset(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         message = f"{text[:40]!a} is not a part of the whole: write k/n with k from 1 to n, such as 1/7"
@@ -47,7 +67,7 @@ def _subset(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)%", text)
     if match is None or not 0 < float(match[1]) <= 100:  # noqa: PLR2004 - all of it
         raise typer.BadParameter(f"{text[:40]!a} is not a share: write 1% or 0.5%, up to 100%")
@@ -59,7 +79,7 @@ def command(
     config: ConfigOption = None,
     store: StoreOption = None,
     subset: Annotated[
-        Any, typer.Option(parser=_subset, metavar="K/N", help="Check only the K-th of N parts, such as 1/7.")
+        Any, typer.Option(parser=_parse_subset, metavar="K/N", help="Check only the K-th of N parts, such as 1/7.")
     ] = "1/1",
     key: Annotated[
         list[str] | None,
@@ -84,7 +104,9 @@ def command(
     ] = False,
     recompute: Annotated[
         float | None,
-        typer.Option(parser=_share, metavar="SHARE", help="Instead, encode so much again and compare, such as 1%."),
+        typer.Option(
+            parser=_parse_share, metavar="SHARE", help="Instead, encode so much again and compare, such as 1%."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Which entries --recompute takes.")] = 0,
     as_json: JsonOption = False,
@@ -97,11 +119,11 @@ def command(
     if sources and recompute is not None:
         raise typer.BadParameter("takes a run of its own", param_hint="--recompute")
     if sources:
-        return run_sources(config, store, as_json=as_json)
+        return _verify_sources(config, store, as_json=as_json)
     if recompute is not None:
-        run_recompute(config, store, recompute, seed=seed, as_json=as_json)
+        _recompute(config, store, recompute, seed=seed, as_json=as_json)
         return 0
-    asked = VerifyArguments(
+    arguments = VerifyArguments(
         subset=subset,
         keys=tuple(key or ()),
         recipes=tuple(recipe or ()),
@@ -110,52 +132,52 @@ def command(
         repair=repair,
         yes=yes,
     )
-    return _verify(place_of_store(config, store), asked, as_json=as_json)
+    return _verify(named_store(config, store), arguments, as_json=as_json)
 
 
-def _verify(store: Path | None, asked: VerifyArguments, *, as_json: bool) -> int:
+def _verify(store: Path | None, arguments: VerifyArguments, *, as_json: bool) -> int:
     """Check the packs, show what is wrong with them and, if asked to, drop it; the exit code."""
     from precook.maintain.owners import find_owners
     from precook.maintain.repair import plan_repair
     from precook.maintain.verify import verify_scope
 
     with open_to_read(store) as opened:
-        scope = _scope(opened, asked)
-        found, done = verify_scope(opened, scope, max_seconds=asked.max_seconds, report=bars.reporter())
-        owners = find_owners(opened, {one.key.bytes for one in found.damage if one.key is not None})
+        scope = _scope(opened, arguments)
+        result, cursor = verify_scope(opened, scope, max_seconds=arguments.max_seconds, report=progress.reporter())
+        owners = find_owners(opened, {damage.key.bytes for damage in result.damage if damage.key is not None})
         root = opened.path
-    remembered = _remember(root, done, found.damage)
+    remembered = _remember(root, cursor, result.damage)
     plan, repaired = None, None
-    if asked.repair and not found.clean:
+    if arguments.repair and not result.clean:
         with open_to_write(root) as opened:
-            plan = plan_repair(opened, found)
-            repaired = plan.execute(report=bars.reporter()) if asked.yes else None
+            plan = plan_repair(opened, result)
+            repaired = plan.execute(report=progress.reporter()) if arguments.yes else None
     if as_json:
         output.document(
             {
-                **damage_document(found, owners, scope),
-                "pass": {"finished": done.finished is not None, "packs": done.packs, "damaged": done.damaged},
-                "repair": None if plan is None else repair_document(plan, repaired),
+                **_document(result, owners, scope),
+                "pass": {"finished": cursor.finished is not None, "packs": cursor.packs, "damaged": cursor.damaged},
+                "repair": None if plan is None else _repair_document(plan, repaired),
             }
         )
     else:
-        show_damage(found, owners, root, scope, remembered=remembered)
+        _show_damage(result, owners, root)
+        _show_verdict(result, scope, remembered=remembered)
         if plan is not None:
-            show_repair(plan, repaired)
-    return 0 if found.clean else DAMAGED
+            _show_repair(plan, repaired)
+    return 0 if result.clean else DAMAGED
 
 
-def _scope(store: Store, asked: VerifyArguments) -> Scope:
-    from precook.cli.entries import find_key
-    from precook.cli.recipes import matching_recipes
+def _scope(store: Store, arguments: VerifyArguments) -> Scope:
+    from precook.cli.entries import find_key, matching_recipes
     from precook.maintain.verify import Scope
 
-    keys = tuple(sorted(find_key(store, digits).hex for digits in asked.keys))
-    recipes = {digest for name in asked.recipes for digest in matching_recipes(store, name)}
-    return Scope(asked.subset, keys, tuple(sorted(recipes)), asked.dataset)
+    keys = tuple(sorted(find_key(store, digits).hex for digits in arguments.keys))
+    recipes = {digest for name in arguments.recipes for digest in matching_recipes(store, name)}
+    return Scope(arguments.subset, keys, tuple(sorted(recipes)), arguments.dataset)
 
 
-def _remember(root: Path, done: VerifyCursor, damage: Sequence[Damage]) -> bool:
+def _remember(root: Path, cursor: VerifyCursor, damage: Sequence[Damage]) -> bool:
     """Keep how far the pass has come and what it found, where the store can be written to."""
     from precook.maintain.verify import save_cursor
 
@@ -163,8 +185,200 @@ def _remember(root: Path, done: VerifyCursor, damage: Sequence[Damage]) -> bool:
         return False
     try:
         with open_to_write(root) as opened:
-            save_cursor(opened, done, damage)
+            save_cursor(opened, cursor, damage)
     except (LockedError, StoreWriteError) as error:
         output.tell(f"how far this came is not remembered: {error}")
         return False
     return True
+
+
+def _document(result: Verification, owners: Owners, scope: Scope) -> dict[str, Any]:
+    return {
+        "clean": result.clean,
+        "complete": result.complete,
+        "subset": "{}/{}".format(*scope.subset),
+        "packs": result.packs,
+        "packs_in_store": result.packs_in_store,
+        "snapshots": result.snapshots,
+        "entries": result.entries,
+        "bytes": result.nbytes,
+        "seconds": round(result.seconds, 3),
+        "damage": [
+            {
+                "pack": str(damage.pack),
+                "key": damage.key.hex if damage.key else None,
+                "offset": damage.offset,
+                "reason": damage.reason,
+                "samples": [_owner_document(owner) for owner in _owners_of(damage, owners)],
+            }
+            for damage in result.damage
+        ],
+    }
+
+
+def _repair_document(plan: RepairPlan, repaired: Repaired | None) -> dict[str, Any]:
+    """What a repair drops or has dropped."""
+    return {
+        "done": repaired is not None,
+        "lost": [
+            {"key": entry.key.hex, "reason": entry.reason, "samples": [_owner_document(one) for one in entry.owners]}
+            for entry in plan.losses
+        ],
+        "packs": [{"pack": str(pack.path), "removed": bool(pack.reason)} for pack in plan.wrecks],
+        "snapshots": [str(path) for path in plan.snapshots],
+        "left": [str(path) for path in plan.left],
+        "freed": repaired.nbytes if repaired is not None else None,
+    }
+
+
+def _owner_document(owner: Owner) -> dict[str, Any]:
+    return {
+        "dataset": owner.dataset,
+        "snapshot": owner.snapshot,
+        "encoder": owner.encoder,
+        "sample": owner.sample,
+        "concept": owner.concept,
+        "path": owner.path,
+    }
+
+
+def _owners_of(damage: Damage, owners: Owners) -> list[Owner]:
+    return owners.get(damage.key.bytes, []) if damage.key is not None else []
+
+
+def _show_damage(result: Verification, owners: Owners, root: Path) -> None:
+    """Damage under the file it was found in, each with the samples that need it."""
+    for pack, group in groupby(result.damage, key=lambda damage: damage.pack):
+        output.line(Span(str(pack.relative_to(root) if pack.is_relative_to(root) else pack), "bold"), whole=True)
+        for damage in group:
+            output.line(_damage_line(damage))
+            needed_by = _owners_of(damage, owners)
+            for owner in needed_by[:_MOST_OWNERS]:
+                output.line(Span(f"    {_owner_text(owner)}", "dim"))
+            if len(needed_by) > _MOST_OWNERS:
+                more = format_count(len(needed_by) - _MOST_OWNERS, "more sample")
+                output.line(Span(f"    and {more}", "dim"))
+        output.line()
+
+
+def _damage_line(damage: Damage) -> Line:
+    if damage.key:
+        subject = f"entry {damage.key.hex[:16]}"
+    else:
+        subject = f"whole {'snapshot' if _is_snapshot(damage.pack) else 'pack'}"
+    place = f"  at byte {damage.offset:,}" if damage.offset is not None else ""
+    return [f"  {subject}{place}  ", Span(damage.reason, "red")]
+
+
+def _owner_text(owner: Owner) -> str:
+    if owner.sample is None:
+        return f"{owner.dataset}: {owner.encoder} of the empty prompt"
+    sample = owner.path or f"sample {owner.sample[:16]}"
+    return f"{owner.dataset}: {owner.encoder} of {sample} ({owner.concept})"
+
+
+def _is_snapshot(path: Path) -> bool:
+    return path.parent.parent.name == "snapshots"
+
+
+def _show_verdict(result: Verification, scope: Scope, *, remembered: bool) -> None:
+    """What was checked and whether it is well; that a pass which was cut short is `remembered` says how to go on."""
+    packs = format_count(result.packs, "pack")
+    if not result.complete:
+        packs = f"{result.packs:,} of {format_count(result.packs_in_store, 'pack')}"
+    rate = f" ({format_size(int(result.nbytes / result.seconds))}/s)" if result.seconds > 1 else ""
+    took = f"{format_size(result.nbytes)} in {format_duration(result.seconds)}{rate}"
+    verdict = Span("no damage", "bold green") if result.clean else Span(_damage_counts(result), "bold red")
+    output.line([f"checked {packs}, {format_count(result.entries, 'entry')}, {took}: ", verdict])
+    if not result.clean:
+        output.hint(
+            "look at the disk's health first; a build makes the entries again, "
+            "and `precook verify --repair` shows what a repair would drop"
+        )
+    elif not result.finished:
+        going_on = "the next run with the same options goes on here" if remembered else "the next run begins anew"
+        output.hint(f"not all packs were looked at; {going_on}")
+    elif not result.complete and scope.subset[1] > 1:
+        part, parts = scope.subset
+        output.hint(f"this was one part; `precook verify --subset {part % parts + 1}/{parts}` checks the next")
+
+
+def _damage_counts(result: Verification) -> str:
+    entries = sum(damage.key is not None for damage in result.damage)
+    files = {damage.pack for damage in result.damage if damage.key is None}
+    snapshots = sum(map(_is_snapshot, files))
+    counts = ((len(files) - snapshots, "damaged pack"), (snapshots, "damaged snapshot"), (entries, "damaged entry"))
+    return ", ".join(format_count(number, noun) for number, noun in counts if number)
+
+
+def _show_repair(plan: RepairPlan, repaired: Repaired | None) -> None:
+    """What a repair drops or has dropped."""
+    removed = sum(bool(pack.reason) for pack in plan.wrecks)
+    parts = [
+        (len(plan.losses), "entry", "to be made again"),
+        (len(plan.wrecks) - removed, "pack", "written anew without them"),
+        (removed, "pack", "removed"),
+        (len(plan.snapshots), "snapshot", "removed"),
+    ]
+    text = ", ".join(f"{format_count(number, noun)} {fate}" for number, noun, fate in parts if number)
+    output.line([Span("repaired: " if repaired else "a repair: ", "bold"), text or "nothing to drop"])
+    datasets = Counter(dataset for entry in plan.losses for dataset in {owner.dataset for owner in entry.owners})
+    for dataset, number in sorted(datasets.items()):
+        output.line(f"  {dataset} needs {number:,} of them")
+    for path in plan.left:
+        output.tell(f"{path.parent.name}: its latest snapshot is damaged; the next build writes a new one")
+    if repaired is None:
+        output.hint("nothing was changed; --yes does it")
+    elif plan.losses:
+        output.hint("the next build makes what was dropped again")
+
+
+def _verify_sources(config: Path | None, store: Path | None, *, as_json: bool) -> int:
+    """Read every source again; the exit code."""
+    with open_project(config, store) as project:
+        check = project.verify_sources(report=progress.reporter())
+    if as_json:
+        output.document(
+            {
+                "clean": check.clean,
+                "files": check.files,
+                "changed": list(check.changed),
+                "encoders": list(check.encoders),
+            }
+        )
+        return 0 if check.clean else DAMAGED
+    for path in check.changed:
+        output.line(path, whole=True)
+    for name in check.encoders:
+        output.line(f"the model of {name}")
+    number = len(check.changed) + len(check.encoders)
+    verdict = Span("as remembered", "bold green") if check.clean else Span(f"{number:,} not as remembered", "bold red")
+    output.line([f"read {format_count(check.files, 'file')} again: ", verdict])
+    if not check.clean:
+        output.hint("what was remembered wrongly is forgotten; `precook plan` shows what is to be made")
+    return 0 if check.clean else DAMAGED
+
+
+def _recompute(config: Path | None, store: Path | None, share: float, *, seed: int, as_json: bool) -> None:
+    """Encode a part of what is ready once more."""
+    with open_project(config, store) as project:
+        differences = project.recompute(share, seed=seed, report=progress.reporter())
+    if as_json:
+        names = ("encoder", "checked", "equal", "max_abs", "max_rel", "unlike", "failed")
+        encoders = [{name: getattr(difference, name) for name in names} for difference in differences]
+        output.document({"share": share, "seed": seed, "encoders": encoders})
+        return
+    columns = ("checked", "equal", "max abs", "max rel", "unlike", "failed")
+    rows = [
+        (
+            difference.encoder,
+            f"{difference.checked:,}",
+            f"{difference.equal:,}",
+            f"{difference.max_abs:.3g}",
+            f"{difference.max_rel:.3g}",
+            f"{difference.unlike:,}" if difference.unlike else "",
+            f"{difference.failed:,}" if difference.failed else "",
+        )
+        for difference in differences
+    ]
+    output.table([TableColumn("encoder", wrap=True), *(TableColumn(name, right=True) for name in columns)], rows)

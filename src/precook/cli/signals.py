@@ -1,4 +1,4 @@
-"""Stopping a build: the first Ctrl-C or SIGTERM lets it finish what it is at, a second one ends it at once."""
+"""How signals stop a build: the first Ctrl-C or SIGTERM lets it finish its batch, a second one ends it at once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from precook.cli import bars, output
-from precook.cli.codes import INTERRUPTED
+from precook.cli import output, progress
+from precook.errors import INTERRUPTED
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what is in here as Ctrl-C does."""
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM ends what runs in here as Ctrl-C does: with a KeyboardInterrupt."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
         return
@@ -30,8 +30,8 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def stopping(stop: threading.Event) -> Iterator[None]:
-    """A signal sets `stop` in here, and a second one ends the process; afterwards everything is as it was.
+def stop_on_signal(stop: threading.Event) -> Iterator[None]:
+    """A signal sets `stop` in here, and a second one ends the process; afterwards all handlers are as they were.
 
     A thread of its own waits for signals: a handler would run inside whatever the main thread does, and that may hold
     the event's lock or be half through a line, or not come back from a library for a long time.
@@ -43,7 +43,7 @@ def stopping(stop: threading.Event) -> Iterator[None]:
     watch = threading.Thread(target=_watch, args=(receiver, stop), name="precook-signals", daemon=True)
     watch.start()
     earlier = signal.set_wakeup_fd(sender.fileno())
-    handlers = {number: signal.signal(number, _nothing) for number in numbers}
+    handlers = {number: signal.signal(number, _do_nothing) for number in numbers}
     try:
         yield
     finally:
@@ -55,19 +55,20 @@ def stopping(stop: threading.Event) -> Iterator[None]:
         receiver.close()
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
-    """Python writes a signal's number to the wakeup descriptor only where it has a handler for it."""
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Python writes a signal's number to the wakeup descriptor only where the signal has a handler in Python."""
 
 
 def _watch(receiver: socket.socket, stop: threading.Event) -> None:
-    told = False
+    """Wait for signals until the other end of the pair is closed."""
+    stopping = False
     while number := receiver.recv(1):
         if number[0] not in _SIGNALS:
             continue
-        if told:
-            # Nothing is tidied up: whatever a store holds is valid at every moment.
-            bars.restore_terminal()
+        if stopping:
+            # Nothing is cleaned up: whatever a store holds is valid at every moment.
+            progress.restore_terminal()
             os._exit(INTERRUPTED)
-        told = True
+        stopping = True
         stop.set()
         output.tell("finishing the batch in flight; again to stop at once")

@@ -1,4 +1,4 @@
-"""Removal: what goes, what stays and why, and with --yes the deed; what `gc`, `evict`, `prune` and `clear` share."""
+"""What `gc`, `evict`, `prune` and `clear` share: show what goes and what stays and why, and with --yes remove it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precook.cli import bars, output
+from precook.cli import output, progress
+from precook.cli.options import open_to_read, open_to_write
 from precook.cli.output import Line, Span, TableColumn
-from precook.cli.stores import open_to_read, open_to_write
 from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
     from precook.maintain.remove import Removal, RemovalPlan, RemovalShare
 
 
-def remove(place: Path | None, planner: Callable[..., RemovalPlan], *, yes: bool, as_json: bool) -> int:
+def plan_and_remove(store: Path | None, planner: Callable[..., RemovalPlan], *, yes: bool, as_json: bool) -> int:
     """Plan, show, and with `yes` do it; the bytes that all packs then take."""
-    with open_to_write(place) if yes else open_to_read(place) as opened:
-        plan = planner(opened, report=bars.reporter())
+    with open_to_write(store) if yes else open_to_read(store) as opened:
+        plan = planner(opened, report=progress.reporter())
         document = _document(plan)
         if not as_json:
             _show(plan)
-        done = plan.execute(bars.reporter()) if yes and not plan.empty else None
+        removal = plan.execute(progress.reporter()) if yes and not plan.empty else None
         if as_json:
-            output.document({**document, "removed": _removed(done) if done is not None else None})
-        elif done is not None:
-            _show_done(done)
+            output.document({**document, "removed": _removal_document(removal) if removal is not None else None})
+        elif removal is not None:
+            _show_removal(removal)
         elif not plan.empty:
             output.hint("nothing was changed; the same with --yes does it")
         return plan.size_after
@@ -36,8 +36,8 @@ def _document(plan: RemovalPlan) -> dict[str, Any]:
     return {
         "entries": plan.entries,
         "bytes": plan.nbytes,
-        "goes": [_share(share) for share in plan.goes],
-        "kept": [_share(share) for share in plan.kept],
+        "goes": [_share_document(share) for share in plan.goes],
+        "kept": [_share_document(share) for share in plan.kept],
         "snapshots": [{"dataset": file.dataset, "number": file.number, "id": file.id} for file in plan.snapshots],
         "packs_unlinked": list(plan.unlink),
         "packs_rewritten": list(plan.rewrite),
@@ -47,20 +47,20 @@ def _document(plan: RemovalPlan) -> dict[str, Any]:
     }
 
 
-def _share(share: RemovalShare) -> dict[str, Any]:
+def _share_document(share: RemovalShare) -> dict[str, Any]:
     return {"reason": share.name, "entries": share.entries, "bytes": share.nbytes}
 
 
-def _removed(done: Removal) -> dict[str, Any]:
+def _removal_document(removal: Removal) -> dict[str, Any]:
     return {
-        "entries": done.entries,
-        "bytes": done.nbytes,
-        "spared": done.spared,
-        "snapshots": done.snapshots,
-        "packs_unlinked": done.packs_unlinked,
-        "packs_rewritten": done.packs_rewritten,
-        "freed_bytes": done.freed,
-        "left": done.left or None,
+        "entries": removal.entries,
+        "bytes": removal.nbytes,
+        "spared": removal.spared,
+        "snapshots": removal.snapshots,
+        "packs_unlinked": removal.packs_unlinked,
+        "packs_rewritten": removal.packs_rewritten,
+        "freed_bytes": removal.freed,
+        "left": removal.left or None,
     }
 
 
@@ -82,21 +82,21 @@ def _show(plan: RemovalPlan) -> None:
         for number, verb in ((len(plan.unlink), "removed"), (len(plan.rewrite), "rewritten"))
         if number
     )
-    # What all packs take stands beside what goes of it; snapshots are not in that number.
-    told = [f"{format_size(plan.packs_freed)} of {format_size(plan.size)}: {packs}"] if packs else []
+    # What is freed of packs stands beside what all packs take; snapshots are not in that number.
+    freed = [f"{format_size(plan.packs_freed)} of {format_size(plan.size)}: {packs}"] if packs else []
     if plan.snapshots_freed:
-        told.append(f"{format_size(plan.snapshots_freed)} of {format_count(len(plan.snapshots), 'snapshot')}")
-    output.line(f"frees {', and '.join(told) or 'nothing yet'}")
+        freed.append(f"{format_size(plan.snapshots_freed)} of {format_count(len(plan.snapshots), 'snapshot')}")
+    output.line(f"frees {', and '.join(freed) or 'nothing yet'}")
     if plan.dead:
         output.line(f"{format_size(plan.dead)} of removed entries stay in their packs until rewriting is worth it")
 
 
-def _show_done(done: Removal) -> None:
-    what = format_count(done.entries, "entry")
-    if done.snapshots:
-        what += f" and {format_count(done.snapshots, 'snapshot')}"
-    output.line([f"removed {what}: ", Span(f"{format_size(done.freed)} freed", "bold green")])
-    if done.spared:
-        output.tell(f"{format_count(done.spared, 'entry')} stayed, which somebody has come to need meanwhile")
-    if done.left:
-        output.tell(f"not all packs were rewritten: {done.left}")
+def _show_removal(removal: Removal) -> None:
+    removed = format_count(removal.entries, "entry")
+    if removal.snapshots:
+        removed += f" and {format_count(removal.snapshots, 'snapshot')}"
+    output.line([f"removed {removed}: ", Span(f"{format_size(removal.freed)} freed", "bold green")])
+    if removal.spared:
+        output.tell(f"{format_count(removal.spared, 'entry')} stayed, which somebody has come to need meanwhile")
+    if removal.left:
+        output.tell(f"not all packs were rewritten: {removal.left}")
