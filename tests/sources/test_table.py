@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precook import SourceChangedError, SourceError, digest
-from precook.sources.table import RowProblem, SourceTable, TableRow, read_table, resolve
+from precook.sources.table import SourceTable, TableRow, read_table, resolve
+from precook.sources.table_formats import RowProblem
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -1,0 +1,333 @@
+"""Formats of tables: the cells of each row of JSON lines, comma- or tab-separated values, or parquet.
+
+A row that cannot be read is a problem of that row. A table that lacks a column, or whose rows cannot be told apart, is
+refused with a `SourceError`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from precook.errors import SourceError, printable
+
+_SHOWN_COLUMNS = 12
+"""Columns that an error lists."""
+_COMPARED_COLUMNS = 1000
+"""Columns among which the nearest is looked for."""
+_SHOWN_NAME = 80
+"""Characters of a column's name that are compared and shown."""
+_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+    bytes: "text that is not UTF-8",
+}
+_ESCAPED = re.compile("[\udc00-\udcff]")
+_csv_limit = threading.Lock()
+"""Held while the csv module's limit is not what others set."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """The names of the columns that are asked for."""
+
+    image: str
+    caption: str | None
+    mask: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """Each name once."""
+        return list(dict.fromkeys(name for name in (self.image, self.caption, self.mask) if name is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class RowProblem:
+    """Why a row of a table is no sample, and the next step."""
+
+    number: int
+    reason: str
+
+
+class RowError(ValueError):
+    """Why this row cannot be used."""
+
+
+Cells = tuple[int, object, object, object]
+"""The number of a row and what the format gives for its image, captions and mask."""
+
+
+def read_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Cells | RowProblem]:
+    """The rows of a table with this content; its suffix tells the format."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _parquet_rows(path, content, columns)
+    if suffix in (".csv", ".tsv"):
+        return _csv_rows(path, content, columns, delimiter="," if suffix == ".csv" else "\t")
+    return _json_rows(path, content, columns)
+
+
+def kind_name(value: object) -> str:
+    """What a cell holds, in the words of somebody who writes a table."""
+    return _KINDS[type(value)]
+
+
+def quoted(name: str) -> str:
+    """The name of a column as messages show it."""
+    return f"'{printable(name[:_SHOWN_NAME])}'"
+
+
+# JSON lines
+
+
+def _json_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Cells | RowProblem]:
+    _refuse_utf16(path, content)
+    seen: dict[str, None] = {}
+    missing = set(columns.names)
+    lines = io.BytesIO(content)
+    lines.seek(len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0)
+    objects = 0
+    for number, line in enumerate(lines, 1):
+        if line.isspace():
+            continue
+        try:
+            fields = _json_object(line)
+        except RowError as error:
+            yield RowProblem(number, str(error))
+            continue
+        objects += 1
+        if missing:
+            missing -= fields.keys()
+            seen.update(dict.fromkeys(fields))
+        yield (
+            number,
+            fields.get(columns.image),
+            None if columns.caption is None else fields.get(columns.caption),
+            None if columns.mask is None else fields.get(columns.mask),
+        )
+    if objects:
+        _require_columns(path, list(seen), columns)
+
+
+def _json_object(line: bytes) -> dict[str, object]:
+    try:
+        value = _JSON.decode(line.decode())
+    except RowError:
+        raise
+    except UnicodeDecodeError as error:
+        raise RowError(
+            f"byte 0x{line[error.start]:02x} at offset {error.start} of the line is not UTF-8: save the table as UTF-8"
+        ) from None
+    except RecursionError:
+        raise RowError("nested too deeply: write one flat object per line") from None
+    except json.JSONDecodeError as error:
+        raise RowError(f"broken JSON at character {error.pos + 1}, {error.msg}: write one object per line") from None
+    except ValueError as error:
+        raise RowError(f"unusable JSON, {error}") from None
+    if not isinstance(value, dict):
+        raise RowError(f"{kind_name(value)}, not an object: write one object per line")
+    return value
+
+
+def _unique_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise RowError(f"field {quoted(name)} stands there twice: remove one")
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise RowError(f"{name} is not JSON: write null, or leave the field out")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique_fields, parse_constant=_refuse_constant)
+
+
+def _refuse_utf16(path: Path, content: bytes) -> None:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
+        raise SourceError(path, "the table is UTF-16 or UTF-32", hint="save it as UTF-8")
+
+
+# Comma- and tab-separated values
+
+
+def _csv_rows(path: Path, content: bytes, columns: TableColumns, *, delimiter: str) -> Iterator[Cells | RowProblem]:
+    _refuse_utf16(path, content)
+    try:
+        text, clean = content.decode(), b"\0" not in content
+    except UnicodeDecodeError:
+        text, clean = content.decode("utf-8", "surrogateescape"), False
+    if not clean:
+        # Escaped like the bytes that are not UTF-8, so that it is a problem of its row: before Python 3.11 the csv
+        # module refuses the whole file for it.
+        text = text.replace("\0", "\udc00")
+    rows = _split_cells(path, text.removeprefix("\ufeff"), delimiter)
+    if not rows:
+        raise SourceError(path, "no header row", hint="name the columns in the first row")
+    header = rows[0]
+    _require_columns(path, header, columns)
+    image = header.index(columns.image)
+    caption = None if columns.caption is None else header.index(columns.caption)
+    mask = None if columns.mask is None else header.index(columns.mask)
+    for number, cells in enumerate(rows[1:], 1):
+        if len(cells) != len(header):
+            reason = f"{len(cells)} cells, and the header has {len(header)}: quote a cell with a separator in it"
+            yield RowProblem(number, reason)
+        elif not clean and (escaped := _ESCAPED.search("\n".join(cells))):
+            byte = ord(escaped[0]) - 0xDC00
+            yield RowProblem(number, f"byte 0x{byte:02x} is not UTF-8 text: save the table as UTF-8, without NUL")
+        else:
+            yield (
+                number,
+                cells[image],
+                None if caption is None else cells[caption],
+                None if mask is None else cells[mask],
+            )
+
+
+def _split_cells(path: Path, text: str, delimiter: str) -> list[list[str]]:
+    """The rows that are not blank; a table whose quotes are broken is refused, for its rows could be anywhere."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows = []
+    start = 1
+    with _room_for_cells(len(text)):
+        try:
+            for cells in reader:
+                if cells:
+                    rows.append(cells)
+                start = reader.line_num + 1
+        except csv.Error as error:
+            raise SourceError(
+                path,
+                f"the row that begins in line {start} is broken: {error}",
+                hint="put a cell with quotes, separators or line ends into quotes, and double the quotes in it",
+            ) from error
+    return rows
+
+
+@contextmanager
+def _room_for_cells(length: int) -> Iterator[None]:
+    """Let the csv module read cells up to this length; its limit is left alone where it suffices."""
+    with _csv_limit:
+        before = csv.field_size_limit()
+        if length <= before:
+            yield
+            return
+        csv.field_size_limit(length)
+        try:
+            yield
+        finally:
+            # Whoever else set it in the meantime keeps what they set.
+            if csv.field_size_limit() == length:
+                csv.field_size_limit(before)
+
+
+# Parquet
+
+
+def _parquet_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Cells | RowProblem]:
+    try:
+        import pyarrow  # noqa: PLC0415, ICN001 - an extra, and slow to import
+        import pyarrow.parquet  # noqa: PLC0415
+    except ImportError as error:
+        raise SourceError(path, "parquet needs pyarrow", hint="pip install 'precook[parquet]'") from error
+    try:
+        with pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content)) as file:
+            schema = file.schema_arrow
+            _require_columns(path, schema.names, columns)
+            for name in columns.names:
+                # Asked before anything in the column is read: it may well hold the pictures.
+                kind = schema.field(name).type
+                if not _holds_text(kind, lists=name == columns.caption):
+                    raise SourceError(
+                        path,
+                        f"column {quoted(name)} holds {printable(kind)}, not text",
+                        hint="a picture or mask is a path, a caption a text or a list of texts",
+                    )
+            number = 1
+            for batch in file.iter_batches(columns=columns.names, use_threads=False):
+                yield from zip(
+                    range(number, number + len(batch)),
+                    *(_values(batch, name) for name in (columns.image, columns.caption, columns.mask)),
+                    strict=True,
+                )
+                number += len(batch)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise SourceError(path, f"broken parquet: {printable(error)}", hint="write the file again") from error
+
+
+def _holds_text(kind: Any, *, lists: bool) -> bool:
+    from pyarrow import types  # noqa: PLC0415 - an extra, and slow to import
+
+    if types.is_dictionary(kind):
+        return _holds_text(kind.value_type, lists=False)
+    if lists and (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return _holds_text(kind.value_type, lists=False)
+    return str(kind) in ("string", "large_string", "string_view", "null")
+
+
+def _values(batch: Any, name: str | None) -> list[object]:
+    if name is None:
+        return [None] * len(batch)
+    column = batch.column(name)
+    if hasattr(column, "dictionary_decode"):
+        # Measured: 25 times as fast as looking up value by value.
+        column = column.dictionary_decode()
+    try:
+        values: list[object] = column.to_pylist()
+    except UnicodeDecodeError:
+        # pyarrow hands out what the file says is UTF-8; one by one, the rows that are not can be told.
+        values = [_text_or_bytes(cell) for cell in column]
+    return values
+
+
+def _text_or_bytes(cell: Any) -> object:
+    """The value of a cell; bytes, which no cell is meant to hold, where its text is not UTF-8."""
+    try:
+        value: object = cell.as_py()
+    except UnicodeDecodeError:
+        return b""
+    return value
+
+
+# All formats
+
+
+def _require_columns(path: Path, names: Sequence[str], columns: TableColumns) -> None:
+    """Refuse a table unless it has each column that is asked for, once."""
+    for name in columns.names:
+        if names.count(name) > 1:
+            raise SourceError(path, f"column {quoted(name)} stands there twice", hint="rename one of them")
+        if name not in names:
+            raise _missing_column(path, name, names)
+
+
+def _missing_column(path: Path, name: str, names: Sequence[str]) -> SourceError:
+    shown = ", ".join(quoted(other) for other in names[:_SHOWN_COLUMNS]) or "none"
+    rest = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
+    # Compared without case: `Image` is the likeliest mistake of all.
+    folded = {other[:_SHOWN_NAME].lower(): other for other in reversed(names[:_COMPARED_COLUMNS])}
+    nearest = get_close_matches(name[:_SHOWN_NAME].lower(), folded, n=1)
+    step = f"the nearest is {quoted(folded[nearest[0]])}: " if nearest else ""
+    return SourceError(
+        path,
+        f"no column {quoted(name)} among its columns {shown}{rest}",
+        hint=f"{step}rename the column, or name it in the config",
+    )
