@@ -1,9 +1,10 @@
-"""Segments: rows of bytes, looked up many at a time.
+"""Columns of keys and values of fixed width, looked up many at a time.
 
 What precook remembers (digests by stamp, picture sizes by digest, keys) is looked up for whole datasets at once: a
-hundred thousand rows of SQL would cost more than asking the file system for every stamp. So the rows lie in columns, in
-the order in which they were remembered: an unchanged dataset asks in the same order again, and comparing two columns
-is all there is to do. What is not found that way is searched for by a hash.
+hundred thousand rows of SQL would cost more than asking the file system for every stamp. So rows are kept in segments,
+a column of keys and a column of values, in the order in which they were remembered. An unchanged dataset asks in the
+same order again, and then comparing two columns is all there is to do. What is not found that way is searched for by
+its hash.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from precook.values import Bytes
+from precook.values import Bytes, Numbers
 
 _FEW = 64
-"""Keys or rows that are sooner compared one by one with all the others than searched for by their hashes."""
+"""Up to so many keys or rows are compared one by one with all the others: sorting hashes would take longer."""
 _BLOCK = 4096
+"""Rows that are compared at a time, so that a short run costs little."""
 _RUNS = 256
-"""Runs of rows that are followed before the rest is searched for."""
+"""Runs of equal rows that are followed before the rest is searched for by hash."""
 _ABSENT = 8
-"""Keys in a row that are not there: they will not be found by following."""
+"""Unknown keys one after the other, after which no further run is looked for."""
 GROWTH = 8
 """A segment is merged with a newer one unless it is more than so many times as large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One sort of thing to remember."""
+    """One sort of thing to remember: its name on disk and the widths of its columns."""
 
     name: str
     key: int
@@ -56,34 +58,34 @@ class Segment:
         """Number of rows."""
         return len(self.keys)
 
-    def find(self, keys: Bytes) -> npt.NDArray[np.int64]:
+    def find(self, keys: Bytes) -> Numbers:
         """The row of each key, the newest where there are several, or -1."""
-        found = np.full(len(keys), -1, np.int64)
+        rows = np.full(len(keys), -1, np.int64)
         if not self.rows or not len(keys):
-            return found
+            return rows
         wanted, own = _words(keys), _words(self.keys)
         if self.rows <= _FEW:
             for row in range(self.rows):
-                found[(wanted == own[row]).all(axis=1)] = row
-            return found
-        _follow(own, wanted, found)
-        rest = np.flatnonzero(found < 0)
+                rows[(wanted == own[row]).all(axis=1)] = row
+            return rows
+        _follow_runs(own, wanted, rows)
+        rest = np.flatnonzero(rows < 0)
         if len(rest) <= _FEW:
-            for at in rest.tolist():
-                found[at] = _last(own, wanted[at])
+            for number in rest.tolist():
+                rows[number] = _last_row(own, wanted[number])
         else:
-            found[rest] = self._search(keys[rest])
-        return found
+            rows[rest] = self._find_by_hash(keys[rest])
+        return rows
 
-    def _search(self, keys: Bytes) -> npt.NDArray[np.int64]:
+    def _find_by_hash(self, keys: Bytes) -> Numbers:
         order, hashes, longest = self._hashed
         found = np.full(len(keys), -1, np.int64)
-        at = np.searchsorted(hashes, _hashes(self.kind, keys))
+        position = np.searchsorted(hashes, _hashes(self.kind, keys))
         wanted, own = _words(keys), _words(self.keys)
         for _ in range(longest):
-            rows = order[np.minimum(at, self.rows - 1)]
+            rows = order[np.minimum(position, self.rows - 1)]
             np.copyto(found, rows, where=(own[rows] == wanted).all(axis=1))
-            at += 1
+            position += 1
         return found
 
     @cached_property
@@ -130,8 +132,8 @@ def append(segments: list[Segment], segment: Segment) -> None:
 def cut(segment: Segment, nbytes: int) -> Iterator[Segment]:
     """The segment in pieces of at most so many bytes."""
     step = max(1, nbytes // (segment.kind.key + segment.kind.value))
-    for at in range(0, segment.rows, step):
-        piece = slice(at, at + step)
+    for start in range(0, segment.rows, step):
+        piece = slice(start, start + step)
         yield Segment(segment.kind, segment.keys[piece], segment.values[piece])
 
 
@@ -141,13 +143,13 @@ def dump(segment: Segment) -> tuple[bytes, bytes, bytes]:
     return keys, values, checksum(_form(segment.kind), keys, values)
 
 
-def load(kind: Kind, keys: object, values: object, found: object) -> Segment | None:
-    """The segment that was dumped; None where that is not what was kept, or not of this kind."""
+def load(kind: Kind, keys: object, values: object, expected: object) -> Segment | None:
+    """The segment that was dumped; None where the checksum is not the expected one, or of another kind."""
     # A torn page of a database can hold values of any type.
     if not isinstance(keys, bytes) or not isinstance(values, bytes):
         return None
     rows = len(keys) // kind.key
-    if len(values) != rows * kind.value or checksum(_form(kind), keys, values) != found:
+    if len(values) != rows * kind.value or checksum(_form(kind), keys, values) != expected:
         return None
     return Segment(
         kind,
@@ -162,7 +164,7 @@ def rows_of(values: list[bytes]) -> Bytes:
 
 
 def checksum(*parts: bytes) -> bytes:
-    """What parts that stay together are recognised by."""
+    """A checksum of several parts, in this order and with these lengths."""
     hasher = xxhash.xxh3_128()
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
@@ -170,34 +172,34 @@ def checksum(*parts: bytes) -> bytes:
     return hasher.digest()
 
 
-def _follow(own: Any, wanted: Any, found: npt.NDArray[np.int64]) -> None:
-    """Find rows that lie one after the other, as they were asked for before, in a few runs."""
-    at = absent = 0
+def _follow_runs(own: Any, wanted: Any, rows: Numbers) -> None:
+    """Fill in the rows of keys that are asked for in the order in which they were remembered."""
+    position = absent = 0
     for _ in range(_RUNS):
-        if at >= len(wanted) or absent > _ABSENT:
+        if position >= len(wanted) or absent > _ABSENT:
             return
-        start = _last(own, wanted[at])
+        start = _last_row(own, wanted[position])
         if start < 0:
-            at, absent = at + 1, absent + 1
+            position, absent = position + 1, absent + 1
             continue
         absent = 0
-        count = _run(own[start:], wanted[at:])
-        found[at : at + count] = np.arange(start, start + count)
-        at += count
+        count = _run_length(own[start:], wanted[position:])
+        rows[position : position + count] = np.arange(start, start + count)
+        position += count
 
 
-def _run(own: Any, wanted: Any) -> int:
-    """How many rows are the same from the beginning; looked at block by block, so that a short run costs little."""
+def _run_length(own: Any, wanted: Any) -> int:
+    """How many rows are the same from the beginning."""
     count = min(len(own), len(wanted))
-    for at in range(0, count, _BLOCK):
-        stop = min(at + _BLOCK, count)
-        differ = np.flatnonzero((own[at:stop] != wanted[at:stop]).any(axis=1))
-        if len(differ):
-            return at + int(differ[0])
+    for start in range(0, count, _BLOCK):
+        stop = min(start + _BLOCK, count)
+        differing = np.flatnonzero((own[start:stop] != wanted[start:stop]).any(axis=1))
+        if len(differing):
+            return start + int(differing[0])
     return count
 
 
-def _last(own: Any, wanted: Any) -> int:
+def _last_row(own: Any, wanted: Any) -> int:
     """The last row with these words, or -1."""
     rows = np.flatnonzero(own[:, 0] == wanted[0])
     rows = rows[(own[rows] == wanted).all(axis=1)]
@@ -214,6 +216,7 @@ def _hashes(kind: Kind, keys: Bytes) -> npt.NDArray[np.uint64]:
 
 
 def _words(keys: Bytes) -> Any:
+    """Keys as numbers of 64 bits, which are compared eight bytes at a time."""
     return np.ascontiguousarray(keys).view("<u8")
 
 

@@ -1,7 +1,8 @@
-"""Memory: what was worked out once and need not be again, kept in the index.
+"""The memo: what was worked out once and need not be worked out again, kept in the index.
 
-Digests by stamp, picture sizes by digest, keys by what they are made of: each is a function of its key, so what is
-remembered can be forgotten without harm. Nothing is written before `flush`.
+Digests by stamp, picture sizes by digest, keys by what they are made of: each is a function of its key, so anything may
+be forgotten without harm. Besides rows of fixed width there are notes, short texts under a key. Nothing is written
+before `flush`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.memo.columns import Kind, Segment, append, make_segment
-from precook.values import Bytes
+from precook.values import Bytes, Flags
 
 
 class Keeper(Protocol):
-    """Where segments and notes are kept."""
+    """Where segments and notes are kept: the index, or a stand-in for it."""
 
     def segments(self, kind: Kind) -> list[Segment]:
         """What is kept of a kind, the newest last."""
@@ -41,7 +41,7 @@ class Memory:
         self._new_notes: dict[tuple[str, bytes], str | None] = {}
         self._forgotten: set[str] = set()
 
-    def recall(self, kind: Kind, keys: Bytes) -> tuple[npt.NDArray[np.bool_], Bytes]:
+    def recall(self, kind: Kind, keys: Bytes) -> tuple[Flags, Bytes]:
         """Which keys are remembered, and their values (zeros for the others)."""
         known = np.zeros(len(keys), bool)
         values = np.zeros((len(keys), kind.value), np.uint8)
@@ -49,14 +49,14 @@ class Memory:
             rest = np.flatnonzero(~known)
             if not len(rest):
                 break
-            # Most of them at once, or few: all are asked for in the order in which they were remembered.
-            chosen = np.arange(len(keys)) if 2 * len(rest) > len(keys) else rest
-            found = segment.find(keys if len(chosen) == len(keys) else keys[chosen])
-            if len(rest) == len(keys) and (found >= 0).all():
-                return found >= 0, segment.values[found]
-            hit = (found >= 0) & ~known[chosen]
-            known[chosen[hit]] = True
-            values[chosen[hit]] = segment.values[found[hit]]
+            # All keys while most are unknown: in their full order they lie in long runs, and runs are found quickest.
+            asked = np.arange(len(keys)) if 2 * len(rest) > len(keys) else rest
+            rows = segment.find(keys if len(asked) == len(keys) else keys[asked])
+            if len(rest) == len(keys) and (rows >= 0).all():
+                return rows >= 0, segment.values[rows]
+            hit = (rows >= 0) & ~known[asked]
+            known[asked[hit]] = True
+            values[asked[hit]] = segment.values[rows[hit]]
         return known, values
 
     def remember(self, kind: Kind, keys: Bytes, values: Bytes | None = None) -> None:
