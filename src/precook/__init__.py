@@ -9,189 +9,143 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from precook.encode.encoder import Encoder, Item
-    from precook.errors import (
-        BundleError,
-        ClosedStoreError,
-        ConfigError,
-        DamagedEntryError,
-        DamagedPackError,
-        EncodeError,
-        FeedError,
-        IdentityError,
-        IncompleteError,
-        LockedError,
-        LostLeaseError,
-        MissingEntryError,
-        MissingTorchError,
-        NewerFormatError,
-        NoLeaseError,
-        NoSnapshotError,
-        NoSpaceError,
-        NoStoreError,
-        NotAStoreError,
-        PinnedError,
-        PrecookError,
-        ReadOnlyError,
-        SnapshotEntriesError,
-        SourceChangedError,
-        SourceError,
-        StoppedError,
-        StoreError,
-        StoreFullError,
-        StoreReadError,
-        StoreWriteError,
-        TreeError,
-    )
-    from precook.feed.feed import Feed, FeedOptions
-    from precook.identity.digest import digest
-    from precook.identity.identify import identify
-    from precook.identity.recipe import Recipe
-    from precook.maintain.bundle import export_bundle, import_bundle
-    from precook.maintain.shards import export_shards
-    from precook.maintain.verify import Damage, Verification
-    from precook.open_store import open_store as open  # noqa: A004 - the public name
-    from precook.plan.entries import Failure, PlannedEntry
-    from precook.plan.explain import Explanation
-    from precook.plan.plan import Plan
-    from precook.project import Project, load
-    from precook.store.cached import Cached
-    from precook.store.reader import LazyTensor
-    from precook.store.snapshot import Snapshot
-    from precook.store.stats import Stats
-    from precook.store.store import Store
-    from precook.store.writer import Writer
-    from precook.values import Digest, Key
-
 __version__ = "0.1.0"
 
-_HOMES = {
-    "precook.errors": (
-        "BundleError",
-        "ClosedStoreError",
-        "ConfigError",
-        "DamagedEntryError",
-        "DamagedPackError",
-        "EncodeError",
-        "FeedError",
-        "IdentityError",
-        "IncompleteError",
-        "LockedError",
-        "LostLeaseError",
-        "MissingEntryError",
-        "MissingTorchError",
-        "NewerFormatError",
-        "NoLeaseError",
-        "NoSnapshotError",
-        "NoSpaceError",
-        "NoStoreError",
-        "NotAStoreError",
-        "PinnedError",
-        "PrecookError",
-        "ReadOnlyError",
-        "SnapshotEntriesError",
-        "SourceChangedError",
-        "SourceError",
-        "StoppedError",
-        "StoreError",
-        "StoreFullError",
-        "StoreReadError",
-        "StoreWriteError",
-        "TreeError",
-    ),
-    "precook.encode.encoder": ("Encoder", "Item"),
-    "precook.feed.feed": ("Feed", "FeedOptions"),
-    "precook.identity.digest": ("digest",),
-    "precook.identity.identify": ("identify",),
-    "precook.identity.recipe": ("Recipe",),
-    "precook.maintain.bundle": ("export_bundle", "import_bundle"),
-    "precook.maintain.shards": ("export_shards",),
-    "precook.plan.entries": ("Failure", "PlannedEntry"),
-    "precook.plan.explain": ("Explanation",),
-    "precook.plan.plan": ("Plan",),
-    "precook.project": ("Project", "load"),
-    "precook.store.cached": ("Cached",),
-    "precook.store.reader": ("LazyTensor",),
-    "precook.store.snapshot": ("Snapshot",),
-    "precook.store.stats": ("Stats",),
-    "precook.open_store": ("open",),
-    "precook.store.store": ("Store",),
-    "precook.maintain.verify": ("Damage", "Verification"),
-    "precook.store.writer": ("Writer",),
-    "precook.values": ("Digest", "Key"),
+_PUBLIC = {
+    "BundleError": "precook.errors",
+    "Cached": "precook.store.cached",
+    "ClosedStoreError": "precook.errors",
+    "ConfigError": "precook.errors",
+    "Damage": "precook.maintain.verify",
+    "DamagedEntryError": "precook.errors",
+    "DamagedPackError": "precook.errors",
+    "Digest": "precook.values",
+    "EncodeError": "precook.errors",
+    "Encoder": "precook.encode.encoder",
+    "Explanation": "precook.plan.explain",
+    "Failure": "precook.plan.entries",
+    "Feed": "precook.feed.feed",
+    "FeedError": "precook.errors",
+    "FeedOptions": "precook.feed.feed",
+    "IdentityError": "precook.errors",
+    "IncompleteError": "precook.errors",
+    "Item": "precook.encode.encoder",
+    "Key": "precook.values",
+    "LazyTensor": "precook.store.reader",
+    "LockedError": "precook.errors",
+    "LostLeaseError": "precook.errors",
+    "MissingEntryError": "precook.errors",
+    "MissingTorchError": "precook.errors",
+    "NewerFormatError": "precook.errors",
+    "NoLeaseError": "precook.errors",
+    "NoSnapshotError": "precook.errors",
+    "NoSpaceError": "precook.errors",
+    "NoStoreError": "precook.errors",
+    "NotAStoreError": "precook.errors",
+    "PinnedError": "precook.errors",
+    "Plan": "precook.plan.plan",
+    "PlannedEntry": "precook.plan.entries",
+    "PrecookError": "precook.errors",
+    "Project": "precook.project",
+    "ReadOnlyError": "precook.errors",
+    "Recipe": "precook.identity.recipe",
+    "Snapshot": "precook.store.snapshot",
+    "SnapshotEntriesError": "precook.errors",
+    "SourceChangedError": "precook.errors",
+    "SourceError": "precook.errors",
+    "Stats": "precook.store.stats",
+    "StoppedError": "precook.errors",
+    "Store": "precook.store.store",
+    "StoreError": "precook.errors",
+    "StoreFullError": "precook.errors",
+    "StoreReadError": "precook.errors",
+    "StoreWriteError": "precook.errors",
+    "TreeError": "precook.errors",
+    "Verification": "precook.maintain.verify",
+    "Writer": "precook.store.writer",
+    "digest": "precook.identity.digest",
+    "export_bundle": "precook.maintain.bundle",
+    "export_shards": "precook.maintain.shards",
+    "identify": "precook.identity.identify",
+    "import_bundle": "precook.maintain.bundle",
+    "load": "precook.project",
+    "open": "precook.open_store:open_store",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_OTHER_NAMES = {"open": "open_store"}
+"""Each public name and its module, with the name there where it is another one."""
 
-__all__ = [
-    "BundleError",
-    "Cached",
-    "ClosedStoreError",
-    "ConfigError",
-    "Damage",
-    "DamagedEntryError",
-    "DamagedPackError",
-    "Digest",
-    "EncodeError",
-    "Encoder",
-    "Explanation",
-    "Failure",
-    "Feed",
-    "FeedError",
-    "FeedOptions",
-    "IdentityError",
-    "IncompleteError",
-    "Item",
-    "Key",
-    "LazyTensor",
-    "LockedError",
-    "LostLeaseError",
-    "MissingEntryError",
-    "MissingTorchError",
-    "NewerFormatError",
-    "NoLeaseError",
-    "NoSnapshotError",
-    "NoSpaceError",
-    "NoStoreError",
-    "NotAStoreError",
-    "PinnedError",
-    "Plan",
-    "PlannedEntry",
-    "PrecookError",
-    "Project",
-    "ReadOnlyError",
-    "Recipe",
-    "Snapshot",
-    "SnapshotEntriesError",
-    "SourceChangedError",
-    "SourceError",
-    "Stats",
-    "StoppedError",
-    "Store",
-    "StoreError",
-    "StoreFullError",
-    "StoreReadError",
-    "StoreWriteError",
-    "TreeError",
-    "Verification",
-    "Writer",
-    "digest",
-    "export_bundle",
-    "export_shards",
-    "identify",
-    "import_bundle",
-    "load",
-    "open",
-]
+__all__ = list(_PUBLIC)
+
+if TYPE_CHECKING:
+    # The same names once more: type checkers do not run `__getattr__`. A test keeps the two equal.
+    from precook.encode.encoder import Encoder as Encoder
+    from precook.encode.encoder import Item as Item
+    from precook.errors import BundleError as BundleError
+    from precook.errors import ClosedStoreError as ClosedStoreError
+    from precook.errors import ConfigError as ConfigError
+    from precook.errors import DamagedEntryError as DamagedEntryError
+    from precook.errors import DamagedPackError as DamagedPackError
+    from precook.errors import EncodeError as EncodeError
+    from precook.errors import FeedError as FeedError
+    from precook.errors import IdentityError as IdentityError
+    from precook.errors import IncompleteError as IncompleteError
+    from precook.errors import LockedError as LockedError
+    from precook.errors import LostLeaseError as LostLeaseError
+    from precook.errors import MissingEntryError as MissingEntryError
+    from precook.errors import MissingTorchError as MissingTorchError
+    from precook.errors import NewerFormatError as NewerFormatError
+    from precook.errors import NoLeaseError as NoLeaseError
+    from precook.errors import NoSnapshotError as NoSnapshotError
+    from precook.errors import NoSpaceError as NoSpaceError
+    from precook.errors import NoStoreError as NoStoreError
+    from precook.errors import NotAStoreError as NotAStoreError
+    from precook.errors import PinnedError as PinnedError
+    from precook.errors import PrecookError as PrecookError
+    from precook.errors import ReadOnlyError as ReadOnlyError
+    from precook.errors import SnapshotEntriesError as SnapshotEntriesError
+    from precook.errors import SourceChangedError as SourceChangedError
+    from precook.errors import SourceError as SourceError
+    from precook.errors import StoppedError as StoppedError
+    from precook.errors import StoreError as StoreError
+    from precook.errors import StoreFullError as StoreFullError
+    from precook.errors import StoreReadError as StoreReadError
+    from precook.errors import StoreWriteError as StoreWriteError
+    from precook.errors import TreeError as TreeError
+    from precook.feed.feed import Feed as Feed
+    from precook.feed.feed import FeedOptions as FeedOptions
+    from precook.identity.digest import digest as digest
+    from precook.identity.identify import identify as identify
+    from precook.identity.recipe import Recipe as Recipe
+    from precook.maintain.bundle import export_bundle as export_bundle
+    from precook.maintain.bundle import import_bundle as import_bundle
+    from precook.maintain.shards import export_shards as export_shards
+    from precook.maintain.verify import Damage as Damage
+    from precook.maintain.verify import Verification as Verification
+    from precook.open_store import open_store
+    from precook.plan.entries import Failure as Failure
+    from precook.plan.entries import PlannedEntry as PlannedEntry
+    from precook.plan.explain import Explanation as Explanation
+    from precook.plan.plan import Plan as Plan
+    from precook.project import Project as Project
+    from precook.project import load as load
+    from precook.store.cached import Cached as Cached
+    from precook.store.reader import LazyTensor as LazyTensor
+    from precook.store.snapshot import Snapshot as Snapshot
+    from precook.store.stats import Stats as Stats
+    from precook.store.store import Store as Store
+    from precook.store.writer import Writer as Writer
+    from precook.values import Digest as Digest
+    from precook.values import Key as Key
+
+    # An import under another name would not count as public.
+    open = open_store  # noqa: A001
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME_OF.get(name)
-    if home is None:
+    if name not in _PUBLIC:
         message = f"module 'precook' has no attribute {name!r}"
         raise AttributeError(message)
-    value = getattr(importlib.import_module(home), _OTHER_NAMES.get(name, name))
+    module, _, other = _PUBLIC[name].partition(":")
+    value = getattr(importlib.import_module(module), other or name)
     globals()[name] = value
     return value
 
