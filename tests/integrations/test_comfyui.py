@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,13 @@ def test_a_dataset_can_be_fed(path: Path) -> None:
         assert batch["conditioning"][0][0].shape == (4, 1, 3)
 
 
+def archived(path: Path, pickled: bytes, *, compression: int = zipfile.ZIP_STORED) -> None:
+    """A file that `torch.load` takes for one of torch.save's, around any pickle."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", b"3\n")
+
+
 class TestOldShards:
     """`shard_NNNN.pkl` sets, converted without running them."""
 
@@ -279,18 +287,17 @@ class TestOldShards:
         """Other instructions, unknown names and broken pickles are errors of ours, whatever they would do."""
         folder = tmp_path / "old"
         folder.mkdir()
-        with zipfile.ZipFile(folder / "shard_0000.pkl", "w") as archive:
-            archive.writestr("archive/data.pkl", opcodes)
+        archived(folder / "shard_0000.pkl", opcodes)
         with pytest.raises(precook.SourceError, match="shard"):
             convert_pickled(folder, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
     @given(st.binary(max_size=60))
     @settings(max_examples=60)
     def test_no_bytes_make_it_stumble(self, tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
         """Any pickle at all is either converted or refused by an error of ours."""
         folder = tmp_path_factory.mktemp("old")
-        with zipfile.ZipFile(folder / "shard_0000.pkl", "w") as archive:
-            archive.writestr("archive/data.pkl", b"\x80\x02}" + content)
+        archived(folder / "shard_0000.pkl", b"\x80\x02}" + content)
         with pytest.raises(precook.SourceError):
             convert_pickled(folder, folder / "out")
 
@@ -300,6 +307,51 @@ class TestOldShards:
         folder.mkdir()
         (folder / "shard_0000.pkl").write_bytes(pickle.dumps({"latents": [], "conditioning": []}))
         with pytest.raises(precook.SourceError, match="not a zip file"):
+            convert_pickled(folder, tmp_path / "out")
+
+    def test_what_torch_allows_beyond_plain_values_is_refused(self, tmp_path: Path) -> None:
+        """Sets, bytes and parameters are no values of a sample; an ordered dict and a size are, as dict and tuple."""
+        folder = tmp_path / "old"
+        folder.mkdir()
+        for value in ({1}, b"x", torch.nn.Parameter(torch.ones(1))):
+            torch.save({"latents": [{"samples": value}], "conditioning": [[]]}, folder / "shard_0000.pkl")
+            with pytest.raises(precook.SourceError, match="no plain value"):
+                convert_pickled(folder, tmp_path / "out")
+        latent = OrderedDict(samples=torch.ones(2), size=torch.Size([1, 2]))
+        torch.save({"latents": [latent], "conditioning": [[]]}, folder / "shard_0000.pkl")
+        convert_pickled(folder, tmp_path / "out")
+        with load_dataset(tmp_path / "out") as (found, _):
+            assert same(list(found), [{"samples": torch.ones(2), "size": (1, 2)}])
+
+    def test_a_file_that_unfolds_to_more_than_its_bytes_is_refused(self, tmp_path: Path) -> None:
+        """Neither compressed members nor strides of zero make gigabytes of a few bytes."""
+        folder = tmp_path / "old"
+        folder.mkdir()
+        archived(folder / "shard_0000.pkl", b"\x80\x02}.", compression=zipfile.ZIP_DEFLATED)
+        with pytest.raises(precook.SourceError, match="is compressed"):
+            convert_pickled(folder, tmp_path / "out")
+        huge = {"latents": [{"samples": torch.ones(1).expand(1 << 40)}], "conditioning": [[]]}
+        torch.save(huge, folder / "shard_0000.pkl")
+        with pytest.raises(precook.SourceError, match="far larger than its bytes"):
+            convert_pickled(folder, tmp_path / "out")
+
+    def test_an_archive_behind_something_else_is_refused(self, tmp_path: Path) -> None:
+        """What only ends as a zip file would be read by another reader of torch's, for its older formats."""
+        folder = tmp_path / "old"
+        folder.mkdir()
+        archived(folder / "shard_0000.pkl", b"\x80\x02}.")
+        content = (folder / "shard_0000.pkl").read_bytes()
+        (folder / "shard_0000.pkl").write_bytes(bytes(512) + content)
+        with pytest.raises(precook.SourceError, match="not written by torch"):
+            convert_pickled(folder, tmp_path / "out")
+
+    def test_a_torch_that_can_be_made_to_run_code_reads_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Older versions of its reader are known to be unsafe; the error says which one is needed."""
+        folder = self.shards(tmp_path / "old", *lists(1))
+        monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+        with pytest.raises(precook.PrecookError, match=r"torch 2\.9\.1.*torch 2\.10 or newer"):
             convert_pickled(folder, tmp_path / "out")
 
     def test_a_lost_shard_is_noticed(self, tmp_path: Path, path: Path) -> None:
