@@ -10,20 +10,19 @@ import os
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import zip_longest
 from types import TracebackType
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
-import numpy as np
 from blake3 import blake3
 
 from precook.errors import PrecookError
 from precook.identity.canonical import canonical
 from precook.identity.recipe import Recipe
-from precook.integrations.lists import Cut, ListedSample, check_name, freeze
+from precook.integrations.lists import Cut, ListedSample, check_name, freeze, list_order
 from precook.open_store import open_store
 from precook.store.store import Store
 from precook.store.tree import Parts, Tree, take_apart
 from precook.store.writer import Writer
-from precook.values import Bytes, Digest, Key
+from precook.values import Array, Bytes, Digest, Key
 
 NAME = "training"
 """The dataset's name in its store, unless another is given."""
@@ -49,7 +48,7 @@ class ListColumn(Sequence[Tree]):
     def __getitem__(self, index: slice) -> list[Tree]: ...
     def __getitem__(self, index: int | slice) -> Tree:
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
+            return [self[row] for row in range(*index.indices(len(self)))]
         return self._store.get(Key(self._keys[index].tobytes()), lazy=self._lazy)
 
 
@@ -109,7 +108,7 @@ def load_dataset(folder: str | os.PathLike[str], *, name: str = NAME, lazy: bool
     except BaseException:
         store.close()
         raise
-    return Dataset(*(ListColumn(store, columns[part], lazy=lazy) for part in ("latent", "conditioning")))
+    return Dataset(ListColumn(store, columns.latent, lazy=lazy), ListColumn(store, columns.conditioning, lazy=lazy))
 
 
 def _save(
@@ -120,30 +119,14 @@ def _save(
         raise _uneven(f"{len(latents)} latents and {len(conditionings)} conditionings")
     with open_store(folder) as store:
         with store.writer() as writer:
-            samples = _put(writer, latents, conditionings)
+            samples = [_put(writer, *pair) for pair in _paired(latents, conditionings)]
         store.claims()  # makes the store where nothing was put
         # Two who append at once: the second reads the list that the first has written.
         with store.internals().index.exclusive():
-            if append and any(one.dataset == name for one in store.snapshots()):
-                samples = [*_read(store, name), *samples]
-            recipes = {"images": {"latent": _LATENT}, "texts": {"conditioning": _CONDITIONING}}
-            freeze(store, name, samples, **recipes)
+            if append and any(file.dataset == name for file in store.snapshots()):
+                samples = [*_columns(store, name).samples(), *samples]
+            freeze(store, name, samples, images={"latent": _LATENT}, texts={"conditioning": _CONDITIONING})
     return len(samples)
-
-
-def _put(writer: Writer, latents: Iterable[Tree], conditionings: Iterable[Tree]) -> list[ListedSample]:
-    samples = []
-    for latent, conditioning in _paired(latents, conditionings):
-        content, parts = _digested(latent)
-        key = _LATENT.key(content)
-        writer.put_parts(key, parts, recipe=_LATENT)
-        size = next((leaf.shape[-2:] for leaf in parts.leaves if len(leaf.shape) > 1), (0, 0))
-        other, parts = _digested(conditioning)
-        line = _CONDITIONING.key(other)
-        writer.put_parts(line, parts, recipe=_CONDITIONING)
-        cut = Cut((int(size[0]), int(size[1])), {"latent": key})
-        samples.append(ListedSample(content, (cut,), {"conditioning": line}))
-    return samples
 
 
 def _paired(latents: Iterable[Tree], conditionings: Iterable[Tree]) -> Iterator[tuple[Tree, Tree]]:
@@ -153,8 +136,19 @@ def _paired(latents: Iterable[Tree], conditionings: Iterable[Tree]) -> Iterator[
         yield pair
 
 
-def _uneven(found: str) -> PrecookError:
-    return PrecookError(f"{found}: the dataset is as it was", hint="give one conditioning for each latent")
+def _uneven(counts: str) -> PrecookError:
+    return PrecookError(f"{counts}: the dataset is as it was", hint="give one conditioning for each latent")
+
+
+def _put(writer: Writer, latent: Tree, conditioning: Tree) -> ListedSample:
+    content, parts = _digested(latent)
+    latent_key = _LATENT.key(content)
+    writer.put_parts(latent_key, parts, recipe=_LATENT)
+    size = next((leaf.shape[-2:] for leaf in parts.leaves if len(leaf.shape) > 1), (0, 0))
+    conditioning_content, parts = _digested(conditioning)
+    conditioning_key = _CONDITIONING.key(conditioning_content)
+    writer.put_parts(conditioning_key, parts, recipe=_CONDITIONING)
+    return _listed(content, size, latent_key, conditioning_key)
 
 
 def _digested(tree: Tree) -> tuple[Digest, Parts]:
@@ -165,34 +159,36 @@ def _digested(tree: Tree) -> tuple[Digest, Parts]:
     return Digest(hasher.digest()), parts
 
 
-def _columns(store: Store, name: str) -> dict[str, Any]:
-    """The samples' keys, contents and sizes, in the order of the list."""
+def _listed(content: Digest, size: Sequence[int], latent: Key, conditioning: Key) -> ListedSample:
+    cut = Cut((int(size[0]), int(size[1])), {"latent": latent})
+    return ListedSample(content, (cut,), {"conditioning": conditioning})
+
+
+class _Columns(NamedTuple):
+    """What a snapshot says about the samples, in the order of the list."""
+
+    content: Bytes
+    size: Array
+    latent: Bytes
+    """Keys, as `conditioning`."""
+    conditioning: Bytes
+
+    def samples(self) -> Iterator[ListedSample]:
+        for content, size, latent, conditioning in zip(*self, strict=True):
+            yield _listed(Digest(content.tobytes()), size.tolist(), Key(latent.tobytes()), Key(conditioning.tobytes()))
+
+
+def _columns(store: Store, name: str) -> _Columns:
     content = store.snapshot(name).content
-    order = content.extra.get("order")
-    count = len(content.samples.id)
+    order = list_order(content)
     lengths = {len(content.pictures.sample), len(content.lines.sample)}
-    if set(content.encoders) != {"latent", "conditioning"} or lengths != {count} or not _is_order(order, count):
+    names = set(content.encoders)
+    if order is None or names != {"latent", "conditioning"} or lengths != {len(order)}:
         hint = "read it with precook.open(folder).snapshot(name)"
         raise PrecookError(f"the dataset {name!r} in {store.path} is not a list of samples", hint=hint)
-    return {
-        "latent": content.picture_keys["latent"][order],
-        "conditioning": content.line_keys["conditioning"][order],
-        "content": content.samples.image[order],
-        "size": content.pictures.size[order],
-    }
-
-
-def _read(store: Store, name: str) -> list[ListedSample]:
-    columns = _columns(store, name)
-    return [
-        ListedSample(
-            Digest(content.tobytes()),
-            (Cut((int(size[0]), int(size[1])), {"latent": Key(latent.tobytes())}),),
-            {"conditioning": Key(conditioning.tobytes())},
-        )
-        for latent, conditioning, content, size in zip(*columns.values(), strict=True)
-    ]
-
-
-def _is_order(order: object, count: int) -> bool:
-    return isinstance(order, np.ndarray) and order.dtype == np.int64 and sorted(order.tolist()) == list(range(count))
+    return _Columns(
+        content=content.samples.image[order],
+        size=content.pictures.size[order],
+        latent=content.picture_keys["latent"][order],
+        conditioning=content.line_keys["conditioning"][order],
+    )

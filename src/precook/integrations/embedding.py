@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from precook.errors import EncodeError, PrecookError, SourceChangedError, printable
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest
 from precook.identity.identify import identify
 from precook.identity.recipe import Recipe
 from precook.integrations.front import MISSING, Front, Place
-from precook.integrations.precision import checked
 from precook.open_store import open_store
 from precook.report import SILENT, Reporter
 from precook.sources.facts import remembered_digests
+from precook.store.leaves import has_nan, is_finite, is_tensor, read_leaf
 from precook.store.store import Store
 from precook.store.tree import Tree
 from precook.values import Key
@@ -52,10 +54,10 @@ class EmbeddingCacheManager(Front):
         if dtype not in (None, "float16"):
             raise PrecookError(f"dtype {dtype!r} is not offered", hint="float16, or None to keep tensors as they are")
         super().__init__(place, KIND, **options)
-        made_by = {name: identify(encoder) for name, encoder in (encoders or {}).items()}
+        identities = {name: identify(encoder) for name, encoder in (encoders or {}).items()}
         self._half = dtype == "float16"
         self._recipes = {
-            name: Recipe(KIND, {"type": name, "encoder": made_by.get(name), "dtype": dtype}) for name in CACHE_TYPES
+            name: Recipe(KIND, {"type": name, "encoder": identities.get(name), "dtype": dtype}) for name in CACHE_TYPES
         }
         self._memory = self.store.memory()
 
@@ -76,7 +78,8 @@ class EmbeddingCacheManager(Front):
     def hashes_of(self, paths: Sequence[Path]) -> list[str]:
         """The same for many pictures."""
         with self._lock:
-            return [one.hex for one in remembered_digests(paths, self._memory, trust=False, report=SILENT)]
+            digests = remembered_digests(paths, self._memory, trust=False, report=SILENT)
+        return [content.hex for content in digests]
 
     def get_file_hash_for_prompt(self, path: str | Path | None, prompt: str) -> str:
         """The digest of a prompt and of the picture it is encoded with; None where it is encoded alone."""
@@ -89,13 +92,13 @@ class EmbeddingCacheManager(Front):
     def save_cache(self, cache_type: str, file_hash: str, data: Tree) -> None:
         """Keep a tensor, or a tree of them; the first under a type and hash stays."""
         recipe = self._recipe(cache_type)
-        kept = checked(data, f"{cache_type} of {file_hash}", half=self._half)
-        self.write(recipe.key(file_hash), kept, recipe)
+        tree = _checked(data, f"{cache_type} of {file_hash}", half=self._half)
+        self.write(recipe.key(file_hash), tree, recipe)
 
     def load_cache(self, cache_type: str, file_hash: str) -> Tree:
         """What was saved, or None."""
-        found = self.read(self._key(cache_type, file_hash))
-        return None if found is MISSING else found
+        tree = self.read(self._key(cache_type, file_hash))
+        return None if tree is MISSING else tree
 
     def cache_exists(self, cache_type: str, file_hash: str) -> bool:
         """Whether something was saved."""
@@ -104,16 +107,17 @@ class EmbeddingCacheManager(Front):
     def missing(self, cache_type: str, hashes: Iterable[str]) -> list[str]:
         """Those of many hashes under which nothing was saved."""
         self.flush()
-        keys = {self._key(cache_type, one): one for one in hashes}
-        return [keys[key] for key in self.store.missing(keys)]
+        by_key = {self._key(cache_type, file_hash): file_hash for file_hash in hashes}
+        return [by_key[key] for key in self.store.missing(by_key)]
 
     def load_or_encode(self, cache_type: str, file_hash: str, encode: Callable[[], Tree]) -> Tree:
         """What was saved; else what `encode` makes now, which is saved and given back as a later load would."""
-        found = self.read(self._key(cache_type, file_hash))
-        if found is MISSING:
+        key = self._key(cache_type, file_hash)
+        tree = self.read(key)
+        if tree is MISSING:
             self.save_cache(cache_type, file_hash, encode())
-            found = self.read(self._key(cache_type, file_hash))
-        return found
+            tree = self.read(key)
+        return tree
 
     def get_cache_stats(self) -> dict[str, int]:
         """How many entries each cache type has, whichever encoder made them."""
@@ -126,8 +130,8 @@ class EmbeddingCacheManager(Front):
         """Remove every entry of a cache type, or of all, whichever encoder made them; how many there were."""
         if cache_type is not None:
             _check_type(cache_type)
-        found = self.totals().items()
-        return self.remove(recipes=[one for one, (data, _, _) in found if cache_type in (None, data["type"])])
+        recipes = [recipe for recipe, (data, _, _) in self.totals().items() if cache_type in (None, data["type"])]
+        return self.remove(recipes=recipes)
 
     def close(self) -> None:
         """Flush, remember the files that were read, and close the store if this object opened it."""
@@ -159,6 +163,34 @@ def _check_type(name: str) -> None:
         raise PrecookError(f"no cache type {name!r}", hint=f"there are {', '.join(CACHE_TYPES)}")
 
 
+def _checked(node: Tree, where: str, *, half: bool) -> Tree:
+    """The tree as it is kept, in half precision if asked for; NaN, and what float16 cannot hold, are refused."""
+    kind = type(node)
+    if kind is dict:
+        return {name: _checked(item, where, half=half) for name, item in node.items()}
+    if kind in (list, tuple):
+        return kind(_checked(item, where, half=half) for item in node)
+    if not is_tensor(node):
+        return node
+    tensor = node.detach() if hasattr(node, "detach") else node
+    if has_nan(read_leaf(tensor, where)):
+        raise EncodeError(f"{where} holds NaN; it was not saved", hint="look at the encoder, or at its picture")
+    if not half:
+        return tensor
+    if isinstance(tensor, np.ndarray):
+        if tensor.dtype.kind != "f":
+            return tensor
+        with np.errstate(over="ignore"):  # looked at below
+            smaller: Any = tensor.astype("float16")
+    elif tensor.is_floating_point():
+        smaller = tensor.half()
+    else:
+        return tensor
+    if is_finite(read_leaf(tensor, where)) and not is_finite(read_leaf(smaller, where)):
+        raise EncodeError(f"{where} has numbers beyond float16's; it was not saved", hint="keep it without dtype")
+    return smaller
+
+
 def cache_dataset(
     manager: EmbeddingCacheManager,
     samples: Iterable[Sample],
@@ -173,64 +205,64 @@ def cache_dataset(
     this returns; after an interruption the next call goes on where it stopped.
     """
     samples = list(samples)
-    made = {}
-    for key, function in encode.items():
-        types = key if isinstance(key, tuple) else (key,)
-        hashes = _hashes(manager, types, samples)
-        wanted = {one: sample for one, sample in zip(hashes, samples, strict=True) if one is not None}
-        lacking = {one for name in types for one in manager.missing(name, wanted)}
-        missing = [one for one in wanted if one in lacking]
+    counts = {}
+    for name, function in encode.items():
+        types = name if isinstance(name, tuple) else (name,)
+        hashes = _hashes(manager, types[0], samples)
+        by_hash = {each: sample for each, sample in zip(hashes, samples, strict=True) if each is not None}
+        lacking = {each for cache_type in types for each in manager.missing(cache_type, by_hash)}
+        missing = [each for each in by_hash if each in lacking]
         with report.task(", ".join(types), total=len(missing), unit="entries") as task:
-            for at in range(0, len(missing), batch_size):
-                batch = missing[at : at + batch_size]
-                _encode(manager, types, function, batch, [wanted[one] for one in batch])
+            for start in range(0, len(missing), batch_size):
+                batch = {each: by_hash[each] for each in missing[start : start + batch_size]}
+                _encode_batch(manager, types, function, batch)
                 task.advance(len(batch))
-        made.update(dict.fromkeys(types, len(missing)))
+        counts.update(dict.fromkeys(types, len(missing)))
     manager.flush()
-    return made
+    return counts
 
 
-def _encode(
-    manager: EmbeddingCacheManager, types: tuple[str, ...], function: Encode, hashes: list[str], samples: list[Sample]
+def _encode_batch(
+    manager: EmbeddingCacheManager, types: tuple[str, ...], function: Encode, batch: Mapping[str, Sample]
 ) -> None:
+    """Encode samples, by their hashes, and save the results, if there is one for each and no picture has changed."""
+    samples = list(batch.values())
     results = function(samples)
     if not isinstance(results, Sequence) or len(results) != len(samples):
         got = len(results) if isinstance(results, Sequence) else f"a {type(results).__name__}"
         raise EncodeError(f"the encoder of {', '.join(types)} returned {got} for {len(samples)} samples")
     # A picture that was edited between its hash and its encoding must not be found under the old hash.
-    for old, new, sample in zip(hashes, _hashes(manager, types, samples), samples, strict=True):
-        if old != new:
+    for before, now, sample in zip(batch, _hashes(manager, types[0], samples), samples, strict=True):
+        if before != now:
             raise SourceChangedError(_picture(types[0], sample) or Path())
-    for one, result in zip(hashes, results, strict=True):
+    for file_hash, result in zip(batch, results, strict=True):
         parts = (result,) if len(types) == 1 else result
         if type(parts) is not tuple or len(parts) != len(types):
             raise EncodeError(f"the encoder of {', '.join(types)} must return a tuple of {len(types)} for each sample")
-        for name, part in zip(types, parts, strict=True):
-            manager.save_cache(name, one, part)
+        for cache_type, part in zip(types, parts, strict=True):
+            manager.save_cache(cache_type, file_hash, part)
 
 
-def _hashes(manager: EmbeddingCacheManager, types: tuple[str, ...], samples: Sequence[Sample]) -> list[str | None]:
-    """For each sample the hash that its results of these types have; None where it has no such part."""
-    _check_type(types[0])
-    pictures = [_picture(types[0], sample) for sample in samples]
-    known = [path for path in pictures if path is not None]
-    digests = dict(zip(known, manager.hashes_of(known), strict=True))
-    if types[0] in ("pixel_latent", "control_latent"):
-        return [None if path is None else digests[path] for path in pictures]
-    empty = types[0].startswith("empty")
-    return [
-        manager.hash_of_prompt(None if path is None else digests[path], "" if empty else _prompt(sample))
-        for path, sample in zip(pictures, samples, strict=True)
-    ]
+def _hashes(manager: EmbeddingCacheManager, cache_type: str, samples: Sequence[Sample]) -> list[str | None]:
+    """For each sample the hash that its result of this type has; None where it has no such part."""
+    _check_type(cache_type)
+    pictures = [_picture(cache_type, sample) for sample in samples]
+    paths = [path for path in pictures if path is not None]
+    by_path = dict(zip(paths, manager.hashes_of(paths), strict=True))
+    hashes = [None if path is None else by_path[path] for path in pictures]
+    if cache_type in ("pixel_latent", "control_latent"):
+        return hashes
+    prompts = ["" if cache_type.startswith("empty") else _prompt(sample) for sample in samples]
+    return [manager.hash_of_prompt(picture, prompt) for picture, prompt in zip(hashes, prompts, strict=True)]
 
 
 def _prompt(sample: Sample) -> str:
     prompt = sample.get("prompt")
     if not isinstance(prompt, str):
         # Not as the text 'None': that is a prompt, and another one than the empty one.
-        what = f"a {type(prompt).__name__} as its prompt" if prompt is not None else "no prompt"
+        given = f"a {type(prompt).__name__} as its prompt" if prompt is not None else "no prompt"
         hint = "write '' where it is empty"
-        raise PrecookError(f"the sample of {printable(sample.get('image'))} has {what}", hint=hint)
+        raise PrecookError(f"the sample of {printable(sample.get('image'))} has {given}", hint=hint)
     return prompt
 
 

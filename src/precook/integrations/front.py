@@ -22,6 +22,7 @@ Place = str | os.PathLike[str] | Store
 """A folder, or a store that is open already and stays its owner's."""
 
 MISSING: Any = object()
+"""What `read` gives where there is no entry; None can be an entry."""
 _Self = TypeVar("_Self", bound="Front")
 
 
@@ -79,12 +80,12 @@ class Front:
 
     def read(self, key: Key) -> Tree:
         """The tree under a key, or `MISSING`; a damaged entry is missing too, and the store tells of it."""
-        self._await(key)
+        self._commit_pending(key)
         return self.store.get(key, MISSING)
 
     def has(self, key: Key) -> bool:
         """Whether there is an entry under a key."""
-        self._await(key)
+        self._commit_pending(key)
         return key in self.store
 
     def write(self, key: Key, tree: Tree, recipe: Recipe) -> None:
@@ -104,12 +105,12 @@ class Front:
     def totals(self) -> dict[str, tuple[Any, int, int]]:
         """For each recipe of this kind, by its digest: its data, and how many entries and bytes it made."""
         self.flush()
-        found = {}
+        totals = {}
         for form, entries, nbytes in self.store.totals():
             kind, data = json.loads(form) if form else (None, None)
             if kind == self._kind:
-                found[recipe_digest(form).hex] = (data, entries, nbytes)
-        return found
+                totals[recipe_digest(form).hex] = (data, entries, nbytes)
+        return totals
 
     def remove(self, *, recipes: Iterable[str] | None = None, older_than: float | None = None) -> int:
         """Remove the entries of this kind, or of some of its recipes; how many there were.
@@ -119,16 +120,15 @@ class Front:
         """
         removed = 0
         for recipe in self.totals() if recipes is None else recipes:
-            plan = (
-                plan_clear(self.store, recipe=recipe)
-                if older_than is None
-                else plan_prune(self.store, older_than, recipe=recipe)
-            )
+            if older_than is None:
+                plan = plan_clear(self.store, recipe=recipe)
+            else:
+                plan = plan_prune(self.store, older_than, recipe=recipe)
             removed += plan.execute().entries
         return removed
 
-    def _await(self, key: Key) -> None:
-        """Readers see what is committed: commit what this object put and is asked for already."""
+    def _commit_pending(self, key: Key) -> None:
+        """Readers see only what is committed, so what this object put and is asked for already is committed first."""
         self._check_process()
         if key in self._pending:
             self.flush()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.errors import PrecookError
 from precook.identity.canonical import canonical
@@ -24,7 +23,7 @@ from precook.store.snapshot import (
     is_dataset,
 )
 from precook.store.store import Store
-from precook.values import Digest, Key
+from precook.values import Bytes, Digest, Key, Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +66,29 @@ def freeze(
     return store.freeze(dataset, content, needs=np.concatenate(content.key_columns()))
 
 
+def list_order(content: SnapshotContent) -> Numbers | None:
+    """The row of each sample of a list, in the order of the list; None where a snapshot is not one of ours."""
+    order = content.extra.get("order")
+    if not isinstance(order, np.ndarray) or order.dtype != np.int64:
+        return None
+    return order if sorted(order.tolist()) == list(range(len(content.samples.id))) else None
+
+
 def _content(
     dataset: str, samples: Sequence[ListedSample], *, images: Mapping[str, Recipe], texts: Mapping[str, Recipe]
 ) -> SnapshotContent:
     """The content of a snapshot, with one part more: `order`, the row of each sample of the list."""
-    seen: dict[Digest, int] = {}
+    repeats: dict[Digest, int] = {}
     ids = []
     for sample in samples:
-        repeat = seen[sample.content] = seen.get(sample.content, -1) + 1
+        # Equal samples are told apart by how many of them came before.
+        repeat = repeats[sample.content] = repeats.get(sample.content, -1) + 1
         ids.append(derived_digest("precook sample 1", canonical([dataset, sample.content.bytes, repeat])))
     by_id = sorted(range(len(samples)), key=ids.__getitem__)
     order = np.empty(len(samples), np.int64)
     order[by_id] = np.arange(len(samples))
-    rows = [samples[at] for at in by_id]
-    cuts = [(number, at, cut) for number, sample in enumerate(rows) for at, cut in enumerate(sample.cuts)]
+    rows = [samples[number] for number in by_id]
+    cuts = [(row, number, cut) for row, sample in enumerate(rows) for number, cut in enumerate(sample.cuts)]
     recipes = [(name, "image", recipe) for name, recipe in images.items()]
     recipes += [(name, "text", recipe) for name, recipe in texts.items()]
     return SnapshotContent(
@@ -89,13 +97,13 @@ def _content(
         concepts=[FrozenConcept(dataset, loss_weight=1.0, repeats=1.0)],
         encoders={name: FrozenEncoder(input_, recipe.form.decode("ascii")) for name, input_, recipe in recipes},
         samples=SampleColumns(
-            id=_bytes([ids[at] for at in by_id]),
+            id=_bytes([ids[number] for number in by_id]),
             image=_bytes([sample.content.bytes for sample in rows]),
             concept=np.zeros(len(rows), np.int32),
         ),
         pictures=PictureColumns(
-            sample=np.array([number for number, _, _ in cuts], np.int32),
-            target=np.array([(at, 0) for _, at, _ in cuts], np.int32).reshape(-1, 2),
+            sample=np.array([row for row, _, _ in cuts], np.int32),
+            target=np.array([(number, 0) for _, number, _ in cuts], np.int32).reshape(-1, 2),
             size=np.array([cut.size for _, _, cut in cuts], np.int32).reshape(-1, 2),
         ),
         picture_keys={name: _bytes([cut.keys[name].bytes for _, _, cut in cuts]) for name in images},
@@ -106,5 +114,5 @@ def _content(
     )
 
 
-def _bytes(rows: Sequence[bytes]) -> npt.NDArray[np.uint8]:
+def _bytes(rows: Sequence[bytes]) -> Bytes:
     return np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 32)

@@ -23,8 +23,8 @@ from precook.values import Key
 
 KIND = "tokenized-sections"
 MAX_BYTES = 10 << 30
-_GROUPS = 16
-"""Into so many commits what fills the cache is divided, at least."""
+_MIN_COMMITS = 16
+"""A full cache was written in at least so many commits."""
 _log = logging.getLogger("precook")
 Ids = npt.NDArray[Any]
 
@@ -69,8 +69,8 @@ class TokenizedCache(Front):
         if not isinstance(place, Store):
             options = {"max_bytes": MAX_BYTES, **options}
             if options["max_bytes"] is not None:
-                # What does not fit is refused by the group: small ones, so that a small cache fills up, too.
-                options.setdefault("flush_bytes", min(FLUSH_BYTES, max(1, options["max_bytes"] // _GROUPS)))
+                # A commit that does not fit is refused as a whole: small ones let a small cache fill up, too.
+                options.setdefault("flush_bytes", min(FLUSH_BYTES, max(1, options["max_bytes"] // _MIN_COMMITS)))
         super().__init__(place, KIND, **options)
         self._hits = 0
         self._misses = 0
@@ -114,12 +114,12 @@ class TokenizedCache(Front):
 
     def get(self, key: CacheKey) -> CachedTokens | None:
         """The tokens under a key, in arrays of the caller's own, or None."""
-        found = self.read(self._key(key))
-        if found is MISSING:
+        tree = self.read(self._key(key))
+        if tree is MISSING:
             self._misses += 1
             return None
         self._hits += 1
-        return CachedTokens(found["input_ids"], found["attention_mask"])
+        return CachedTokens(tree["input_ids"], tree["attention_mask"])
 
     def put(self, key: CacheKey, tokens: CachedTokens) -> None:
         """Keep the tokens of a section; the first under a key stay."""

@@ -52,8 +52,8 @@ class VlCache(Front):
 
     def get(self, key: VlCacheKey) -> Tree:
         """What was put under a key, in memory of the caller's own, or None."""
-        found = self.read(_key(key))
-        return None if found is MISSING else found
+        tree = self.read(_key(key))
+        return None if tree is MISSING else tree
 
     def put(self, key: VlCacheKey, tensor: Tree) -> None:
         """Keep what the processor returned; the first under a key stays."""

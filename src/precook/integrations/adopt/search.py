@@ -32,7 +32,7 @@ _TURNED = 5
 _SHOWN = 60
 """Characters of a caption that are shown."""
 
-Place = tuple[Path, str]
+PictureName = tuple[Path, str]
 """A picture's folder, and its name without the suffix."""
 
 
@@ -66,8 +66,8 @@ class UsableCaches:
 
 
 def find_usable(
-    pictures: Mapping[Place, list[Path]],
-    caches: Mapping[Place, list[tuple[Path, OldName]]],
+    pictures: Mapping[PictureName, list[Path]],
+    caches: Mapping[PictureName, list[tuple[Path, OldName]]],
     *,
     ignore_times: bool,
     report: Reporter,
@@ -75,9 +75,9 @@ def find_usable(
     """Open the caches of all pictures, and keep what fits its picture and caption."""
     usable = UsableCaches()
     with report.task("looking", total=len(caches), unit="samples") as task:
-        for place, files in sorted(caches.items()):
+        for picture, files in sorted(caches.items()):
             task.advance()
-            same_name = pictures[place]
+            same_name = pictures[picture]
             if len(same_name) > 1:
                 names = " and ".join(path.name for path in same_name)
                 usable.left_out.append(LeftOut(same_name[0], f"{names} share the names of their caches"))
@@ -89,9 +89,9 @@ def find_usable(
     return usable
 
 
-def find_pictures(folder: Path) -> dict[Place, list[Path]]:
+def find_pictures(folder: Path) -> dict[PictureName, list[Path]]:
     """Pictures by their folder and stem."""
-    pictures: dict[Place, list[Path]] = {}
+    pictures: dict[PictureName, list[Path]] = {}
     for root, files in _walk(folder):
         for name in files:
             stem, _, suffix = name.rpartition(".")
@@ -101,16 +101,16 @@ def find_pictures(folder: Path) -> dict[Place, list[Path]]:
 
 
 def find_caches(
-    folder: Path, pictures: Mapping[Place, list[Path]], *, beside: bool
-) -> tuple[dict[Place, list[tuple[Path, OldName]]], int]:
+    folder: Path, pictures: Mapping[PictureName, list[Path]], *, beside: bool
+) -> tuple[dict[PictureName, list[tuple[Path, OldName]]], int]:
     """The cache files below a folder by their pictures, and how many have none.
 
     The picture lies `beside` its caches; or elsewhere, and then its name must be the only one of its kind.
     """
-    by_stem: dict[str, list[Place]] = {}
+    by_stem: dict[str, list[PictureName]] = {}
     for place in pictures:
         by_stem.setdefault(place[1], []).append(place)
-    caches: dict[Place, list[tuple[Path, OldName]]] = {}
+    caches: dict[PictureName, list[tuple[Path, OldName]]] = {}
     without_picture = 0
     for root, files in _walk(folder):
         for name in files:

@@ -17,7 +17,7 @@ from precook.integrations.mgds.cache import Cache, CacheOptions, GroupVariation,
 from precook.integrations.mgds.entries import Values, aggregates_key, entry_parts
 from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSettings, gather_groups
 from precook.integrations.mgds.keys import KeyMaker, KeyRules, key_rules
-from precook.integrations.mgds.sourceless import Manifest, manifest_name, write_manifest
+from precook.integrations.mgds.sourceless import GroupSnapshot, snapshot_name, write_group
 from precook.integrations.mgds.sources import Sources, learn_sources, list_paths
 from precook.integrations.mgds.upstream import only_traced
 from precook.memo.memo import Memory
@@ -54,7 +54,7 @@ class BuildingCache(Cache):
         self._paths: dict[str, list[str]] = {}
         self._shared: dict[str, dict[int, Any]] = {}
         self._recorded = frozenset[GroupVariation]()
-        """What the manifests on disk cover."""
+        """What the snapshots on disk cover."""
         self._built_before: dict[GroupVariation, Bytes | None] = {}
         """Keys of variations that no epoch of this run has come to; None for those that are not in the store whole."""
 
@@ -201,15 +201,16 @@ class BuildingCache(Cache):
         """Keep what each group is made of, so that it can be trained on without its sources."""
         if self.store.read_only:
             return
-        options = self._options
-        shared = SharedSettings(self._get_shared, options.groups.all)
+        shared = SharedSettings(self._get_shared, self._options.groups.all)
         for number, group in enumerate(self.index_map().groups):
-            manifest = self._manifest(number, group, shared, memory)
-            if manifest is not None:
-                name = manifest_name(options.label, group.key, options.names, options.model)
-                write_manifest(self.store, name, manifest, group, self.inputs.rules.recipe)
+            snapshot = self._group_snapshot(number, group, shared, memory)
+            if snapshot is not None:
+                name = snapshot_name(self._options, group.key)
+                write_group(self.store, name, snapshot, group, self.inputs.rules.recipe)
 
-    def _manifest(self, number: int, group: CacheGroup, shared: SharedSettings, memory: Memory) -> Manifest | None:
+    def _group_snapshot(
+        self, number: int, group: CacheGroup, shared: SharedSettings, memory: Memory
+    ) -> GroupSnapshot | None:
         """What a group is made of; None where no variation of it is in the store as a whole."""
         whole = {variation: self._built_keys((number, variation), memory) for variation in range(group.variations)}
         keys = {variation: rows for variation, rows in whole.items() if rows is not None}
@@ -220,8 +221,7 @@ class BuildingCache(Cache):
         # In the order in which they first appear: the concepts that a run without sources gives have no other name.
         concepts = {each: concept for concept, each in enumerate(dict.fromkeys(settings))}
         aggregates = {variation: aggregates_key(rows) for variation, rows in keys.items()}
-        return Manifest(
-            size=len(members),
+        return GroupSnapshot(
             keys=keys,
             paths={name: [self._paths[name][index] for index in members] for name in sorted(self._path_names)},
             concepts=np.array([concepts[each] for each in settings], np.int32),

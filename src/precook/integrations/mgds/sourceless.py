@@ -1,7 +1,7 @@
-"""Training without sources: manifests, and the cache that shows what they name.
+"""Training without sources: snapshots of the groups of a cache, and the cache that shows what they name.
 
-A manifest says what a group of a cache was made of. It is a snapshot like every other: it keeps its entries from being
-collected, travels in exports, and the newest one of a group counts. What only mgds needs stands in a part of its own.
+Such a snapshot is like every other: it keeps its entries from being collected, travels in exports, and the newest one
+of a group counts. What only mgds needs stands in a part of its own.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from precook.values import Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class GroupSnapshot:
     """The samples of one group, as they were built."""
 
-    size: int
     keys: dict[int, Bytes]
     """By variation, the key of each member's entry."""
     paths: dict[str, list[str]]
@@ -54,32 +53,32 @@ class Manifest:
         return int(self.concepts.max(initial=-1)) + 1
 
 
-def manifest_name(cache: str, group: str, names: Sequence[str], model: object) -> str:
+def snapshot_name(options: CacheOptions, group: str) -> str:
     """The dataset's name for a group of a cache: another model or other names are another dataset."""
-    which = digest(canonical([group, sorted(names), model])).hex[:24]
-    label = "".join(char if char.isalnum() and char.isascii() else "-" for char in cache)[:24]
+    which = digest(canonical([group, sorted(options.names), options.model])).hex[:24]
+    label = "".join(char if char.isalnum() and char.isascii() else "-" for char in options.label)[:24]
     return f"mgds-{label}-{which}"
 
 
-def write_manifest(store: Store, name: str, manifest: Manifest, group: CacheGroup, recipe: Recipe) -> None:
-    """Keep a manifest; one that is the latest already is not written again."""
-    count, variations = manifest.size, sorted(manifest.keys)
+def write_group(store: Store, name: str, snapshot: GroupSnapshot, group: CacheGroup, recipe: Recipe) -> None:
+    """Keep a snapshot; one that is the latest already is not written again."""
+    count, variations = len(snapshot.concepts), sorted(snapshot.keys)
     members = np.arange(count, dtype=np.int32)
     targets = [np.stack([np.zeros(count, np.int32), np.full(count, each, np.int32)], axis=1) for each in variations]
-    keys = np.concatenate([manifest.keys[each] for each in variations])
+    keys = np.concatenate([snapshot.keys[each] for each in variations])
     content = SnapshotContent(
         dataset=name,
         image=FrozenImage(resolutions=[], variations=group.variations, pick="random"),
         concepts=[
             FrozenConcept(f"{group.key}-{concept}", loss_weight=1.0, repeats=1.0)
-            for concept in range(manifest.concept_count)
+            for concept in range(snapshot.concept_count)
         ],
         encoders={
             "entry": FrozenEncoder("image", recipe.form.decode("ascii")),
-            **{f"aggregates-{each}": FrozenEncoder("image", recipe="") for each in manifest.aggregates},
+            **{f"aggregates-{each}": FrozenEncoder("image", recipe="") for each in snapshot.aggregates},
         },
         samples=SampleColumns(
-            id=manifest.keys[variations[0]], image=manifest.keys[variations[0]], concept=manifest.concepts
+            id=snapshot.keys[variations[0]], image=snapshot.keys[variations[0]], concept=snapshot.concepts
         ),
         pictures=PictureColumns(
             sample=np.tile(members, len(variations)),
@@ -89,22 +88,22 @@ def write_manifest(store: Store, name: str, manifest: Manifest, group: CacheGrou
         picture_keys={"entry": keys},
         lines=LineColumns(np.zeros(0, np.int32)),
         line_keys={},
-        empty_keys={f"aggregates-{each}": key for each, key in manifest.aggregates.items()},
+        empty_keys={f"aggregates-{each}": key for each, key in snapshot.aggregates.items()},
         extra={
-            "mgds": {"variations": variations, "paths": {name: _pack(texts) for name, texts in manifest.paths.items()}}
+            "mgds": {"variations": variations, "paths": {name: _pack(texts) for name, texts in snapshot.paths.items()}}
         },
     )
     store.freeze(name, content)
 
 
-def read_manifest(store: Store, name: str) -> Manifest:
-    """The latest manifest of a group; `NoSnapshotError` where it was never built."""
+def read_group(store: Store, name: str) -> GroupSnapshot:
+    """The latest snapshot of a group; `NoSnapshotError` where it was never built."""
     content = store.snapshot(name).content
     variations: list[int] = content.extra["mgds"]["variations"]
     concepts = content.samples.concept
     keys = content.picture_keys["entry"].reshape(len(variations), len(concepts), 32)
     paths = {each: _unpack(texts) for each, texts in content.extra["mgds"]["paths"].items()}
-    return Manifest(len(concepts), dict(zip(variations, keys, strict=True)), paths, concepts, {})
+    return GroupSnapshot(dict(zip(variations, keys, strict=True)), paths, concepts, {})
 
 
 def _pack(texts: Sequence[str]) -> dict[str, Any]:
@@ -121,7 +120,7 @@ class SourcelessCache(Cache):
 
     def __init__(self, options: CacheOptions, pipeline: MgdsPipeline) -> None:
         super().__init__(options, pipeline)
-        self._manifests: list[Manifest] = []
+        self._snapshots: list[GroupSnapshot] = []
         self._concepts: list[list[Any]] = []
         """Of each group, the concepts that are given now."""
 
@@ -129,27 +128,26 @@ class SourcelessCache(Cache):
         if name is None or name != self._options.concept:
             return super().item(epoch, index, name)
         group, _, member = self.index_map().locate(epoch, index)
-        return {name: self._concepts[group][int(self._manifests[group].concepts[member])]}
+        return {name: self._concepts[group][int(self._snapshots[group].concepts[member])]}
 
     def path(self, group: int, member: int, name: str) -> str:
-        return self._manifests[group].paths[name][member]
+        return self._snapshots[group].paths[name][member]
 
     def index_map(self) -> IndexMap:
         if self._map is None:
             settings_by_key, concepts = self._given_groups()
             groups: list[CacheGroup] = []
-            manifests: list[Manifest] = []
+            snapshots: list[GroupSnapshot] = []
             for key, settings in settings_by_key.items():
-                name = manifest_name(self._options.label, key, self._options.names, self._options.model)
-                manifest = read_manifest(self.store, name)
-                built, given = manifest.concept_count, len(concepts[key])
+                snapshot = read_group(self.store, snapshot_name(self._options, key))
+                built, given = snapshot.concept_count, len(concepts[key])
                 if given and built > given:
                     message = f"group {key[:12]} was built from {built} concepts, and {given} are given"
                     raise IncompleteError(message, hint="give the concepts it was built from")
-                manifests.append(manifest)
-                groups.append(settings.group(np.arange(manifest.size)))
-            self._manifests, self._concepts = manifests, list(concepts.values())
-            self._path_names = frozenset(name for manifest in manifests for name in manifest.paths)
+                snapshots.append(snapshot)
+                groups.append(settings.group(np.arange(len(snapshot.concepts))))
+            self._snapshots, self._concepts = snapshots, list(concepts.values())
+            self._path_names = frozenset(name for snapshot in snapshots for name in snapshot.paths)
             self._map = IndexMap(groups)
         return self._map
 
@@ -173,7 +171,7 @@ class SourcelessCache(Cache):
     def prepare(self, epoch: int, memory: Memory) -> None:
         wanted = self._read_by(epoch)
         for group, variation in wanted:
-            built = self._manifests[group].keys
+            built = self._snapshots[group].keys
             if variation not in built:
                 message = f"variation {variation} of group {self.index_map().groups[group].key[:12]} was never built"
                 raise IncompleteError(message, hint="run one epoch more with the sources, or ask for fewer variations")
