@@ -81,8 +81,8 @@ def test_a_repair_drops_exactly_what_is_damaged(made: precook.Project) -> None:
         flip(made.store, key)
     with precook.open(made.store_path) as store:
         plan = plan_repair(store, store.verify())
-        assert {loss.key for loss in plan.losses} == set(keys[:2])
-        assert all(loss.owners for loss in plan.losses)
+        assert {entry.key for entry in plan.lost} == set(keys[:2])
+        assert all(entry.owners for entry in plan.lost)
         assert not store.missing(keys)  # a plan changes nothing
         done = plan.execute()
         assert (done.entries, done.rewritten, done.removed) == (2, 1, 0)
@@ -117,7 +117,7 @@ def test_a_pack_that_cannot_be_read_goes_as_a_whole(path: Path) -> None:
         pack.write_bytes(content)
     with precook.open(path) as store:
         plan = plan_repair(store, store.verify())
-        assert {loss.key for loss in plan.losses} == set(keys[:3])
+        assert {entry.key for entry in plan.lost} == set(keys[:3])
         assert plan.execute().removed == 1
         assert store.missing(keys) == keys[:3]
         assert not pack.exists()
@@ -142,7 +142,7 @@ def test_a_sound_copy_is_not_lost(path: Path, tmp_path: Path) -> None:
         found = store.verify()
         assert len(found.damage) == 1
         plan = plan_repair(store, found)
-        assert not plan.losses
+        assert not plan.lost
         assert plan.execute().entries == 1
         assert not store.missing(keys)
         assert store.verify().clean

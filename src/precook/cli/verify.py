@@ -222,9 +222,9 @@ def _repair_document(plan: RepairPlan, repaired: Repaired | None) -> dict[str, A
         "done": repaired is not None,
         "lost": [
             {"key": entry.key.hex, "reason": entry.reason, "samples": [_owner_document(one) for one in entry.owners]}
-            for entry in plan.losses
+            for entry in plan.lost
         ],
-        "packs": [{"pack": str(pack.path), "removed": bool(pack.reason)} for pack in plan.wrecks],
+        "packs": [{"pack": str(pack.path), "removed": bool(pack.reason)} for pack in plan.bad_packs],
         "snapshots": [str(path) for path in plan.snapshots],
         "left": [str(path) for path in plan.left],
         "freed": repaired.nbytes if repaired is not None else None,
@@ -313,23 +313,23 @@ def _damage_counts(result: Verification) -> str:
 
 def _show_repair(plan: RepairPlan, repaired: Repaired | None) -> None:
     """What a repair drops or has dropped."""
-    removed = sum(bool(pack.reason) for pack in plan.wrecks)
+    removed = sum(bool(pack.reason) for pack in plan.bad_packs)
     parts = [
-        (len(plan.losses), "entry", "to be made again"),
-        (len(plan.wrecks) - removed, "pack", "written anew without them"),
+        (len(plan.lost), "entry", "to be made again"),
+        (len(plan.bad_packs) - removed, "pack", "written anew without them"),
         (removed, "pack", "removed"),
         (len(plan.snapshots), "snapshot", "removed"),
     ]
     text = ", ".join(f"{format_count(number, noun)} {fate}" for number, noun, fate in parts if number)
     output.line([Span("repaired: " if repaired else "a repair: ", "bold"), text or "nothing to drop"])
-    datasets = Counter(dataset for entry in plan.losses for dataset in {owner.dataset for owner in entry.owners})
+    datasets = Counter(dataset for entry in plan.lost for dataset in {owner.dataset for owner in entry.owners})
     for dataset, number in sorted(datasets.items()):
         output.line(f"  {dataset} needs {number:,} of them")
     for path in plan.left:
         output.tell(f"{path.parent.name}: its latest snapshot is damaged; the next build writes a new one")
     if repaired is None:
         output.hint("nothing was changed; --yes does it")
-    elif plan.losses:
+    elif plan.lost:
         output.hint("the next build makes what was dropped again")
 
 

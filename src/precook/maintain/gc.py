@@ -1,11 +1,11 @@
-"""Collection: entries that no snapshot and no lease needs go, once they are old enough."""
+"""Garbage collection: entries that no snapshot and no lease needs go, once they are old enough."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precook.maintain.protect import Everything, Protection, Protector, Roots, Young
-from precook.maintain.remove import DEFAULT, RemovalPlan, Thresholds, plan_removal
+from precook.maintain.protect import ProtectedAge, ProtectedStore, Protection, Protector, Roots
+from precook.maintain.remove import DEFAULT, RemovalPlan, Thresholds, plan_removal, survey_entries
 from precook.report import SILENT, Reporter
 from precook.store.index.scan import EntryScan
 from precook.store.snapshot import list_snapshots
@@ -35,17 +35,17 @@ def plan_gc(
     scan = EntryScan(internals.layout, internals.index)
     since = scan.now - int(grace * 1e9)
     roots = Roots(younger_than=since)
-    protectors: list[Protector] = [Everything(f"not there: {root}") for root in absent]
+    protectors: list[Protector] = [ProtectedStore(f"not there: {root}") for root in absent]
+    protectors.append(ProtectedAge(f"younger than {format_duration(grace)}", since))
     snapshots = list_snapshots(internals.layout)
     keep = {file.id for file in roots.of(snapshots)}
+    survey = survey_entries(scan, Protection(internals.layout, roots), protectors, report=report)
     return plan_removal(
         internals,
         "gc",
-        protection=Protection(internals.layout, roots),
-        protectors=[*protectors, Young(f"younger than {format_duration(grace)}", since)],
+        survey,
+        survey.all_removable(),
         reason="no snapshot names it",
         snapshots=[] if absent else [file for file in snapshots if file.id not in keep],
         thresholds=thresholds,
-        scan=scan,
-        report=report,
     )

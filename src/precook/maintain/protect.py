@@ -1,7 +1,7 @@
 """Protection: what keeps an entry from being removed, each protector with a name to tell people.
 
-Leases, snapshots and youth. What a removal sees when it plans is looked at once more, under the store's lock, right
-before it drops anything: whoever came in between is seen, too.
+Leases, snapshots and recent use protect. What a removal sees when it is planned is looked at once more, under the
+store's lock, right before anything is dropped: whoever came in between is seen, too.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.store.index.scan import Chunk
 from precook.store.keysets import ManyKeys, in_columns
 from precook.store.layout import Layout
 from precook.store.lease import live_leases
 from precook.store.snapshot import SnapshotFile, list_snapshots, read_snapshot
+from precook.values import Flags
 
 
 class Protector(Protocol):
@@ -27,41 +27,42 @@ class Protector(Protocol):
     def name(self) -> str:
         """What it is, for people."""
 
-    def holds(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
+    def holds(self, chunk: Chunk) -> Flags:
         """Which entries it keeps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Named:
-    """Keeps what somebody names: a lease, a snapshot, this run."""
+class ProtectedKeys:
+    """Keeps the entries that somebody names: a lease, a snapshot, this run."""
 
     name: str
     keys: ManyKeys
 
-    def holds(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
+    def holds(self, chunk: Chunk) -> Flags:
         """Entries of these keys."""
         return self.keys.among(chunk.starts)
 
 
 @dataclass(frozen=True, slots=True)
-class Young:
+class ProtectedAge:
     """Keeps what was written or used after a moment."""
 
     name: str
     since: int
+    """Nanoseconds."""
 
-    def holds(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
-        """Entries touched since."""
+    def holds(self, chunk: Chunk) -> Flags:
+        """Entries that were written or used since."""
         return chunk.touched > self.since
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
+class ProtectedStore:
     """Keeps all there is."""
 
     name: str
 
-    def holds(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
+    def holds(self, chunk: Chunk) -> Flags:
         """All of them."""
         return np.ones(len(chunk.keys), bool)
 
@@ -106,23 +107,23 @@ class Protection:
         """Leases that were read, and how many keys they had."""
         self._snapshots: set[str] = set()
 
-    def look(self) -> list[Named]:
+    def look(self) -> list[ProtectedKeys]:
         """What protects now and was not seen before: all of it the first time.
 
         A snapshot that cannot be read is an error: nobody knows what it keeps.
         """
-        found = []
+        new = []
         for holder, keys in live_leases(self._layout):
             seen = self._leases.get(holder.id, 0)
             if holder.keys > seen:
-                who = f"{holder.purpose} (pid {holder.pid} on {holder.host})"
-                found.append(Named(f"lease: {who}", ManyKeys(holder.keys - seen, keys.after(seen))))
+                name = f"lease: {holder.purpose} (pid {holder.pid} on {holder.host})"
+                new.append(ProtectedKeys(name, ManyKeys(holder.keys - seen, keys.after(seen))))
                 self._leases[holder.id] = holder.keys
         for file in self.roots.of(list_snapshots(self._layout)):
             # By name, not by inode: a snapshot is written once.
             if file.id not in self._snapshots:
                 kind = "pinned snapshot" if file.pinned else "snapshot"
-                columns = read_snapshot(file).key_columns()
-                found.append(Named(f"{kind}: {file.dataset} {file.number}", in_columns(columns)))
+                keys_of = in_columns(read_snapshot(file).key_columns())
+                new.append(ProtectedKeys(f"{kind}: {file.dataset} {file.number}", keys_of))
                 self._snapshots.add(file.id)
-        return found
+        return new

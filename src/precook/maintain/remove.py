@@ -1,31 +1,34 @@
 """Removal: which entries go and why, what keeps the others, and what the disk gains. A plan first, then the act.
 
-Entries are dropped from the index in a few transactions, each of which first looks whether somebody has come to need
-what it is about to drop. A pack that has lost all its entries is unlinked, one that has lost enough of them is
-rewritten; until then its dead rows stay where they are and are told apart by a record in the index.
+`survey_entries` looks at every entry once and tells what may go. Whoever plans a removal chooses among that, and
+`plan_removal` makes a `RemovalPlan` of the choice. Executing it drops entries from the index in a few transactions,
+each of which first looks whether somebody has come to need what it is about to drop. A pack that has lost all its
+entries is unlinked, one that has lost enough of them is rewritten; until then its dead rows stay where they are, and a
+record in the index tells them from the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from precook.errors import DamagedPackError, NoSpaceError, StoreError
+from precook.errors import NoSpaceError
 from precook.maintain.lock import maintaining
 from precook.maintain.protect import Protection, Protector
-from precook.maintain.repack import Piece, live_rows, move, repack, unlink_doomed
+from precook.maintain.repack import planned_size, rewrite_packs, unlink_packs
+from precook.maintain.rowset import LivingRows, RowSet
 from precook.report import SILENT, Reporter
 from precook.store.files import syncpoint
 from precook.store.index.packs import RowChoice
 from precook.store.index.scan import Chunk, EntryScan
 from precook.store.internals import StoreInternals
-from precook.store.keysets import ManyKeys, beginnings, split
+from precook.store.keysets import ManyKeys, split
 from precook.store.snapshot import SnapshotFile, list_snapshots, remove_snapshot
-from precook.values import Numbers
+
+_BATCH = 20_000
+"""Entries dropped in one transaction: builders wait for the lock no longer than that takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,92 @@ ALL_DEAD = Thresholds(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class RemovalShare:
+    """Some entries, and what they have in common."""
+
+    name: str
+    entries: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dropped:
+    """Places that go."""
+
+    places: RowSet
+    entries: int
+    """How many entries that are: an entry may have several places."""
+    nbytes: int
+
+
+class Survey:
+    """Every entry of a scan, looked at once: what may go, and what keeps the others."""
+
+    def __init__(self, scan: EntryScan, protection: Protection) -> None:
+        self.scan = scan
+        self.protection = protection
+        self.everything = RowSet(scan)
+        """All places."""
+        self.removable = RowSet(scan)
+        """Places that may go."""
+        self.first = RowSet(scan)
+        """Those of them that are the first place of their key."""
+        self.kept: list[RemovalShare] = []
+        """What protects the rest, each entry under the first that does."""
+        self.moment_rows, self.moment_bytes, self.moment_first_bytes = np.zeros((3, len(scan.moments)), np.int64)
+        """Of the places that may go, by the moment of their last use: their number, their bytes, and the bytes of those
+        that are the first place of their key."""
+
+    def add_removable(self, chunk: Chunk) -> None:
+        """Count some places that may go."""
+        first = chunk.take(chunk.fresh)
+        self.removable.add(chunk.packs, chunk.rows, chunk.nbytes)
+        self.first.add(first.packs, first.rows, first.nbytes)
+        count = len(self.moment_rows)
+        self.moment_rows += np.bincount(chunk.moments, minlength=count)
+        self.moment_bytes += np.bincount(chunk.moments, chunk.nbytes, minlength=count).astype(np.int64)
+        self.moment_first_bytes += np.bincount(first.moments, first.nbytes, minlength=count).astype(np.int64)
+
+    def all_removable(self) -> Dropped:
+        """All that may go."""
+        return Dropped(self.removable, int(self.first.rows.sum()), int(self.first.nbytes.sum()))
+
+
+def survey_entries(
+    scan: EntryScan,
+    protection: Protection,
+    protectors: Sequence[Protector] = (),
+    *,
+    recipes: Sequence[int] | None = None,
+    keys: ManyKeys | None = None,
+    report: Reporter = SILENT,
+) -> Survey:
+    """Look at every entry: it may go if nobody protects it and, where those are given, it is of a recipe or a key."""
+    survey = Survey(scan, protection)
+    everybody: list[Protector] = [*protection.look(), *protectors]
+    kept = np.zeros((len(everybody), 2), np.int64)
+    with report.task("look", total=int(scan.entries.sum()), unit="entries") as task:
+        for chunk in scan.chunks():
+            survey.everything.add(chunk.packs, chunk.rows, chunk.nbytes)
+            removable = np.ones(len(chunk.keys), bool)
+            if recipes is not None:
+                removable &= np.isin(chunk.recipes, recipes)
+            if keys is not None:
+                removable &= keys.among(chunk.starts)
+            for number, protector in enumerate(everybody):
+                held = removable & protector.holds(chunk)
+                kept[number] += (held & chunk.fresh).sum(), chunk.nbytes[held & chunk.fresh].sum()
+                removable &= ~held
+            survey.add_removable(chunk.take(removable))
+            task.advance(len(chunk.keys))
+    for protector, (entries, nbytes) in zip(everybody, kept.tolist(), strict=True):
+        if entries:
+            survey.kept.append(RemovalShare(protector.name, entries, nbytes))
+    return survey
+
+
+@dataclass(frozen=True, slots=True)
+class PackChanges:
     """What is done about packs, and what that frees."""
 
     unlink: tuple[str, ...]
@@ -54,107 +142,27 @@ class Gain:
     """Bytes of dead rows that stay in their packs."""
 
 
-class RowSet:
-    """Some places of a scan: a bit for each, their number and their bytes by pack."""
-
-    def __init__(self, scan: EntryScan) -> None:
-        self.rows = np.zeros(scan.packs, np.int64)
-        self.nbytes = np.zeros(scan.packs, np.int64)
-        self._first = scan.first
-        self._entries = scan.entries
-        self._bits = np.zeros(-(-int(scan.entries.sum()) // 8), np.uint8)
-
-    def add(self, packs: npt.NDArray[Any], rows: npt.NDArray[Any], nbytes: npt.NDArray[Any]) -> None:
-        """Count some places, which were not counted before."""
-        count = len(self.rows)
-        self.rows += np.bincount(packs, minlength=count)
-        self.nbytes += np.bincount(packs, nbytes, minlength=count).astype(np.int64)
-        np.bitwise_or.at(self._bits, *self._find(packs, rows))
-
-    def add_pack(self, pack: int, rows: Numbers, nbytes: int) -> None:
-        """The same for rows of one pack that take so many bytes together."""
-        self.rows[pack] += len(rows)
-        self.nbytes[pack] += nbytes
-        np.bitwise_or.at(self._bits, *self._find(np.full(len(rows), pack), rows))
-
-    def has(self, packs: Numbers, rows: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of some places are among these."""
-        byte, bit = self._find(packs, rows)
-        found: npt.NDArray[np.bool_] = self._bits[byte] & bit != 0
-        return found
-
-    def rows_of(self, pack: int) -> Numbers:
-        """The rows of one pack, in order."""
-        first, entries = int(self._first[pack]), int(self._entries[pack])
-        begin = first // 8
-        bits = np.unpackbits(self._bits[begin : -(-(first + entries) // 8)], bitorder="little")
-        return np.flatnonzero(bits[first - 8 * begin :][:entries])
-
-    def _find(self, packs: npt.NDArray[Any], rows: npt.NDArray[Any]) -> tuple[Numbers, npt.NDArray[np.uint8]]:
-        at = self._first[packs] + rows
-        return at >> 3, np.left_shift(1, at & 7).astype(np.uint8)
-
-
-def plan_space(
-    internals: StoreInternals, scan: EntryScan, tally: RowSet, going: RowSet, thresholds: Thresholds | None
-) -> Gain:
-    """What to do about packs once the places that are `going` are gone; without thresholds nothing is rewritten."""
-    rows = tally.rows - going.rows
-    living = tally.nbytes - going.nbytes
-    gone = rows == 0
-    dead = np.where(gone, 0, scan.payload - living)
-    share = dead / np.maximum(scan.payload, 1)
-    # Rows without bytes of their own still take room in the head.
-    share = np.where(scan.payload > 0, share, 1 - rows / np.maximum(scan.entries, 1))
+def plan_packs(
+    internals: StoreInternals, survey: Survey, dropped: RowSet, thresholds: Thresholds | None
+) -> PackChanges:
+    """What to do about packs once some places are dropped; without thresholds nothing is rewritten."""
+    scan = survey.scan
+    living = LivingRows(scan, survey.everything, dropped)
     chosen = np.zeros(scan.packs, bool)
-    if thresholds is not None:
-        enough = dead.sum() >= thresholds.of_store * int(scan.nbytes[~gone].sum())
-        chosen = ~gone & (rows < scan.entries) & (share >= thresholds.of_pack) & enough
-    freed = int(scan.nbytes[gone].sum())
+    if thresholds is not None and living.dead.sum() >= thresholds.of_store * int(scan.nbytes[~living.none].sum()):
+        chosen = living.partly_dead & (living.dead_share >= thresholds.of_pack)
+    freed = int(scan.nbytes[living.none].sum())
     rewrite: list[str] = []
-    stays = int(dead[~chosen].sum())
+    dead = int(living.dead[~chosen].sum())
     for pack in np.flatnonzero(chosen).tolist():
-        left = np.setdiff1d(tally.rows_of(pack), going.rows_of(pack), assume_unique=True)
-        size = _rewritten(internals, scan.ids[pack], left)
+        size = planned_size(internals, {scan.ids[pack]: living.rows_of(pack)})
         if size is not None and size < scan.nbytes[pack]:
             rewrite.append(scan.ids[pack])
             freed += int(scan.nbytes[pack]) - size
         else:
-            stays += int(dead[pack])
-    unlink = tuple(scan.ids[pack] for pack in np.flatnonzero(gone).tolist())
-    return Gain(unlink, tuple(rewrite), freed, stays)
-
-
-def _rewritten(internals: StoreInternals, name: str, rows: Numbers) -> int | None:
-    """The size of a pack with these rows alone, None where the pack cannot be read."""
-    try:
-        pack = internals.open_pack(name)
-        size = repack([Piece(pack, rows)]).nbytes
-    except (FileNotFoundError, StoreError):
-        return None
-    pack.release()
-    return size
-
-
-BATCH = 20_000
-"""Entries dropped in one transaction: builders wait for the lock no longer than that takes."""
-
-
-VICTIM = np.dtype([("key", "u1", (32,)), ("pack", "i8"), ("row", "i8"), ("nbytes", "i8"), ("fresh", "?")])
-"""A place that goes: its key, pack (as the scan numbers them) and row, its bytes, and whether it is the first place
-of its key."""
-
-Victims = npt.NDArray[Any]
-"""Rows of `VICTIM`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemovalShare:
-    """Some entries, and what they have in common."""
-
-    name: str
-    entries: int
-    nbytes: int
+            dead += int(living.dead[pack])
+    unlink = tuple(scan.ids[pack] for pack in np.flatnonzero(living.none).tolist())
+    return PackChanges(unlink, tuple(rewrite), freed, dead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +209,10 @@ class RemovalPlan:
     """What it is a plan of, for those who have to wait for it."""
     _internals: StoreInternals = field(repr=False)
     _scan: EntryScan = field(repr=False)
-    _victims: RowSet = field(repr=False)
+    _dropped: RowSet = field(repr=False)
     _protection: Protection = field(repr=False)
-    _mind_uses: bool = field(repr=False)
+    _spare_used: bool = field(repr=False)
+    """Whether an entry that was used since the plan was made stays."""
     _late: list[ManyKeys] = field(default_factory=list, repr=False)
     """What has come to be protected since it was made: also where it is executed again, after an interruption."""
 
@@ -235,219 +244,133 @@ class RemovalPlan:
     def execute(self, report: Reporter = SILENT) -> Removal:
         """Do it. What has been leased, named by a snapshot or used since the plan was made is spared."""
         with maintaining(self._internals, self.command):
-            return _Execution(self, report).run()
-
-
-class _Execution:
-    """One removal at work."""
-
-    def __init__(self, plan: RemovalPlan, report: Reporter) -> None:
-        self._plan = plan
-        self._report = report
-        self._internals = plan._internals  # noqa: SLF001 - the same module
-        self._victims = plan._victims  # noqa: SLF001
-        self._scan = plan._scan  # noqa: SLF001
-        self._protection = plan._protection  # noqa: SLF001
-        self._late = plan._late  # noqa: SLF001
-        self._entries = self._nbytes = self._spared = 0
-
-    def run(self) -> Removal:
-        syncpoint("removal.planned")
-        snapshots, freed = self._remove_snapshots()
-        self._drop()
-        syncpoint("removal.dropped")
-        self._internals.index.doom(self._plan.unlink)
-        unlinked = unlink_doomed(self._internals.layout, self._internals.index)
-        freed += sum(size for _, size in unlinked)
-        rewritten, gained, left = self._rewrite()
+            syncpoint("removal.planned")
+            # What names entries goes before the entries.
+            snapshot_sizes = self._remove_snapshots()
+            entries, nbytes, spared = self._drop_entries(report)
+            syncpoint("removal.dropped")
+            unlinked = unlink_packs(self._internals, self.unlink)
+            rewritten, rewrite_freed, left = self._rewrite(report)
         return Removal(
-            entries=self._entries,
-            nbytes=self._nbytes,
-            spared=self._spared,
-            snapshots=snapshots,
+            entries=entries,
+            nbytes=nbytes,
+            spared=spared,
+            snapshots=len(snapshot_sizes),
             packs_unlinked=len(unlinked),
             packs_rewritten=rewritten,
-            freed=freed + gained,
+            freed=sum(snapshot_sizes) + sum(size for _, size in unlinked) + rewrite_freed,
             left=left,
         )
 
-    def _remove_snapshots(self) -> tuple[int, int]:
-        """Remove what names entries before the entries."""
-        count = nbytes = 0
-        for file in self._plan.snapshots:
+    def _remove_snapshots(self) -> list[int]:
+        """Remove snapshots that still may go; the size of each."""
+        sizes = []
+        for file in self.snapshots:
             with self._internals.index.exclusive():
                 # Meanwhile somebody may have pinned it, or removed the one that had taken its place.
                 roots = self._protection.roots.of(list_snapshots(self._internals.layout))
                 if file.id in {root.id for root in roots} or not file.path.exists():
                     continue
-                size = file.path.stat().st_size
+                sizes.append(file.path.stat().st_size)
                 remove_snapshot(file)
-            count, nbytes = count + 1, nbytes + size
-        return count, nbytes
+        return sizes
 
-    def _drop(self) -> None:
-        """Walk through the index once more, in the order of the keys: what goes is gathered in a few of its pages."""
-        with self._report.task("remove", total=int(self._victims.rows.sum()), unit="entries") as task:
-            for batch in filter(len, self._batches()):
+    def _drop_entries(self, report: Reporter) -> tuple[int, int, int]:
+        """Drop what goes from the index: entries, their bytes, and how many were spared."""
+        counts = np.zeros(3, np.int64)
+        with report.task("remove", total=int(self._dropped.rows.sum()), unit="entries") as task:
+            for batch in self._batches():
                 with self._internals.index.exclusive():
-                    self._drop_batch(batch)
-                task.advance(len(batch))
+                    counts += self._drop_batch(batch)
+                task.advance(len(batch.keys))
+        entries, nbytes, spared = counts.tolist()
+        return entries, nbytes, spared
 
-    def _batches(self) -> Iterator[Victims]:
-        found: list[Victims] = []
+    def _batches(self) -> Iterator[Chunk]:
+        """What goes, in the order of the keys.
+
+        As much at a time as one transaction may drop: each writes the records of all the packs that it touches.
+        """
+        waiting: list[Chunk] = []
         for chunk in self._scan.chunks():
-            chosen = self._victims.has(chunk.packs, chunk.rows)
-            if sum(map(len, found)) + int(chosen.sum()) > BATCH:
-                yield np.concatenate([np.empty(0, VICTIM), *found])
-                found = []
-            found.append(_victims_of(chunk, chosen))
-        yield np.concatenate([np.empty(0, VICTIM), *found])
+            chosen = chunk.take(self._dropped.has(chunk.packs, chunk.rows))
+            if waiting and sum(len(other.keys) for other in waiting) + len(chosen.keys) > _BATCH:
+                yield Chunk.join(waiting)
+                waiting = []
+            if len(chosen.keys):
+                waiting.append(chosen)
+        if waiting:
+            yield Chunk.join(waiting)
 
-    def _drop_batch(self, batch: Victims) -> None:
-        starts = beginnings(batch["key"])
-        needed = np.zeros(len(batch), bool)
-        for protector in self._protection.look():
-            self._late.append(protector.keys)
+    def _drop_batch(self, batch: Chunk) -> tuple[int, int, int]:
+        """Drop some places in one transaction: entries, their bytes, and how many were spared."""
+        self._late.extend(protector.keys for protector in self._protection.look())
+        needed = np.zeros(len(batch.keys), bool)
         for keys in self._late:
-            needed |= keys.among(starts)
+            needed |= keys.among(batch.starts)
         syncpoint("removal.checked")
-
-        packs = np.unique(batch["pack"]).tolist()
-        rows_of = [np.flatnonzero((batch["pack"] == pack) & ~needed) for pack in packs]
+        packs = np.unique(batch.packs).tolist()
+        parts = [batch.take((batch.packs == pack) & ~needed) for pack in packs]
         choices = [
             RowChoice(
                 self._scan.ids[pack],
-                split(batch["key"][here]),
-                batch["row"][here],
-                uses=self._scan.uses(pack) if self._plan._mind_uses else None,  # noqa: SLF001
+                split(part.keys),
+                part.rows,
+                # By the record, not by the clock, which stands still for milliseconds.
+                uses=self._scan.uses(pack) if self._spare_used else None,
             )
-            for pack, here in zip(packs, rows_of, strict=True)
+            for pack, part in zip(packs, parts, strict=True)
         ]
-        self._spared += int(needed.sum())
-        for here, (gone, stays) in zip(rows_of, self._internals.index.drop_rows(choices), strict=True):
-            entries = here[gone & batch["fresh"][here]]
-            self._entries += len(entries)
-            self._nbytes += int(batch["nbytes"][entries].sum())
-            self._spared += int(stays.sum())
+        entries, nbytes, spared = 0, 0, int(needed.sum())
+        for part, (gone, stays) in zip(parts, self._internals.index.drop_rows(choices), strict=True):
+            entries += int((gone & part.fresh).sum())
+            nbytes += int(part.nbytes[gone & part.fresh].sum())
+            spared += int(stays.sum())
         self._internals.reader.let_go(self._scan.ids[pack] for pack in packs)
         syncpoint("removal.batch")
+        return entries, nbytes, spared
 
-    def _rewrite(self) -> tuple[int, int, str]:
+    def _rewrite(self, report: Reporter) -> tuple[int, int, str]:
         """Rewrite what the plan says; how many packs, what that gained, and why not all."""
-        rewritten = gained = 0
-        internals = self._internals
-        with self._report.task("rewrite", total=len(self._plan.rewrite), unit="packs") as task:
-            for name in self._plan.rewrite:
+        rewritten = freed = 0
+        with report.task("rewrite", total=len(self.rewrite), unit="packs") as task:
+            for name in self.rewrite:
                 try:
-                    pack = internals.open_pack(name)
-                    moved = move(internals, [Piece(pack, live_rows(internals, pack))])
-                except (FileNotFoundError, DamagedPackError):
-                    continue  # somebody else has rewritten it, or nothing of it can be used
+                    rewrite = rewrite_packs(self._internals, [name])
                 except NoSpaceError as error:
-                    return rewritten, gained, error.reason
-                unlink_doomed(internals.layout, internals.index)
-                rewritten, gained = rewritten + 1, gained + pack.nbytes - moved.nbytes
+                    return rewritten, freed, error.reason
+                rewritten, freed = rewritten + rewrite.packs, freed + rewrite.freed
                 task.advance()
-        return rewritten, gained, ""
-
-
-Wanted = Callable[[Chunk], npt.NDArray[np.bool_]]
-
-
-class RemovalChoice(Protocol):
-    """Chooses among the entries that may go."""
-
-    def offer(self, chunk: Chunk, open_: npt.NDArray[np.bool_]) -> None:
-        """Some that may, in the order of their keys."""
-
-    def choose(self, tally: RowSet) -> tuple[RowSet, int, int]:
-        """Which do, beside all that lies in the packs; how many entries that are, and their bytes."""
-
-
-class _All:
-    """They all go."""
-
-    def __init__(self, scan: EntryScan) -> None:
-        self._victims = RowSet(scan)
-        self._entries = self._nbytes = 0
-
-    def offer(self, chunk: Chunk, open_: npt.NDArray[np.bool_]) -> None:
-        self._victims.add(chunk.packs[open_], chunk.rows[open_], chunk.nbytes[open_])
-        self._entries += int((open_ & chunk.fresh).sum())
-        self._nbytes += int(chunk.nbytes[open_ & chunk.fresh].sum())
-
-    def choose(self, tally: RowSet) -> tuple[RowSet, int, int]:  # noqa: ARG002 - others look at it
-        return self._victims, self._entries, self._nbytes
+        return rewritten, freed, ""
 
 
 def plan_removal(
     internals: StoreInternals,
     command: str,
+    survey: Survey,
+    dropped: Dropped,
     *,
-    protection: Protection,
-    protectors: Sequence[Protector] = (),
     reason: str,
-    wanted: Wanted | None = None,
-    selection: RemovalChoice | None = None,
     snapshots: Sequence[SnapshotFile] = (),
     thresholds: Thresholds | None = DEFAULT,
-    mind_uses: bool = True,
-    scan: EntryScan | None = None,
-    report: Reporter = SILENT,
+    spare_used: bool = True,
 ) -> RemovalPlan:
-    """Plan the removal of every `wanted` entry that nobody protects, or of a `selection` of them.
-
-    Of an entry nothing is held but a few bits, so that the plan of a large store takes no more memory than others.
-    """
-    scan = scan or EntryScan(internals.layout, internals.index)
-    tally = RowSet(scan)
-    selection = selection or _All(scan)
-    everybody: list[Protector] = [*protection.look(), *protectors]
-    kept = [[0, 0] for _ in everybody]
-    with report.task("look", total=int(scan.entries.sum()), unit="entries") as task:
-        for chunk in scan.chunks():
-            tally.add(chunk.packs, chunk.rows, chunk.nbytes)
-            open_ = np.ones(len(chunk.keys), bool) if wanted is None else wanted(chunk)
-            for counts, protector in zip(kept, everybody, strict=True):
-                held = open_ & protector.holds(chunk)
-                counts[0] += int((held & chunk.fresh).sum())
-                counts[1] += int(chunk.nbytes[held & chunk.fresh].sum())
-                open_ &= ~held
-            selection.offer(chunk, open_)
-            task.advance(len(chunk.keys))
-    victims, entries, nbytes = selection.choose(tally)
-    gain = plan_space(internals, scan, tally, victims, thresholds)
+    """Plan the removal of some of what a survey says may go, and of snapshots."""
+    changes = plan_packs(internals, survey, dropped.places, thresholds)
     return RemovalPlan(
-        goes=(RemovalShare(reason, entries, nbytes),) if entries else (),
-        kept=tuple(
-            RemovalShare(one.name, entries, nbytes)
-            for one, (entries, nbytes) in zip(everybody, kept, strict=True)
-            if entries
-        ),
+        goes=(RemovalShare(reason, dropped.entries, dropped.nbytes),) if dropped.entries else (),
+        kept=tuple(survey.kept),
         snapshots=tuple(snapshots),
-        unlink=gain.unlink,
-        rewrite=gain.rewrite,
-        packs_freed=gain.freed,
+        unlink=changes.unlink,
+        rewrite=changes.rewrite,
+        packs_freed=changes.freed,
         snapshots_freed=sum(file.path.stat().st_size for file in snapshots),
-        dead=gain.dead,
-        size=int(scan.nbytes.sum()),
+        dead=changes.dead,
+        size=int(survey.scan.nbytes.sum()),
         command=command,
         _internals=internals,
-        _scan=scan,
-        _victims=victims,
-        _protection=protection,
-        _mind_uses=mind_uses,
+        _scan=survey.scan,
+        _dropped=dropped.places,
+        _protection=survey.protection,
+        _spare_used=spare_used,
     )
-
-
-def _victims_of(chunk: Chunk, chosen: npt.NDArray[np.bool_]) -> Victims:
-    victims = np.empty(int(chosen.sum()), VICTIM)
-    for name, column in (
-        ("key", chunk.keys),
-        ("pack", chunk.packs),
-        ("row", chunk.rows),
-        ("nbytes", chunk.nbytes),
-        ("fresh", chunk.fresh),
-    ):
-        victims[name] = column[chosen]
-    return victims

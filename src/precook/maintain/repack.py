@@ -1,7 +1,8 @@
-"""Sweeping: packs without a living entry are unlinked, their rows first and their files after.
+"""Repacking: the living rows of some packs become one new pack, and packs without a living row are unlinked.
 
-Dropping the last entry of a pack marks it as doomed in the same transaction. So a process that dies before the file is
-gone leaves a mark, and whoever opens the store next goes on.
+Rows are copied as they lie, column by column, and the new pack is durable before the index names it. Dropping the last
+row of a pack marks the pack as doomed in the same transaction: a process that dies before the file is gone leaves that
+mark, and whoever opens the store next goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import DamagedEntryError, LockedError, NoSpaceError
+from precook.errors import DamagedEntryError, DamagedPackError, LockedError, NoSpaceError, StoreError
 from precook.fs.trust import file_system_time
 from precook.store import files
 from precook.store.dtypes import DType
@@ -41,16 +42,18 @@ from precook.store.index.packs import ReplacedPack
 from precook.store.internals import StoreInternals
 from precook.store.keysets import split
 from precook.store.layout import Layout
-from precook.store.packfile import PackFile, RowDamagedError, damage_reason
+from precook.store.packfile import PackFile
 from precook.units import format_size
-from precook.values import Key
+from precook.values import Key, Numbers
 
-Rows = npt.NDArray[np.int64]
+_log = logging.getLogger("precook")
 
 _CHUNK = 8 << 20
 """Bytes copied at a time."""
 _RECIPES = 0xFFFF
 """Most recipes of a pack: rows name them by two bytes."""
+_MARGIN = 1 << 20
+"""Bytes that stay free beside a new pack: the index needs some."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,16 +61,18 @@ class Piece:
     """Some rows of a pack, numbered through all its tables, in order."""
 
     pack: PackFile
-    rows: Rows
+    rows: Numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ColumnPart:
+class _TableRows:
     """Some rows of one table of a pack."""
 
     pack: PackFile
     table: Table
-    rows: Rows
+    first: int
+    """The pack's number of the table's first row."""
+    rows: Numbers
     """Their numbers in the table."""
 
 
@@ -79,13 +84,8 @@ class Repack:
     parsed: Head
     spans: list[tuple[PackFile, int, int]]
     """Its body: pack, first byte and length of what is copied, in order."""
-    origins: list[tuple[str, Rows]]
+    origins: list[tuple[str, Numbers]]
     """Pack and row of each new row, in order: runs of rows of one pack."""
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-        return self.parsed.id
 
     @property
     def nbytes(self) -> int:
@@ -100,8 +100,8 @@ class Repack:
         for pack, spans in groupby(self.spans, key=lambda span: span[0]):
             with pack.open() as descriptor:
                 for _, start, length in spans:
-                    for at in range(start, start + length, _CHUNK):
-                        gathered.append(pack.read_bytes(descriptor, at, min(_CHUNK, start + length - at)))
+                    for offset in range(start, start + length, _CHUNK):
+                        gathered.append(pack.read_bytes(descriptor, offset, min(_CHUNK, start + length - offset)))
                         room -= len(gathered[-1])
                         if room <= 0:
                             yield b"".join(gathered)
@@ -121,10 +121,14 @@ class _MergedColumns:
 
 def repack(pieces: Sequence[Piece]) -> Repack:
     """One pack of all these rows; equal skeletons share a table, rows stay in order."""
-    tables: dict[bytes, list[_ColumnPart]] = {}
+    tables: dict[bytes, list[_TableRows]] = {}
     for piece in pieces:
-        for part in _parts(piece):
-            tables.setdefault(part.table.skeleton, []).append(part)
+        first = 0
+        for table in piece.pack.head.tables:
+            rows = piece.rows[(piece.rows >= first) & (piece.rows < first + table.rows)] - first
+            if len(rows):
+                tables.setdefault(table.skeleton, []).append(_TableRows(piece.pack, table, first, rows))
+            first += table.rows
     columns = _MergedColumns()
     forms = [_table_form(f"t{number}", parts, columns) for number, parts in enumerate(tables.values())]
     if len(columns.recipes) > _RECIPES:
@@ -136,29 +140,11 @@ def repack(pieces: Sequence[Piece]) -> Repack:
     # Read back what is about to be written: nothing that our own limits refuse is ever published.
     parsed = parse_head(parse_pack_header(head[: header_length(head)]), head)
     assert parsed.id == pack_id(head)
-    origins = [(part.pack.head.id, _first_row(part) + part.rows) for parts in tables.values() for part in parts]
+    origins = [(part.pack.head.id, part.first + part.rows) for parts in tables.values() for part in parts]
     return Repack(head, parsed, [span for column in spans for span in column if span[2]], origins)
 
 
-def _parts(piece: Piece) -> Iterator[_ColumnPart]:
-    first = 0
-    for table in piece.pack.head.tables:
-        rows = piece.rows[(piece.rows >= first) & (piece.rows < first + table.rows)] - first
-        if len(rows):
-            yield _ColumnPart(piece.pack, table, rows)
-        first += table.rows
-
-
-def _first_row(part: _ColumnPart) -> int:
-    first = 0
-    for table in part.pack.head.tables:
-        if table is part.table:
-            break
-        first += table.rows
-    return first
-
-
-def _table_form(name: str, parts: list[_ColumnPart], columns: _MergedColumns) -> Any:
+def _table_form(name: str, parts: list[_TableRows], columns: _MergedColumns) -> Any:
     directory = columns.directory
     directory.append((f"{name}/keys", np.concatenate([part.table.keys[part.rows] for part in parts])))
     directory.append((f"{name}/checksums", np.concatenate([part.table.checksums[part.rows] for part in parts])))
@@ -175,7 +161,7 @@ def _table_form(name: str, parts: list[_ColumnPart], columns: _MergedColumns) ->
     return {"name": name, "rows": rows, **skeleton, "columns": forms, "values": values, "labels": labels}
 
 
-def _recipes(part: _ColumnPart, columns: _MergedColumns) -> npt.NDArray[np.int64]:
+def _recipes(part: _TableRows, columns: _MergedColumns) -> Numbers:
     """The recipe numbers of a part's rows in the new pack."""
     numbers = part.table.recipes[part.rows]
     renumbered = np.zeros(len(part.pack.head.recipes) + 1, np.int64)
@@ -186,32 +172,32 @@ def _recipes(part: _ColumnPart, columns: _MergedColumns) -> npt.NDArray[np.int64
     return renumbered[numbers]
 
 
-def _text(name: str, texts: list[tuple[TextColumn, Rows]], directory: list[tuple[str, npt.NDArray[Any]]]) -> Any:
+def _text(name: str, texts: list[tuple[TextColumn, Numbers]], directory: list[tuple[str, npt.NDArray[Any]]]) -> Any:
     if all(column.offsets is None and column.text == texts[0][0].text for column, _ in texts):
         return {"all": json.loads(texts[0][0].text)}
     return text_form(name, [column.row(row) for column, rows in texts for row in rows.tolist()], directory)
 
 
-def _leaf(name: str, shapes_name: str, number: int, parts: list[_ColumnPart], columns: _MergedColumns) -> Any:
+def _leaf(name: str, shapes_name: str, number: int, parts: list[_TableRows], columns: _MergedColumns) -> Any:
     """Add one leaf's column; its form for the metadata."""
     leaves = [(part, part.table.leaves[number]) for part in parts]
     dtype = leaves[0][1].dtype
     spans = [(part.pack, *span) for part, leaf in leaves for span in _spans(leaf, part.rows)]
     rows = sum(len(part.rows) for part in parts)
-    found = [_shapes(leaf, part.rows) for part, leaf in leaves]
-    first = found[0][0]
-    if all((shapes == first).all() for shapes in found):
+    shapes = [_shapes(leaf, part.rows) for part, leaf in leaves]
+    first = shapes[0][0]
+    if all((some == first).all() for some in shapes):
         shape = tuple(first.tolist())
         columns.body.append((name, dtype, (rows, *lanes_shape(dtype, shape)), spans))
         return {"name": name, "shape": list(shape)}
-    each = [np.broadcast_to(one, (len(part.rows), one.shape[1])) for one, part in zip(found, parts, strict=True)]
+    each = [np.broadcast_to(some, (len(part.rows), some.shape[1])) for some, part in zip(shapes, parts, strict=True)]
     columns.directory.append((shapes_name, np.concatenate(each).astype("<u4")))
     elements = sum(span[2] for span in spans) // dtype.size * dtype.lanes
     columns.body.append((name, dtype, (elements,), spans))
     return {"name": name, "shape": None}
 
 
-def _shapes(leaf: LeafColumn, rows: Rows) -> npt.NDArray[np.int64]:
+def _shapes(leaf: LeafColumn, rows: Numbers) -> Numbers:
     """The shape of each row, or one line for all of them where they share it."""
     if leaf.shape is not None:
         return np.array([leaf.shape], np.int64).reshape(1, len(leaf.shape))
@@ -219,7 +205,7 @@ def _shapes(leaf: LeafColumn, rows: Rows) -> npt.NDArray[np.int64]:
     return leaf.shapes[rows].astype(np.int64)
 
 
-def _spans(leaf: LeafColumn, rows: Rows) -> Iterator[tuple[int, int]]:
+def _spans(leaf: LeafColumn, rows: Numbers) -> Iterator[tuple[int, int]]:
     """First byte and length of rows in the file; rows that lie side by side in one."""
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     for run in np.split(rows, breaks):
@@ -228,67 +214,82 @@ def _spans(leaf: LeafColumn, rows: Rows) -> Iterator[tuple[int, int]]:
         yield begin, start + length - begin
 
 
-_log = logging.getLogger("precook")
-
-_MARGIN = 1 << 20
-"""Bytes that stay free beside a new pack: the index needs some."""
-
-
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Rewrite:
     """What became of some packs."""
 
-    pack: str | None
-    """The new one, None where no row was left to move."""
-    entries: int
-    nbytes: int
-    """Size of the new one."""
+    packs: int = 0
+    """How many were replaced."""
+    lost: int = 0
+    """Entries that were damaged, or lay in another of these packs, too."""
+    nbytes: int = 0
+    """Size of the new pack, zero where no row was left to move."""
+    freed: int = 0
+    """Bytes that the disk has gained."""
 
 
-def live_rows(internals: StoreInternals, pack: PackFile) -> Rows:
-    """The rows of a pack that the index names."""
-    name = pack.head.id
-    return np.array(sorted(place.row for place in internals.index.find(_keys(pack)) if place.pack == name), np.int64)
+def planned_size(internals: StoreInternals, living: dict[str, Numbers]) -> int | None:
+    """The size of a pack of these rows, by the name of their pack; None where one of the packs cannot be read.
 
-
-def move(internals: StoreInternals, pieces: Sequence[Piece]) -> Moved:
-    """Put rows into a new pack, and drop every row of the packs they came from.
-
-    Damaged rows are left behind and become misses. The old files go with the next `unlink_doomed`.
+    `HeaderError` where one pack cannot hold them all.
     """
+    pieces = []
+    try:
+        for name, rows in living.items():
+            pieces.append(Piece(internals.open_pack(name), rows))
+        return repack(pieces).nbytes
+    except (FileNotFoundError, StoreError):
+        return None
+    finally:
+        for piece in pieces:
+            piece.pack.release()
+
+
+def rewrite_packs(internals: StoreInternals, names: Sequence[str]) -> Rewrite:
+    """Put the living rows of some packs into a new one, and remove the old ones.
+
+    Damaged rows are left behind and become misses. Packs that are gone or cannot be read stay as they are.
+    """
+    packs, sound = [], []
+    living = 0
     seen: set[bytes] = set()
-    sound = [Piece(piece.pack, _sound(internals, piece, seen)) for piece in pieces]
+    for name in names:
+        try:
+            pack = internals.open_pack(name)
+            rows = sorted(place.row for place in internals.index.find(_keys(pack)) if place.pack == name)
+            sound.append(Piece(pack, _sound_rows(internals, pack, rows, seen)))
+        except (FileNotFoundError, DamagedPackError):
+            continue
+        packs.append(pack)
+        living += len(rows)
+    if not packs:
+        return Rewrite()
     image = repack(sound) if any(len(piece.rows) for piece in sound) else None
     if image is not None:
         check_space(internals, image.nbytes)
-        _publish(internals, image, [piece.pack for piece in pieces])
+        _publish(internals, image, packs)
         syncpoint("compact.published")
-    old = {piece.pack.head.id: ReplacedPack(_keys(piece.pack), piece.pack.path.stat().st_mtime_ns) for piece in pieces}
+    old = {pack.head.id: ReplacedPack(_keys(pack), pack.path.stat().st_mtime_ns) for pack in packs}
     head, origins = (image.parsed, image.origins) if image is not None else (None, ())
     internals.index.replace_packs(head, origins, old)
     syncpoint("compact.switched")
-    return Moved(image.id, image.parsed.rows, image.nbytes) if image is not None else Moved(None, 0, 0)
+    unlink_doomed(internals.layout, internals.index)
+    entries, nbytes = (image.parsed.rows, image.nbytes) if image is not None else (0, 0)
+    return Rewrite(len(packs), living - entries, nbytes, sum(pack.nbytes for pack in packs) - nbytes)
 
 
-def _sound(internals: StoreInternals, piece: Piece, seen: set[bytes]) -> Rows:
+def _sound_rows(internals: StoreInternals, pack: PackFile, rows: Sequence[int], seen: set[bytes]) -> Numbers:
     """The rows that are what was put, each key once; those that are not are told to the index."""
-    keep = []
-    with piece.pack.open() as descriptor:
-        for row in piece.rows.tolist():
-            table, number = piece.pack.locate(row)
-            if table.key(number) in seen:
-                continue
-            try:
-                table.verify(descriptor, number)
-            except (RowDamagedError, OSError) as error:
-                place = Place(table.key(number), piece.pack.head.id, row)
-                reason = damage_reason(error, piece.pack.path)
-                _log.warning("left behind: %s", DamagedEntryError(Key(place.key), piece.pack.path, reason))
-                internals.index.mark_damaged(place, reason)
-            else:
-                keep.append(row)
-                seen.add(table.key(number))
-    return np.array(keep, np.int64)
+    keys = _keys(pack)
+    rows = [row for row in rows if keys[row] not in seen]
+    damage = dict(pack.damage(rows))
+    for row, reason in damage.items():
+        _log.warning("left behind: %s", DamagedEntryError(Key(keys[row]), pack.path, reason))
+        internals.index.mark_damaged(Place(keys[row], pack.head.id, row), reason)
+    # By key: the first of two rows stays.
+    sound = {keys[row]: row for row in reversed(rows) if row not in damage}
+    seen.update(sound)
+    return np.array(sorted(sound.values()), np.int64)
 
 
 def check_space(internals: StoreInternals, nbytes: int) -> None:
@@ -301,7 +302,7 @@ def check_space(internals: StoreInternals, nbytes: int) -> None:
 
 
 def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]) -> None:
-    path = internals.layout.pack(image.id)
+    path = internals.layout.pack(image.parsed.id)
     # As old as the youngest of them: nothing in it may look older than it is.
     modified = min(max(pack.path.stat().st_mtime_ns for pack in packs), file_system_time(internals.layout.root))
     with files.explained(internals.layout.root):
@@ -317,24 +318,27 @@ def _keys(pack: PackFile) -> list[bytes]:
     return split(np.concatenate([table.keys for table in pack.head.tables]))
 
 
+def unlink_packs(internals: StoreInternals, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Remove packs of which no row lives any more, and others that are doomed already; which they were, and sizes."""
+    internals.index.doom(names)
+    return unlink_doomed(internals.layout, internals.index)
+
+
 def unlink_doomed(layout: Layout, index: Index) -> list[tuple[str, int]]:
     """Remove the files of doomed packs and forget them; which they were. Readers keep what they have mapped."""
     with index.exclusive():
-        found = index.doomed_packs()
-        folders = set()
+        doomed = index.doomed_packs()
+        paths = [layout.pack(name) for name, _ in doomed]
         with files.explained(layout.root):
-            for name, _ in found:
-                path = layout.pack(name)
+            for path in paths:
                 files.unlink_inside(layout.root, path)
-                folders.add(path.parent)
             # A name that came back after a power cut would be taken for a new pack, once its mark is gone.
-            for folder in sorted(folders):
+            for folder in sorted({path.parent for path in paths}):
                 with contextlib.suppress(FileNotFoundError):
                     files.sync_directory(folder)
-
-        if found:
-            index.forget_packs([name for name, _ in found])
-    return found
+        if doomed:
+            index.forget_packs([name for name, _ in doomed])
+    return doomed
 
 
 def sweep_doomed(layout: Layout, index: Index) -> None:

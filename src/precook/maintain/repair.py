@@ -7,15 +7,15 @@ another pack are not lost by any of this.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
 from precook.errors import DamagedPackError, ReadOnlyError
 from precook.maintain.lock import maintaining
 from precook.maintain.owners import Owner, find_owners
-from precook.maintain.repack import Piece, live_rows, move, unlink_doomed
+from precook.maintain.repack import rewrite_packs, unlink_doomed
 from precook.maintain.verify import Damage, Verification
 from precook.report import SILENT, Reporter
 from precook.store import files
@@ -62,22 +62,22 @@ class Repaired:
     """Bytes by which the packs became smaller."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RepairPlan:
     """What a repair would drop; making one changes nothing, `execute` does it."""
 
     store: Store
-    wrecks: tuple[BadPack, ...]
-    losses: tuple[LostEntry, ...]
+    bad_packs: tuple[BadPack, ...]
+    lost: tuple[LostEntry, ...]
     snapshots: tuple[Path, ...]
     """Damaged snapshots in whose place a newer one stands."""
     left: tuple[Path, ...]
     """Damaged snapshots that are the latest of their dataset: the next build writes a newer one."""
 
-    @cached_property
+    @property
     def empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not self.wrecks and not self.snapshots
+        return not self.bad_packs and not self.snapshots
 
     def execute(self, *, report: Reporter = SILENT) -> Repaired:
         """Do it; each pack is replaced as one step, and what is interrupted is found again by the next verification."""
@@ -85,86 +85,87 @@ class RepairPlan:
         if store.read_only:
             raise ReadOnlyError(store.path, "opened read-only")
         internals = store.internals()
-        before = sum(wreck.nbytes for wreck in self.wrecks)
+        before = sum(pack.nbytes for pack in self.bad_packs)
         after = rewritten = entries = 0
-        with maintaining(internals, "repair"), report.task("repair", total=len(self.wrecks), unit="packs") as task:
-            for wreck in self.wrecks:
-                dropped, kept = _replace(internals, wreck)
-                entries += dropped
-                after += kept
-                rewritten += kept > 0
+        with maintaining(internals, "repair"), report.task("repair", total=len(self.bad_packs), unit="packs") as task:
+            for pack in self.bad_packs:
+                lost, nbytes = _replace(internals, pack)
+                entries += lost
+                after += nbytes
+                rewritten += nbytes > 0
                 task.advance()
         for file in store.snapshots():
             if file.path in self.snapshots:
                 store.unpin(file)
                 store.remove_snapshot(file)
-        return Repaired(entries, rewritten, len(self.wrecks) - rewritten, len(self.snapshots), before - after)
+        return Repaired(entries, rewritten, len(self.bad_packs) - rewritten, len(self.snapshots), before - after)
 
 
-def plan_repair(store: Store, found: Verification) -> RepairPlan:
+def plan_repair(store: Store, verification: Verification) -> RepairPlan:
     """What would be dropped of a store in which a verification found damage."""
     internals = store.internals()
-    latest = {file.dataset: file.path for file in store.snapshots()}
-    broken = {file.path for file in store.snapshots()} & {damage.pack for damage in found.damage}
-    wrecks, lost = [], {}
-    damages = sorted((one for one in found.damage if one.pack not in broken), key=lambda one: str(one.pack))
-    for path, group in groupby(damages, key=lambda one: one.pack):
-        wreck, losses = _survey(internals, path, list(group))
-        wrecks.append(wreck)
-        lost.update(losses)
-    gone = {wreck.name for wreck in wrecks}
-    elsewhere = {place.key for place in internals.index.find(list(lost)) if place.pack not in gone} if lost else set()
-    owners = find_owners(store, lost)
+    snapshots = store.snapshots()
+    latest = {file.dataset: file.path for file in snapshots}
+    bad_snapshots = {file.path for file in snapshots} & {damage.pack for damage in verification.damage}
+    bad_packs: list[BadPack] = []
+    reasons: dict[bytes, str] = {}
+    in_packs = (damage for damage in verification.damage if damage.pack not in bad_snapshots)
+    for path, damages in groupby(sorted(in_packs, key=lambda damage: str(damage.pack)), key=lambda damage: damage.pack):
+        pack, lost = _examine(internals, path, damages)
+        bad_packs.append(pack)
+        reasons.update(lost)
+    names = {pack.name for pack in bad_packs}
+    # Entries that have a copy in a pack that stays are not lost.
+    elsewhere = {place.key for place in internals.index.find(list(reasons)) if place.pack not in names}
+    owners = find_owners(store, reasons)
     return RepairPlan(
         store,
-        tuple(wrecks),
+        tuple(bad_packs),
         tuple(
             LostEntry(Key(key), reason, tuple(owners.get(key, ())))
-            for key, reason in sorted(lost.items())
+            for key, reason in sorted(reasons.items())
             if key not in elsewhere
         ),
-        tuple(sorted(broken - set(latest.values()))),
-        tuple(sorted(broken & set(latest.values()))),
+        tuple(sorted(bad_snapshots - set(latest.values()))),
+        tuple(sorted(bad_snapshots & set(latest.values()))),
     )
 
 
-def _survey(internals: StoreInternals, path: Path, damages: list[Damage]) -> tuple[BadPack, dict[bytes, str]]:
-    """What becomes of a pack, and the entries that are lost with it."""
+def _examine(internals: StoreInternals, path: Path, damages: Iterable[Damage]) -> tuple[BadPack, dict[bytes, str]]:
+    """What becomes of a pack, and the entries that are lost with it, with the reason."""
     try:
         nbytes = path.lstat().st_size
     except FileNotFoundError:
         nbytes = 0
-    name = path.name.partition(".")[0]
+    pack = BadPack(path, "", nbytes)
     try:
-        internals.open_pack(name)
+        internals.open_pack(pack.name)
     except (DamagedPackError, OSError) as error:
         reason = damage_reason(error, path) if not isinstance(error, FileNotFoundError) else "it is gone"
-        return BadPack(path, reason, nbytes), dict.fromkeys(internals.index.row_keys(name).values(), reason)
-    return BadPack(path, "", nbytes), {one.key.bytes: one.reason for one in damages if one.key is not None}
+        return BadPack(path, reason, nbytes), dict.fromkeys(internals.index.row_keys(pack.name).values(), reason)
+    return pack, {damage.key.bytes: damage.reason for damage in damages if damage.key is not None}
 
 
-def _replace(internals: StoreInternals, wreck: BadPack) -> tuple[int, int]:
+def _replace(internals: StoreInternals, bad: BadPack) -> tuple[int, int]:
     """Put a pack of its sound entries in the place of a damaged one; entries dropped, and bytes of the new file."""
     try:
-        pack = internals.open_pack(wreck.name)
+        internals.open_pack(bad.name)
     except FileNotFoundError:
         return 0, 0  # somebody else was quicker
     except (DamagedPackError, OSError) as error:
-        return _remove(internals, wreck, damage_reason(error, wreck.path)), 0
-    rows = live_rows(internals, pack)
-    moved = move(internals, [Piece(pack, rows)])
-    unlink_doomed(internals.layout, internals.index)
-    return len(rows) - moved.entries, moved.nbytes
+        return _remove(internals, bad, damage_reason(error, bad.path)), 0
+    rewrite = rewrite_packs(internals, [bad.name])
+    return rewrite.lost, rewrite.nbytes
 
 
-def _remove(internals: StoreInternals, wreck: BadPack, reason: str) -> int:
+def _remove(internals: StoreInternals, bad: BadPack, reason: str) -> int:
     """Remove a pack that cannot be read at all; how many entries the index had there."""
     layout, index = internals.layout, internals.index
     with index.exclusive():
-        entries = index.condemn(wreck.name, reason)
+        entries = index.condemn(bad.name, reason)
         unlink_doomed(layout, index)
         # A pack that could never be read has no row in the index that could be doomed.
         with files.explained(layout.root):
-            files.unlink_inside(layout.root, wreck.path)
-            files.sync_directory(wreck.path.parent)
+            files.unlink_inside(layout.root, bad.path)
+            files.sync_directory(bad.path.parent)
     return entries

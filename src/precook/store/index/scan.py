@@ -6,8 +6,8 @@ and `EntryScan`, for whoever decides what goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -109,6 +109,16 @@ class Chunk:
     def touched(self) -> Numbers:
         """When each entry was last written or used."""
         return np.maximum(self.born, self.used)
+
+    def take(self, chosen: Flags) -> Chunk:
+        """Some of these entries."""
+        return Chunk(*(getattr(self, column.name)[chosen] for column in fields(self)))
+
+    @staticmethod
+    def join(chunks: Sequence[Chunk]) -> Chunk:
+        """The entries of several chunks as one."""
+        columns = ([getattr(chunk, column.name) for chunk in chunks] for column in fields(Chunk))
+        return Chunk(*map(np.concatenate, columns))
 
 
 class EntryScan:
