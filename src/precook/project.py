@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from precook.config.check import check, read_config
 from precook.config.schema import Settings
-from precook.config.yaml import Origin, check, read_config
+from precook.config.yaml import Origin
 from precook.encode.build import BuildOptions, BuildReport, EncoderSpec, build, default_threads, joined
 from precook.encode.encoder import Encoder
 from precook.encode.pool import AUTO

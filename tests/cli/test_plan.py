@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import precook
+from precook.config.check import read_config
 from precook.config.schema import Settings
-from precook.config.yaml import read_config
 from precook.plan.ready import record_failure
 from precook.sources.survey import relative_path
 from tests.cli.test_cli import environment, everything, read_only, read_terminal, spawn

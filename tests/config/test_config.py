@@ -15,21 +15,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import precook
-from precook.config.encoders import ENCODERS, DiffusersVae, EncoderSection, Section, TransformersText, UserSection
+from precook.config.check import check, json_schema, read_config
+from precook.config.concept import ColumnName, Concept, FileName, FixedText, Sidecar
+from precook.config.encoders import ENCODERS, DiffusersVae, EncoderSection, TransformersText, UserSection
+from precook.config.fields import Section
 from precook.config.messages import nearest
-from precook.config.schema import (
-    ColumnCaptions,
-    Concept,
-    FileName,
-    FixedText,
-    ImageSettings,
-    Resolution,
-    Settings,
-    Sidecar,
-    TextSettings,
-)
+from precook.config.schema import ImageSettings, Resolution, Settings, TextSettings
 from precook.config.template import FoundConcept, TemplateFacts, write_config, yaml_text
-from precook.config.yaml import LIMIT, Origin, check, read_config, schema
+from precook.config.yaml import LIMIT, Origin
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
 
@@ -175,7 +168,7 @@ def test_settings_cannot_be_changed() -> None:
         ("filename", FileName()),
         ({"text": "a cat"}, FixedText(text="a cat")),
         ({"text": ""}, FixedText(text="")),
-        ({"column": "caption"}, ColumnCaptions(column="caption")),
+        ({"column": "caption"}, ColumnName(column="caption")),
     ],
 )
 def test_captions_are_spelled_in_one_way(written: object, value: Section) -> None:
@@ -815,7 +808,7 @@ def fits(value: Any, rule: Any, root: dict[str, Any]) -> bool:
 
 def test_the_schema_accepts_what_the_reader_accepts(read: Reader) -> None:
     """The design's example, the page's, and every other valid config are valid in an editor, too."""
-    rules = json.loads(json.dumps(schema()))
+    rules = json.loads(json.dumps(json_schema()))
     assert rules["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     written = [read(content)[0].model_dump(mode="json") for content in (DESIGN, SMALL, page_example())]
     for data in (*GOOD, *written):
@@ -834,14 +827,14 @@ UNSEEN = (
 @pytest.mark.parametrize(("data", "where", "message"), BAD, ids=range(len(BAD)))
 def test_the_schema_refuses_what_the_reader_refuses(data: dict[str, Any], where: str | None, message: str) -> None:
     """An editor underlines the same mistakes, those aside that take more than a schema to see."""
-    rules = schema()
+    rules = json_schema()
     if not any(part in refused(data).message for part in UNSEEN):
         assert not fits(data, rules, rules)
 
 
 def test_the_schema_explains_every_field() -> None:
     """An editor can show a title and a meaning for each of them."""
-    rules = schema()
+    rules = json_schema()
     for section, _ in SECTIONS:
         properties = rules["properties"] if section is Settings else rules["$defs"][section.__name__]["properties"]
         assert list(properties) == list(section.model_fields)
@@ -900,7 +893,7 @@ def found_again(settings: Settings, like: TemplateFacts) -> TemplateFacts:
     for concept, seen in zip(settings.concepts, like.concepts, strict=True):
         spelled = concept.captions.model_dump()
         known: Any = captions[spelled["text"] if isinstance(spelled, dict) else spelled]
-        assert not isinstance(concept.masks, ColumnCaptions)
+        assert not isinstance(concept.masks, ColumnName)
         concepts.append(
             FoundConcept(concept.name, concept.path, seen.images, known, concept.masks, seen.min_side, seen.max_side)
         )

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from precook.config.encoders import ENCODERS, UserSection, decides
-from precook.config.schema import Concept, ImageSettings, Settings, TextSettings
+from precook.config.concept import Concept
+from precook.config.encoders import ENCODERS, UserSection
+from precook.config.fields import decides
+from precook.config.schema import ImageSettings, Settings, TextSettings
 from tests.support.projects import picture, project, text_folder, vae_folder
 
 ALL = {"latent", "prompt", "tokens", "inputs", "mask", "pixels", "mine"}

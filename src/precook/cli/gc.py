@@ -51,7 +51,7 @@ def _absent_sources(config: Path | None) -> list[str]:
     path = named_config(config)
     if path is None:
         return []
-    from precook.config.yaml import read_config
+    from precook.config.check import read_config
 
     places = [(concept, path.parent / concept.path) for concept in read_config(path)[0].concepts]
     return [

@@ -49,9 +49,9 @@ def command(
 ) -> None:
     """Look at a folder of pictures and write a config for it."""
     if schema:
-        from precook.config.yaml import schema as config_schema
+        from precook.config.check import json_schema
 
-        json.dump(config_schema(), sys.stdout, indent=2)
+        json.dump(json_schema(), sys.stdout, indent=2)
         output.line()
         return
     if folder is None:
@@ -108,8 +108,8 @@ def _look_at(
 
 def _write(target: Path, facts: TemplateFacts) -> list[str]:
     """Write the config; the names of its encoders."""
+    from precook.config.check import read_config
     from precook.config.template import write_config
-    from precook.config.yaml import read_config
 
     try:
         content = write_config(facts)

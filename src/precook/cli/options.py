@@ -95,7 +95,7 @@ def named_store(config: Path | None, store: Path | None) -> Path | None:
     path = named_config(config) if store is None else None
     if path is None:
         return store
-    from precook.config.yaml import read_config
+    from precook.config.check import read_config
 
     return path.parent / read_config(path)[0].store
 

@@ -2,164 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import os
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    WithJsonSchema,
-    model_validator,
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+
+from precook.config.fields import (
+    NOT_IN_KEYS,
+    Flaw,
+    NonEmpty,
+    PathText,
+    Positive,
+    Section,
+    Text,
+    one_of,
+    plain,
+    refusal,
+    unique,
+    whole_or,
 )
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from precook.config.messages import described, did_you_mean, quoted
 
-from precook.config.messages import described, did_you_mean, either, quoted
-
-Where = tuple[str | int, ...]
-"""A place in the file: names of fields and numbers of items, from the outside in."""
-
-FREE: dict[str, Any] = {"decides": False}
-"""Marks a field whose change makes no entry of a sample missing; every other field may."""
-
-
-def decides(field: FieldInfo) -> bool:
-    """Whether a field may decide stored bytes, and so belongs into keys."""
-    extra = field.json_schema_extra
-    return not (isinstance(extra, dict) and extra.get("decides") is False)
-
-
-_DEPTH = 32
 _USER = ":"
 """The user's own class among the kinds of encoders: no built-in name has a colon."""
-
-
-class Section(BaseModel):
-    """A part of the file: frozen, without unknown fields, and nothing in it is converted from another type."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Flaw:
-    """What is wrong with a value, or with a part of it."""
-
-    message: str
-    hint: str = ""
-    path: Where = ()
-    """From the value to the part."""
-
-
-def refusal(*flaws: Flaw) -> PydanticCustomError:
-    """The error a validator raises to say in our words what is wrong."""
-    return PydanticCustomError("precook", "refused", {"flaws": flaws})
-
-
-def one_of(choice: object) -> BeforeValidator:
-    """Only the words of this `Literal`, with the nearest one for any other."""
-    words: tuple[str, ...] = get_args(choice)
-
-    def check(value: object) -> object:
-        if isinstance(value, str) and value in words:
-            return value
-        meant = did_you_mean(value, words) if isinstance(value, str) else ""
-        raise refusal(Flaw(f"must be {either(words)}, not {described(value)}{meant}"))
-
-    return BeforeValidator(check)
-
-
-def whole_or(word: str) -> BeforeValidator:
-    """A whole number of at least 1, or this word."""
-
-    def check(value: object) -> object:
-        # A bool is an int to Python, not to whoever writes a config.
-        if (isinstance(value, str) and value == word) or (type(value) is int and value >= 1):
-            return value
-        raise refusal(Flaw(f"must be a whole number of at least 1, or {word}, not {described(value)}"))
-
-    return BeforeValidator(check)
-
-
-def sequence(value: object) -> object:
-    """A list as a tuple, so that nobody changes it later."""
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    hint = f"write [{value}]" if type(value) is int else "begin each item with a dash"
-    raise refusal(Flaw(f"must be a list, not {described(value)}", hint))
-
-
-def filled(value: object) -> object:
-    """Anything but an empty list or mapping.
-
-    Pydantic's own lower limit counts the items that are right, and so calls a list of wrong ones empty.
-    """
-    if isinstance(value, list | tuple | dict) and not value:
-        raise refusal(Flaw("must not be empty"))
-    return value
-
-
-def unique(items: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The items, each of which stands there once."""
-    first: dict[Any, int] = {}
-    twice = [
-        Flaw(f"{quoted(item)} stands here twice", "remove one of them", (number,))
-        for number, item in enumerate(items)
-        if first.setdefault(item, number) != number
-    ]
-    if twice:
-        raise refusal(*twice)
-    return items
-
-
-def clean(text: str) -> str:
-    """Text that can be part of a file name and of UTF-8."""
-    return _clean_at((), text)
-
-
-def _clean_filled(text: str) -> str:
-    if not text:
-        raise refusal(Flaw("must not be empty"))
-    return clean(text)
-
-
-def _clean_at(path: Where, text: str) -> str:
-    if "\0" in text:
-        raise refusal(Flaw("must not contain a null character", "remove it", path))
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        hint = "remove what is not; files and folders need names in UTF-8"
-        raise refusal(Flaw(f"{quoted(text)} is not valid Unicode", hint, path))
-    return text
-
-
-def plain(value: object, path: Where = ()) -> Any:
-    """A copy of plain data as JSON knows it; lists, whatever kind of sequence they were."""
-    if len(path) > _DEPTH:
-        raise refusal(Flaw(f"is nested more than {_DEPTH} levels deep", "make it flatter", path))
-    if isinstance(value, dict):
-        for name in value:
-            if not isinstance(name, str):
-                raise refusal(Flaw(f"a name must be text, not {described(name)}", "put it in quotes", path))
-        return {_clean_at(path, name): plain(item, (*path, name)) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, (*path, number)) for number, item in enumerate(value)]
-    if isinstance(value, str):
-        return _clean_at(path, value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise refusal(Flaw(f"must be a finite number, not {value}", "write null for no limit", path))
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    raise refusal(Flaw(f"must be plain data, not {described(value)}", path=path))
-
-
-def _path_text(value: object) -> object:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _plain_mapping(value: object) -> dict[str, Any]:
@@ -186,11 +50,6 @@ def _layers(value: object) -> object:
     return unique(tuple(value))
 
 
-Text = Annotated[str, AfterValidator(clean)]
-Filled = Annotated[str, AfterValidator(_clean_filled), WithJsonSchema({"type": "string", "minLength": 1})]
-Place = Annotated[Filled, BeforeValidator(_path_text)]
-"""A path, which Python callers may give as one."""
-Positive = Annotated[int, Field(ge=1)]
 Dtype = Literal["float32", "float16", "bfloat16"]
 Posterior = Literal["mean", "sample", "moments"]
 Layers = Annotated[
@@ -211,25 +70,25 @@ class EncoderSection(Section):
     """What every encoder may be told."""
 
     uses: str = Field(description="Which encoder it is.")
-    device: Filled = Field(
-        default="auto", description="Where it runs: auto, cpu, cuda, cuda:1, …", json_schema_extra=FREE
+    device: NonEmpty = Field(
+        default="auto", description="Where it runs: auto, cpu, cuda, cuda:1, …", json_schema_extra=NOT_IN_KEYS
     )
     batch_size: Annotated[Positive | Literal["auto"], whole_or("auto")] = Field(
-        default="auto", description="Samples per call; auto finds what fits.", json_schema_extra=FREE
+        default="auto", description="Samples per call; auto finds what fits.", json_schema_extra=NOT_IN_KEYS
     )
 
 
 class ModelEncoder(EncoderSection):
     """An encoder with a model: a folder, or a name on the hub."""
 
-    model: Place = Field(
+    model: PathText = Field(
         description="Folder of the model, relative to this file, or with revision its name on the hub.",
         examples=["models/vae"],
     )
-    revision: Filled | None = Field(
+    revision: NonEmpty | None = Field(
         default=None, description="Branch, tag or commit: model is owner/name on the hub.", examples=["main"]
     )
-    subfolder: Filled | None = Field(default=None, description="Folder inside the model's.", examples=["weights"])
+    subfolder: NonEmpty | None = Field(default=None, description="Folder inside the model's.", examples=["weights"])
 
 
 class DiffusersVae(ModelEncoder):
@@ -245,7 +104,9 @@ class DiffusersVae(ModelEncoder):
         default=False, description="Encode large pictures tile by tile: less memory, slightly other values."
     )
     slicing: bool = Field(
-        default=False, description="Encode a batch one by one: less memory, the same values.", json_schema_extra=FREE
+        default=False,
+        description="Encode a batch one by one: less memory, the same values.",
+        json_schema_extra=NOT_IN_KEYS,
     )
 
 
@@ -253,7 +114,7 @@ class TransformersText(ModelEncoder):
     """Embeddings of a text encoder of transformers."""
 
     uses: Literal["transformers-text"] = Field(description="Hidden states of a text encoder of transformers.")
-    tokenizer: Place | None = Field(
+    tokenizer: PathText | None = Field(
         default=None, description="Folder of the tokenizer; without it, the model's own.", examples=["models/tokenizer"]
     )
     dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
@@ -269,11 +130,11 @@ class TransformersText(ModelEncoder):
         default=0, ge=0, description="Tokens to drop at the beginning, such as those of a template."
     )
     keep_padding: bool = Field(default=False, description="Keep padded positions up to max_length.")
-    attention: Filled | None = Field(
+    attention: NonEmpty | None = Field(
         default=None,
         description="How attention is computed: sdpa, eager, flash_attention_2.",
         examples=["sdpa"],
-        json_schema_extra=FREE,
+        json_schema_extra=NOT_IN_KEYS,
     )
 
 

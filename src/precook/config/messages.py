@@ -22,8 +22,8 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     folded: dict[str, str] = {}
     for known in valid:
         folded.setdefault(_fold(known), known)
-    found = difflib.get_close_matches(_fold(name), folded, n=1)
-    return folded[found[0]] if found else None
+    matches = difflib.get_close_matches(_fold(name), folded, n=1)
+    return folded[matches[0]] if matches else None
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
@@ -32,8 +32,8 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     >>> did_you_mean("centre", ["center", "random"])
     "; did you mean 'center'?"
     """
-    found = nearest(name, valid)
-    return "" if found is None else f"; did you mean '{found}'?"
+    meant = nearest(name, valid)
+    return "" if meant is None else f"; did you mean '{meant}'?"
 
 
 def either(names: Sequence[str]) -> str:
@@ -65,16 +65,13 @@ def described(value: object) -> str:
         return "nothing"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int) and value.bit_length() > _SHOWN:
-        return "a very large number"
     if isinstance(value, int | float):
-        return f"the number {value}"
+        too_long = isinstance(value, int) and value.bit_length() > _SHOWN
+        return "a very large number" if too_long else f"the number {value}"
     if isinstance(value, str):
         return f"text {quoted(value)}"
-    if isinstance(value, list | tuple):
-        return "a list"
-    if isinstance(value, dict):
-        return "a mapping"
+    if isinstance(value, list | tuple | dict):
+        return "a mapping" if isinstance(value, dict) else "a list"
     return f"a value of the Python type {type(value).__name__}"
 
 

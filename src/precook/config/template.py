@@ -10,10 +10,12 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from precook.config.encoders import ENCODERS, EncoderSection, Section, kind_of
+from precook.config.check import check
+from precook.config.concept import Concept
+from precook.config.encoders import ENCODERS, EncoderSection, kind_of
+from precook.config.fields import Section
 from precook.config.messages import quoted
-from precook.config.schema import Concept, ImageSettings, Settings, TextSettings
-from precook.config.yaml import check
+from precook.config.schema import ImageSettings, Settings, TextSettings
 
 _HEAD = (
     "# What precook encodes and keeps: `precook plan` shows what is missing, `precook build` encodes it.",
@@ -70,17 +72,17 @@ class TemplateFacts:
     resolution: int
 
 
-def write_config(found: TemplateFacts) -> str:
+def write_config(facts: TemplateFacts) -> str:
     """The text of a config file for what was found; reading it gives exactly that back.
 
     A name or path that is not Unicode cannot be written: `ValueError`. What no config may hold, such as a concept's
     name with a line break, is a `ConfigError`.
     """
-    settings = _settings(found)
-    _require_unicode(found)
+    settings = _settings(facts)
+    _require_unicode(facts)
     check(settings)
     return "".join(
-        f"{text:<{_REMARK}}  # {remark}\n" if remark else f"{text}\n" for text, remark in _file(found, settings)
+        f"{text:<{_REMARK}}  # {remark}\n" if remark else f"{text}\n" for text, remark in _file(facts, settings)
     )
 
 
@@ -92,10 +94,8 @@ def yaml_text(value: Any) -> str:
     """
     if isinstance(value, BaseModel):
         value = value.model_dump()
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
@@ -114,23 +114,23 @@ def _escaped(char: str) -> str:
     return char if char.isprintable() else {"\n": r"\n", "\t": r"\t"}.get(char, f"\\U{ord(char):08x}")
 
 
-def _settings(found: TemplateFacts) -> dict[str, Any]:
+def _settings(facts: TemplateFacts) -> dict[str, Any]:
     """What the file says, comments aside."""
     encoders: dict[str, Any] = {}
-    if found.vae is not None:
-        encoders["latent"] = {**_BLOCKS["latent"], "model": found.vae}
-    if found.text is not None:
-        encoders["prompt"] = {**_BLOCKS["prompt"], "model": found.text}
-    if any(concept.masks is not None for concept in found.concepts):
+    if facts.vae is not None:
+        encoders["latent"] = {**_BLOCKS["latent"], "model": facts.vae}
+    if facts.text is not None:
+        encoders["prompt"] = {**_BLOCKS["prompt"], "model": facts.text}
+    if any(concept.masks is not None for concept in facts.concepts):
         # Without a VAE the masks go with the pixels.
-        encoders["mask"] = {**_BLOCKS["mask"], "factor": 8 if found.vae is not None else 1}
-    if found.vae is None and found.text is None:
+        encoders["mask"] = {**_BLOCKS["mask"], "factor": 8 if facts.vae is not None else 1}
+    if facts.vae is None and facts.text is None:
         encoders["pixels"] = _BLOCKS["pixels"]
     return {
-        "store": found.store,
-        "dataset": found.dataset,
-        "concepts": [_concept(concept) for concept in found.concepts],
-        "image": {"resolutions": [found.resolution], "step": 64, "crop": "center", "flip": "none", "variations": 1},
+        "store": facts.store,
+        "dataset": facts.dataset,
+        "concepts": [_concept(concept) for concept in facts.concepts],
+        "image": {"resolutions": [facts.resolution], "step": 64, "crop": "center", "flip": "none", "variations": 1},
         "text": {"variations": "all", "empty_prompt": True},
         "encoders": encoders,
     }
@@ -142,74 +142,74 @@ def _concept(concept: FoundConcept) -> dict[str, Any]:
     return {"name": concept.name, "path": concept.path, "captions": captions, **masks}
 
 
-def _file(found: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
+def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
     fields = Settings.model_fields
-    yield from _prose(*_HEAD, "")
+    yield from _texts(*_HEAD, "")
     yield from (_setting(name, fields[name], settings) for name in ("store", "dataset"))
     yield from _heading("concepts")
-    for number, (concept, told) in enumerate(zip(found.concepts, settings["concepts"], strict=True)):
-        yield from _inside("  ", _concept_lines(concept, told, every=number == 0))
+    for number, (concept, given) in enumerate(zip(facts.concepts, settings["concepts"], strict=True)):
+        yield from _indented("  ", _concept_lines(concept, given, every=number == 0))
     for name, section in (("image", ImageSettings), ("text", TextSettings)):
         yield from _heading(name)
-        yield from _inside("  ", _fields(section, settings[name]))
+        yield from _indented("  ", _fields(section, settings[name]))
     yield from _heading("encoders")
-    yield from _inside("  ", _prose(*_ENCODERS_HEAD))
+    yield from _indented("  ", _texts(*_ENCODERS_HEAD))
     for name, block in _BLOCKS.items():
-        told = settings["encoders"].get(name)
-        yield from _inside("  " if told else "  #", _encoder(name, told or block))
-    yield from _prose("")
+        given = settings["encoders"].get(name)
+        yield from _indented("  " if given else "  #", _encoder(name, given or block))
+    yield from _texts("")
     yield from (_setting(name, fields[name], settings) for name in ("keep", "stamps"))
 
 
 def _heading(name: str) -> Iterator[_Line]:
-    yield from _prose("")
+    yield from _texts("")
     yield f"{name}:", Settings.model_fields[name].description or ""
 
 
-def _concept_lines(concept: FoundConcept, told: Mapping[str, Any], *, every: bool) -> Iterator[_Line]:
+def _concept_lines(concept: FoundConcept, given: Mapping[str, Any], *, every: bool) -> Iterator[_Line]:
     """One concept; the first one shows every setting."""
     pictures = "1 picture" if concept.images == 1 else f"{concept.images:,} pictures"
     sides = f", sides from {concept.min_side} to {concept.max_side} pixels" if concept.max_side else ""
-    yield from _prose(f"# {pictures}{sides}")
+    yield from _texts(f"# {pictures}{sides}")
     if concept.captions == "none":
-        yield from _prose("# no captions were found: a fixed text, the empty prompt, stands for them")
-    first, *others = _fields(Concept, told, every=every)
-    yield from _inside("- ", [first])
-    yield from _inside("  ", others)
+        yield from _texts("# no captions were found: a fixed text, the empty prompt, stands for them")
+    first, *others = _fields(Concept, given, every=every)
+    yield from _indented("- ", [first])
+    yield from _indented("  ", others)
 
 
-def _encoder(name: str, told: Mapping[str, Any]) -> Iterator[_Line]:
+def _encoder(name: str, given: Mapping[str, Any]) -> Iterator[_Line]:
     yield f"{name}:", ""
-    yield from _inside("  ", _fields(ENCODERS[kind_of(told) or ""], told))
+    yield from _indented("  ", _fields(ENCODERS[kind_of(given) or ""], given))
 
 
-def _fields(section: type[Section], told: Mapping[str, Any], *, every: bool = True) -> Iterator[_Line]:
+def _fields(section: type[Section], given: Mapping[str, Any], *, every: bool = True) -> Iterator[_Line]:
     # What all encoders share comes last, except for what tells them apart.
     shared = set(EncoderSection.model_fields) - {"uses"} if issubclass(section, EncoderSection) else set()
     for name, field in sorted(section.model_fields.items(), key=lambda item: item[0] in shared):
-        if every or name in told:
-            yield _setting(name, field, told)
+        if every or name in given:
+            yield _setting(name, field, given)
 
 
-def _setting(name: str, field: FieldInfo, told: Mapping[str, Any]) -> _Line:
-    """A setting as it was told, or its default behind a #; an example where the default is to have none."""
-    if name in told:
-        return f"{name}: {yaml_text(told[name])}", field.description or ""
+def _setting(name: str, field: FieldInfo, given: Mapping[str, Any]) -> _Line:
+    """A setting as it is given, or its default behind a #; an example where the default is to have none."""
+    if name in given:
+        return f"{name}: {yaml_text(given[name])}", field.description or ""
     value = field.examples[0] if field.default is None and field.examples else field.default
     return f"#{name}: {yaml_text(value)}", field.description or ""
 
 
-def _inside(margin: str, lines: Iterable[_Line]) -> Iterator[_Line]:
+def _indented(margin: str, lines: Iterable[_Line]) -> Iterator[_Line]:
     return ((f"{margin}{text}", remark) for text, remark in lines)
 
 
-def _prose(*lines: str) -> Iterator[_Line]:
+def _texts(*lines: str) -> Iterator[_Line]:
     return ((line, "") for line in lines)
 
 
-def _require_unicode(found: TemplateFacts) -> None:
-    texts = [found.dataset, found.store, found.vae, found.text]
-    for concept in found.concepts:
+def _require_unicode(facts: TemplateFacts) -> None:
+    texts = [facts.dataset, facts.store, facts.vae, facts.text]
+    for concept in facts.concepts:
         texts += [concept.name, concept.path, concept.masks]
     for text in filter(None, texts):
         if any("\ud800" <= char <= "\udfff" for char in text):

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from precook.config.encoders import EncoderSection, ModelEncoder, TransformersText, UserSection, decides
+from precook.config.encoders import EncoderSection, ModelEncoder, TransformersText, UserSection
+from precook.config.fields import decides
 from precook.config.yaml import Origin
 from precook.encode.encoder import Encoder
 from precook.encode.hub import find_snapshot, is_unused, planned_snapshot

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precook.config.schema import ColumnCaptions, Concept, FileName, FixedText, Sidecar
+from precook.config.concept import ColumnName, Concept, FileName, FixedText, Sidecar
 from precook.sources.captions import from_file_name
 from precook.sources.table import SourceTable
 from precook.sources.walk import Listing, list_names, walk
@@ -92,7 +92,7 @@ def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles
     pattern = concept.masks
     if pattern is not None:
         mask_names = [
-            row.mask if isinstance(pattern, ColumnCaptions) else mask_path(row.image, pattern) for row in table.rows
+            row.mask if isinstance(pattern, ColumnName) else mask_path(row.image, pattern) for row in table.rows
         ]
         next_row = iter(range(len(names), len(names) + len(mask_names)))
         masks = [-1 if name is None else next(next_row) for name in mask_names]
@@ -100,9 +100,9 @@ def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles
         names += named
         roles += bytearray([MASK]) * len(named)
     listing = list_names(path.parent, names, roles)
-    texts = tuple(row.captions for row in table.rows) if isinstance(concept.captions, ColumnCaptions) else None
+    texts = tuple(row.captions for row in table.rows) if isinstance(concept.captions, ColumnName) else None
     # What a table names is meant to be there; what only follows from a pattern may not be.
-    mask_rows = np.array(masks, np.int64) if isinstance(pattern, ColumnCaptions) else _present(listing, masks)
+    mask_rows = np.array(masks, np.int64) if isinstance(pattern, ColumnName) else _present(listing, masks)
     return SampleFiles(listing, np.arange(len(table.rows)), _present(listing, captions), mask_rows, texts)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from precook.config.schema import ColumnCaptions, Concept, ImageSettings, Sidecar
+from precook.config.concept import ColumnName, Concept, Sidecar
+from precook.config.schema import ImageSettings
 from precook.fs.read import read_source
 from precook.fs.trust import FileSystem
 from precook.identity.digest import digest
@@ -131,8 +132,8 @@ def collect_samples(
         table = read_table(
             root,
             image_column=concept.image_column,
-            caption_column=concept.captions.column if isinstance(concept.captions, ColumnCaptions) else None,
-            mask_column=concept.masks.column if isinstance(concept.masks, ColumnCaptions) else None,
+            caption_column=concept.captions.column if isinstance(concept.captions, ColumnName) else None,
+            mask_column=concept.masks.column if isinstance(concept.masks, ColumnName) else None,
         )
         bad_rows = [(f"{root.name}, row {problem.number}", problem.reason) for problem in table.problems]
         files = table_files(concept, root, table)

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from precook.config.schema import TABLES
+from precook.config.concept import TABLES
 from precook.errors import SourceChangedError, SourceError
 from precook.fs.read import NotAFileError, open_source, read_all
 from precook.fs.stamps import stamp_of

@@ -1,0 +1,233 @@
+"""Concepts in the config file: where pictures lie, and where their captions and masks come from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+
+from precook.config.fields import NOT_IN_KEYS, Flaw, NonEmpty, PathText, Positive, Section, Text, clean, one_of, refusal
+from precook.config.messages import described, did_you_mean, either, quoted
+
+TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+"""How the names of tables end, in lower case; the case does not matter."""
+
+_EXTENSION = r"\.[^/\\]+"
+_NAME = 200
+_PLACEHOLDERS = ("stem", "name")
+
+MissingMask = Literal["white", "error"]
+
+
+class Sidecar(Section):
+    """Captions lie beside the pictures: `cat.txt` for `cat.jpg`, one caption per line."""
+
+    @model_serializer
+    def _spelled(self) -> str:
+        return "sidecar"
+
+
+class FileName(Section):
+    """The picture's file name is its caption."""
+
+    @model_serializer
+    def _spelled(self) -> str:
+        return "filename"
+
+
+_CAPTION_WORDS = {"sidecar": Sidecar, "filename": FileName}
+
+
+class FixedText(Section):
+    """Every picture has this caption."""
+
+    text: Text = Field(description="The caption of every picture; empty for the empty prompt.")
+
+
+class ColumnName(Section):
+    """A column of the table."""
+
+    column: NonEmpty = Field(description="Its name.")
+
+
+def _text_of(value: dict[Any, Any], name: str) -> str:
+    """The text in a mapping of one field."""
+    text = value[name]
+    if not isinstance(text, str):
+        raise refusal(Flaw(f"must be text, not {described(text)}", "put it in quotes", (name,)))
+    return clean(text)
+
+
+def _column(value: dict[Any, Any]) -> ColumnName:
+    if not _text_of(value, "column"):
+        raise refusal(Flaw("must not be empty", "name a column of the table", ("column",)))
+    return ColumnName(column=value["column"])
+
+
+def _captions(value: object) -> object:
+    if isinstance(value, Sidecar | FileName | FixedText | ColumnName):
+        return value
+    if isinstance(value, str) and value in _CAPTION_WORDS:
+        return _CAPTION_WORDS[value]()
+    if isinstance(value, dict) and list(value) == ["text"]:
+        return FixedText(text=_text_of(value, "text"))
+    if isinstance(value, dict) and list(value) == ["column"]:
+        return _column(value)
+    meant = did_you_mean(value, _CAPTION_WORDS) if isinstance(value, str) else ""
+    raise refusal(Flaw(f'must be sidecar, filename, {{text: "…"}} or {{column: …}}, not {described(value)}{meant}'))
+
+
+def _masks(value: object) -> object:
+    if value is None or isinstance(value, ColumnName):
+        return value
+    if isinstance(value, dict) and list(value) == ["column"]:
+        return _column(value)
+    if not isinstance(value, str):
+        # Without quotes YAML takes {stem} for a mapping.
+        hint = 'put a pattern in quotes: "{stem}-mask.png"' if isinstance(value, dict) else ""
+        raise refusal(Flaw(f"must be a pattern or {{column: …}}, not {described(value)}", hint))
+    usable = f"use {either([f'{{{name}}}' for name in _PLACEHOLDERS])}"
+    names = re.findall(r"\{([^{}]*)\}", value)
+    for name in names:
+        if name not in _PLACEHOLDERS:
+            raise refusal(Flaw(f"unknown placeholder {quoted(f'{{{name}}}')}", usable))
+    if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", value)):
+        raise refusal(Flaw(f"{quoted(value)} has a brace without its partner", usable))
+    if not names:
+        raise refusal(Flaw(f"{quoted(value)} would be one file for every picture", usable))
+    return clean(value)
+
+
+def _concept_name(text: str) -> str:
+    if not 1 <= len(text) <= _NAME or not text.isprintable():
+        raise refusal(Flaw(f"must be 1 to {_NAME} printable characters, not {described(text)}"))
+    return text
+
+
+def _extension(text: str) -> str:
+    if re.fullmatch(_EXTENSION, text) is None:
+        raise refusal(Flaw(f"must be a dot and an extension, not {described(text)}", "write .txt, for example"))
+    return clean(text)
+
+
+def _encoding(text: str) -> str:
+    try:
+        # Unlike `codecs.lookup` this refuses codecs such as hex, which turn bytes into bytes.
+        "a".encode(text)
+    except (LookupError, ValueError):
+        raise refusal(Flaw(f"unknown text encoding {quoted(text)}", "write utf-8, latin-1 or cp1252")) from None
+    return text
+
+
+_COLUMN_SCHEMA = {
+    "type": "object",
+    "properties": {"column": {"type": "string", "minLength": 1}},
+    "required": ["column"],
+    "additionalProperties": False,
+}
+_TEXT_SCHEMA = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+
+
+class Concept(Section):
+    """A named group of samples with its own weight, balancing and settings."""
+
+    name: Annotated[
+        str,
+        AfterValidator(_concept_name),
+        WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _NAME}),
+    ] = Field(description="What batches and reports call it.", examples=["cats"], json_schema_extra=NOT_IN_KEYS)
+    path: PathText = Field(
+        description="Folder of pictures, or table (.jsonl, .csv, .parquet), relative to this file.",
+        examples=["data/cats"],
+        json_schema_extra=NOT_IN_KEYS,
+    )
+    recursive: bool = Field(
+        default=True, description="Look into the folders inside it, too.", json_schema_extra=NOT_IN_KEYS
+    )
+    captions: Annotated[
+        Sidecar | FileName | FixedText | ColumnName,
+        BeforeValidator(_captions),
+        # Left alone, pydantic would tell any of them by the words of the first.
+        PlainSerializer(lambda captions: captions.model_dump()),
+        WithJsonSchema({"anyOf": [{"enum": ["sidecar", "filename"]}, _TEXT_SCHEMA, _COLUMN_SCHEMA]}),
+    ] = Field(
+        default=Sidecar(),
+        description='sidecar (cat.txt beside cat.jpg, one per line), filename, {text: "a cat"} or {column: caption}.',
+    )
+    caption_extension: Annotated[
+        str, AfterValidator(_extension), WithJsonSchema({"type": "string", "pattern": f"^{_EXTENSION}$"})
+    ] = Field(default=".txt", description="Extension of sidecar captions.")
+    caption_encoding: Annotated[str, AfterValidator(_encoding)] = Field(
+        default="utf-8", description="Text encoding of sidecar captions."
+    )
+    masks: Annotated[
+        str | ColumnName | None,
+        BeforeValidator(_masks),
+        WithJsonSchema(
+            {"anyOf": [{"type": "string", "pattern": r"\{(?:stem|name)\}"}, _COLUMN_SCHEMA, {"type": "null"}]}
+        ),
+    ] = Field(
+        default=None,
+        description="Pattern with {stem} or {name}, from the picture's folder; or {column: mask}.",
+        examples=["{stem}-masklabel.png"],
+    )
+    missing_mask: Annotated[MissingMask, one_of(MissingMask)] = Field(
+        default="white",
+        description="A picture without its mask: white (train on all of it) or error (leave it out).",
+        json_schema_extra=NOT_IN_KEYS,
+    )
+    image_column: NonEmpty = Field(
+        default="image", description="Column of the table that names the picture.", json_schema_extra=NOT_IN_KEYS
+    )
+    repeats: float = Field(
+        default=1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Each epoch shows floor(pictures * repeats).",
+        json_schema_extra=NOT_IN_KEYS,
+    )
+    samples: Positive | None = Field(
+        default=None,
+        description="Instead of repeats: so many, drawn anew each epoch from the whole concept.",
+        examples=[200],
+        json_schema_extra=NOT_IN_KEYS,
+    )
+    loss_weight: float = Field(
+        default=1.0,
+        allow_inf_nan=False,
+        description="Weight of its samples in the loss, as the batch tells it.",
+        json_schema_extra=NOT_IN_KEYS,
+    )
+
+    @property
+    def is_table(self) -> bool:
+        """Whether `path` names a table; the disk is not asked."""
+        return PurePath(self.path).suffix.lower() in TABLES
+
+    @model_validator(mode="after")
+    def _agree(self) -> Concept:
+        flaws = [
+            Flaw("a column needs a table, and path is a folder", f"tables end in {either(TABLES)}", (name,))
+            for name, value in (("captions", self.captions), ("masks", self.masks))
+            if isinstance(value, ColumnName) and not self.is_table
+        ]
+        if self.samples is not None and self.repeats != 1:
+            flaws.append(Flaw("cannot stand beside repeats", "remove one of them", ("samples",)))
+        if flaws:
+            raise refusal(*flaws)
+        return self
