@@ -40,12 +40,11 @@ from safetensors.torch import save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import precook
-import precook.project
 from bench.measure import median
 from bench.script import facts, folder, parser, some_of, tell, versions
 from bench.table import Column, Goal, Section
-from precook.config.yaml import Origin
-from precook.encode.registry import make_worker
+from precook.encode.build import BuildPlan
+from precook.encode.registry import EncoderSpec
 
 _WORDS = 2000
 _BUFFERS = 3
@@ -385,7 +384,7 @@ def _build(
         encoders=encoders,
     ) as project:
         plan = project.plan()
-        with _loaded(project):
+        with _loaded(plan):
             report = plan.build()
         if report.failed:
             raise SystemExit(f"failed: {report.failed[0]}")
@@ -393,19 +392,19 @@ def _build(
 
 
 @contextmanager
-def _loaded(project: precook.Project) -> Iterator[None]:
+def _loaded(plan: BuildPlan) -> Iterator[None]:
     """The encoder is loaded before the build begins, as in the other two ways."""
-    ((name, section),) = project.settings.encoders.items()
-    worker: Any = make_worker(name, section, project.base, Origin())
-    worker.load(section.device)
-    unload = worker.unload
-    worker.load = worker.unload = lambda *_: None
-    before = precook.project.make_worker
-    precook.project.make_worker = lambda *_: worker
+    ((name, spec),) = plan.specs.items()
+    encoder: Any = spec.make()
+    encoder.load(plan.settings.encoders[name].device)
+    unload = encoder.unload
+    encoder.load = encoder.unload = lambda *_: None
+    make = EncoderSpec.make
+    EncoderSpec.make = lambda _: encoder  # type: ignore[method-assign]
     try:
         yield
     finally:
-        precook.project.make_worker = before
+        EncoderSpec.make = make  # type: ignore[method-assign]
         unload()
 
 

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "BundleError": "precook.errors",
-    "Cached": "precook.store.cached",
+    "Cached": "precook.encode.cached",
     "ClosedStoreError": "precook.errors",
     "ConfigError": "precook.errors",
     "Damage": "precook.maintain.verify",
@@ -77,6 +77,7 @@ __all__ = list(_PUBLIC)
 
 if TYPE_CHECKING:
     # The same names once more: type checkers do not run `__getattr__`. A test keeps the two equal.
+    from precook.encode.cached import Cached as Cached
     from precook.encode.encoder import Encoder as Encoder
     from precook.encode.encoder import Item as Item
     from precook.errors import BundleError as BundleError
@@ -127,7 +128,6 @@ if TYPE_CHECKING:
     from precook.plan.plan import Plan as Plan
     from precook.project import Project as Project
     from precook.project import load as load
-    from precook.store.cached import Cached as Cached
     from precook.store.reader import LazyTensor as LazyTensor
     from precook.store.snapshot import Snapshot as Snapshot
     from precook.store.stats import Stats as Stats

@@ -6,9 +6,11 @@ The store's own package knows nothing of maintenance or feeds; here they come to
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from precook.identity.recipe import Recipe
 from precook.maintain.evict import make_room
 from precook.maintain.repack import sweep_doomed
 from precook.maintain.reserve import keep_reserve
@@ -18,8 +20,10 @@ from precook.store.copy import Verify
 from precook.store.index.index import Index
 from precook.store.snapshot import Snapshot
 from precook.store.store import FLUSH_BYTES, FLUSH_SECONDS, Store
+from precook.store.tree import Tree
 
 if TYPE_CHECKING:
+    from precook.encode.cached import Cached
     from precook.feed.feed import Feed
 
 
@@ -56,6 +60,23 @@ class LocalStore(Store):
         """The latest snapshot of a dataset, read and checked; `NoSnapshotError` where there is none."""
         found = super().snapshot(dataset)
         return FeedSnapshot(found.file, found.created, found.content, found.store)
+
+    def cached(
+        self,
+        function: Callable[[list[Any]], Sequence[Tree]],
+        recipe: Recipe,
+        *,
+        batch_size: int = 64,
+        allow_nan: bool = False,
+        tensors: Literal["numpy", "torch"] | None = None,
+    ) -> Cached:
+        """`function`, called only for inputs whose result is not stored yet.
+
+        `function` takes a list of inputs and returns one tree for each; `recipe` must say everything that decides them.
+        """
+        from precook.encode.cached import Cached  # noqa: PLC0415 - only who computes needs what it imports
+
+        return Cached(self, function, recipe, batch_size=batch_size, allow_nan=allow_nan, tensors=tensors)
 
     def verify(
         self,

@@ -18,7 +18,8 @@ from precook.encode.batching import FIRST, LARGEST, BatchSize, Bins
 from precook.encode.encoder import Item
 from precook.encode.pool import DevicePool
 from precook.encode.prepare import Job
-from precook.encode.worker import Acceptance
+from precook.encode.registry import EncoderSpec
+from precook.encode.results import Acceptance
 from precook.errors import EncodeError
 from precook.interrupt import interruption
 from precook.plan.entries import PlannedEntry
@@ -178,7 +179,7 @@ class Worker:
 
 
 def crew(worker: Any, sink: Sink, size: int | None = 4) -> DevicePool:
-    return DevicePool("words", lambda: worker, ["cpu"], BatchSize(size), sink, threading.Event())
+    return DevicePool(EncoderSpec("words", worker, devices=("cpu",), batch_size=size), sink, threading.Event())
 
 
 def test_texts_of_similar_length_are_encoded_together() -> None:
@@ -249,7 +250,7 @@ def test_an_error_in_the_block_comes_out_and_ends_the_threads() -> None:
             return super().encode(batch)
 
     worker, sink = Slow(), Sink()
-    some = DevicePool("words", lambda: worker, ["cpu"], BatchSize(1), sink, stop)
+    some = DevicePool(EncoderSpec("words", worker, devices=("cpu",), batch_size=1), sink, stop)
 
     def give() -> None:
         some.give([text("a")])
@@ -277,7 +278,7 @@ def test_an_interruption_at_the_end_still_keeps_the_batch_in_flight() -> None:
             return super().encode(batch)
 
     worker, sink = Interrupting(), Sink()
-    some = DevicePool("words", lambda: worker, ["cpu"], BatchSize(1), sink, threading.Event())
+    some = crew(worker, sink, size=1)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), interruption(), some:
@@ -288,7 +289,7 @@ def test_an_interruption_at_the_end_still_keeps_the_batch_in_flight() -> None:
 
 
 def accepted(acceptance: Acceptance, jobs: list[Job], trees: list[Any]) -> list[bool]:
-    return [not isinstance(one, EncodeError) for one in acceptance.accept(jobs, trees)]
+    return [not isinstance(one, EncodeError) for one in acceptance.accept([job.shape for job in jobs], trees)]
 
 
 def test_what_most_of_the_first_batch_have_in_common_is_the_pattern() -> None:
@@ -308,7 +309,7 @@ def test_what_most_of_the_first_batch_have_in_common_is_the_pattern() -> None:
 def test_no_number_that_is_not_finite_is_accepted(value: Any) -> None:
     """Neither in a tensor of any type nor among plain values."""
     tree = {"a": [value]} if isinstance(value, float) else {"a": [np.array([value, value])]}
-    (result,) = Acceptance("words").accept([text("a")], [tree])
+    (result,) = Acceptance("words").accept([text("a").shape], [tree])
     assert isinstance(result, EncodeError)
     assert result.message.startswith("words returned numbers that are not finite")
     assert accepted(Acceptance("words"), [text("a")], [{"a": ['{"$bits":"7ff0000000000000"}', 1.5]}]) == [True]

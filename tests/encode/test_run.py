@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precook
-from precook.encode.batching import BatchSize
 from precook.encode.encoder import Item
 from precook.encode.pool import DevicePool
 from precook.encode.prepare import Job
 from precook.encode.progress import FlushPolicy
+from precook.encode.registry import EncoderSpec
 from precook.plan.entries import PlannedEntry
 from precook.store import writer as writer_module
 from precook.store.tree import Parts
@@ -60,10 +60,9 @@ def test_results_told_together_are_those_told_one_by_one(kinds: list[str], size:
     one, many = Kept(), Kept()
     for sink, together in ((one, 1), (many, size)):
         worker = Watched(make=make)
-        with DevicePool(
-            "words", lambda worker=worker: worker, ["cpu"], BatchSize(together), sink, threading.Event()
-        ) as crew:
-            crew.give([Job(entry, Item(text=text)) for text in texts])
+        spec = EncoderSpec("words", worker, devices=("cpu",), batch_size=together)
+        with DevicePool(spec, sink, threading.Event()) as pool:
+            pool.give([Job(entry, Item(text=text)) for text in texts])
     assert sorted(one.told) == sorted(many.told)
     assert sum(many.calls) == sum(kind == "good" for kind in kinds) or "nan" in kinds
     assert max(many.calls, default=0) <= size
@@ -123,25 +122,25 @@ def test_what_was_made_between_plan_and_build_is_not_made_again(
     assert "waiting" not in caplog.text
 
 
-class TestRisk:
+class TestFlushPolicy:
     """When what was encoded is made durable."""
 
     def test_costly_batches_are_made_durable_soon(self) -> None:
-        """The first twenty one by one, and later never more than one batch in twenty is at risk."""
-        risk, durable = FlushPolicy(), 0
+        """The first twenty one by one, and later never more than one batch in twenty is at policy."""
+        policy, durable = FlushPolicy(), 0
         for batch in range(1, 401):
-            if risk.too_high(0.01):
+            if policy.is_due(0.01):
                 durable = batch
             assert batch - durable <= batch // 20
         assert durable >= 380
 
     def test_nobody_waits_for_what_costs_nothing(self) -> None:
         """Not even when other threads hold up most of its batches."""
-        risk = FlushPolicy()
-        assert not any(risk.too_high(0.02 if batch % 5 else 0.000002) for batch in range(100))
+        policy = FlushPolicy()
+        assert not any(policy.is_due(0.02 if batch % 5 else 0.000002) for batch in range(100))
 
     def test_an_encoder_that_becomes_slow_is_noticed(self) -> None:
         """Batches that all take long are costly, whatever those before them were."""
-        risk = FlushPolicy()
-        assert not any(risk.too_high(0.000002) for _ in range(10))
-        assert any(risk.too_high(0.01) for _ in range(10))
+        policy = FlushPolicy()
+        assert not any(policy.is_due(0.000002) for _ in range(10))
+        assert any(policy.is_due(0.01) for _ in range(10))

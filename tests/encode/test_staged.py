@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precook.encode.batching import BatchSize
 from precook.encode.encoder import Item
 from precook.encode.pool import DevicePool
 from precook.encode.prepare import Job
+from precook.encode.registry import EncoderSpec
 from precook.errors import EncodeError
 from precook.plan.entries import PlannedEntry
 from precook.store.tree import Parts
@@ -100,7 +100,8 @@ class Flight:
 
 
 def run(device: Device, sink: Any, count: int, *, size: int = 4, stop: threading.Event | None = None) -> None:
-    with DevicePool("numbers", lambda: device, ["cuda:5"], BatchSize(size), sink, stop or threading.Event()) as crew:
+    spec = EncoderSpec("numbers", cast("Any", device), devices=("cuda:5",), batch_size=size)
+    with DevicePool(spec, sink, stop or threading.Event()) as crew:
         for at in range(0, count, 10):
             crew.give(jobs(count)[at : at + 10])
 

@@ -140,7 +140,7 @@ class TestEncode:
         with precook.open(owner.store_path, read_only=True) as store:
             plan.store = store
             with pytest.raises(precook.ReadOnlyError, match="entries are missing"):
-                feed_plan(plan, FeedOptions(2, on_missing="encode"), hands={}, captions=True)
+                feed_plan(plan, FeedOptions(2, on_missing="encode"), specs={}, captions=True)
             whole = store.snapshot("test").feed(batch_size=2)
             assert len(Feed(store, whole.content, FeedOptions(2, on_missing="encode"))) == len(whole)
 

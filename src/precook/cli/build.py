@@ -22,7 +22,7 @@ from precook.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from precook.cli.processes import StopAll
-    from precook.encode.build import BuildReport
+    from precook.encode.build import BuildPlan, BuildReport
     from precook.plan.entries import Failure
     from precook.plan.plan import Plan
     from precook.project import Project
@@ -79,8 +79,7 @@ class BuildArguments:
         """What each of so many processes is asked, so that together they take no more than one would."""
         if processes == 1:
             return dataclasses.replace(self, processes=1)
-        from precook.encode.build import default_threads
-        from precook.project import MEMORY
+        from precook.encode.run import MEMORY, default_threads
 
         memory = max(1, (self.memory or MEMORY) // processes)
         threads = max(1, (self.threads or default_threads()) // processes)
@@ -153,7 +152,7 @@ def _run(arguments: BuildArguments, *, as_json: bool) -> int:
             output.tell(_intention(plan, arguments))
         with stop_on_signal(stop):
             report, lost = _build(project, plan, arguments, stop, progress.build_reporter(events=as_json))
-            outcome = _look_back(project, plan, report, lost)
+            outcome = _look_back(plan, report, lost)
         if as_json:
             output.event("report", _document(outcome))
         else:
@@ -180,13 +179,13 @@ def _run_beside(arguments: BuildArguments) -> int:
     ):
         plan = project.plan(encoders=list(arguments.encoders) or None)
         with stop_on_signal(stop):
-            report = plan.build(stop=stop, record=False, **arguments.options)
+            report = plan.build(stop=stop, fresh=True, record=False, **arguments.options)
         file.write(write_report(report))
     return INTERRUPTED if report.stopped else 0
 
 
 def _build(
-    project: Project, plan: Plan, arguments: BuildArguments, stop: StopAll, reporter: Reporter
+    project: Project, plan: BuildPlan, arguments: BuildArguments, stop: StopAll, reporter: Reporter
 ) -> tuple[BuildReport, tuple[str, ...]]:
     """Build in as many processes as there is work for; what they did, and those that were lost."""
     from precook.cli.processes import OtherProcesses, add_up
@@ -197,7 +196,7 @@ def _build(
     # The plan of all has looked whether the disk is large enough: the others need not ask again.
     words = [*dataclasses.replace(own, crowded=True).words, _BESIDE]
     with OtherProcesses(words, processes - 1, stop, fail_fast=arguments.fail_fast) as others:
-        report = plan.build(report=reporter, stop=stop, record=processes == 1, **own.options)
+        report = plan.build(report=reporter, stop=stop, fresh=True, record=processes == 1, **own.options)
         if processes == 1:
             return report, ()
         others.wait()
@@ -255,8 +254,8 @@ class Outcome:
         return SOME_FAILED if self.failed or self.report.changed or self.missing else 0
 
 
-def _look_back(project: Project, plan: Plan, report: BuildReport, lost: tuple[str, ...]) -> Outcome:
-    """What there is to tell, by the sources as they are now."""
+def _look_back(plan: Plan, report: BuildReport, lost: tuple[str, ...]) -> Outcome:
+    """What there is to tell, by the sources as the build has seen them last."""
     from precook.plan.show import full_path
 
     # The path of an entry is whole already, that of a file begins at its concept.
@@ -264,17 +263,7 @@ def _look_back(project: Project, plan: Plan, report: BuildReport, lost: tuple[st
         failure if failure.encoder is not None else dataclasses.replace(failure, path=full_path(plan, failure))
         for failure in report.failed
     )
-    if report.stopped:
-        return Outcome(plan, report, failed, 0, None, lost)
-    # Whether everything is there the sources decide, and they may have changed: the plan of now tells.
-    now = project.plan(encoders=list(plan.encoders), report=progress.reporter())
-    missing = now.missing
-    tried = {(failure.encoder, failure.key) for failure in failed}
-    unmade = sum((entry.encoder, entry.key) not in tried for entry in missing)
-    snapshot = None
-    if not len(missing) and now.complete and set(plan.encoders) == set(project.settings.encoders):
-        snapshot = [file for file in project.store.snapshots() if file.dataset == project.settings.dataset][-1]
-    return Outcome(plan, report, failed, unmade, snapshot, lost)
+    return Outcome(plan, report, failed, report.missing, report.snapshot, lost)
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:

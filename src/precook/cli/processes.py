@@ -229,7 +229,8 @@ def _listen(pipe: int, stop: threading.Event) -> None:
 def write_report(report: BuildReport) -> str:
     """A report as a line of text."""
     failed = [{**dataclasses.asdict(failure), "key": failure.key and failure.key.hex} for failure in report.failed]
-    return json.dumps({**dataclasses.asdict(report), "failed": failed}) + "\n"
+    # The first process tells of the snapshot that it has frozen itself.
+    return json.dumps({**dataclasses.asdict(report), "failed": failed, "snapshot": None}) + "\n"
 
 
 def read_report(line: bytes) -> BuildReport:

@@ -1,30 +1,44 @@
-"""The build: runs encoders over exactly what is missing, and keeps what they make as it goes."""
+"""Builds: encoders run over exactly what is missing, and what they make is kept as it goes.
+
+A build plans once. At its end it looks at the sources once more; only what has changed meanwhile is planned and built
+again. With everything there, the dataset is frozen as its latest snapshot.
+"""
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from precook.config.schema import Settings
 from precook.encode.progress import BuildProgress
-from precook.encode.run import BuildOptions, EncoderSpec, run_line
+from precook.encode.registry import EncoderSpec, pad_ids
+from precook.encode.run import BuildOptions, run_encoder
+from precook.errors import IncompleteError, NoSpaceError, printable
 from precook.interrupt import interruption
+from precook.maintain.build_log import Run, record_run
+from precook.memo.memo import Memory
 from precook.plan.entries import Failure, entry_of
-from precook.plan.plan import EncoderPlan, Plan
-from precook.report import Reporter
+from precook.plan.plan import EncoderPlan, Plan, collect_sources, look_up, make_plan
+from precook.plan.wanted import Encoding
+from precook.report import SILENT, Reporter
+from precook.sources.samples import ConceptSamples
+from precook.store.lease import Lease
+from precook.store.snapshot import SnapshotFile
+from precook.store.store import Store
+from precook.units import format_size
 from precook.values import Numbers
 
-__all__ = ["BuildOptions", "BuildReport", "EncoderSpec", "build", "default_threads", "joined"]
-
-
-_TURN = 0.0001
-"""Seconds that a thread may keep Python to itself while others wait."""
+_ROUNDS = 2
+"""How often sources that change during a build are planned again by it; then they are left to the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +64,210 @@ class BuildReport:
     """Most memory the process has taken so far."""
     stopped: bool
     """Whether it was stopped before the end; the next build goes on."""
+    missing: int = 0
+    """Entries that a build would make now, although this one came to its end: their files came or changed meanwhile."""
+    snapshot: SnapshotFile | None = None
+    """The dataset as it was frozen at the end; None where it is not complete."""
 
 
-def build(
-    plan: Plan, hands: dict[str, EncoderSpec], *, options: BuildOptions, stop: threading.Event, report: Reporter
-) -> BuildReport:
+class BuildPlan(Plan):
+    """A plan with the encoders that can build it."""
+
+    def __init__(self, plan: Plan, specs: Mapping[str, EncoderSpec]) -> None:
+        super().__init__(
+            plan.settings,
+            plan.base,
+            plan.store,
+            plan.memory,
+            plan.samples,
+            plan.framed,
+            plan.encoders,
+            plan.generation,
+        )
+        self.specs = specs
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """Its encoders as it sees them."""
+        return [one.wants.encoding for one in self.encoders.values()]
+
+    def pads(self) -> dict[str, int]:
+        """What token ids are padded with, by encoder."""
+        return pad_ids(self.specs.values(), {one.name: one.recipe for one in self.encodings}, self.memory)
+
+    def build(
+        self,
+        *,
+        report: Reporter = SILENT,
+        stop: threading.Event | None = None,
+        fresh: bool = False,
+        record: bool = True,
+        **options: Any,
+    ) -> BuildReport:
+        """Encode what is missing; see `precook.Project.build` for the options. The report tells what was done.
+
+        `fresh` says that the plan was made just now: where it has nothing to encode, the sources need not be looked at
+        again. Where several processes share the work, `record` is False and whoever adds up their reports records one.
+        """
+        started = int(time.time())
+        with lease_build(self.store, self.settings) as lease:
+            # The plan was made without it: what was ready then and is gone by now is missing in the end, and made.
+            for one in self.encoders.values():
+                lease.protect(one.wants.keys[one.wants.first])
+            done = Build(lease, BuildOptions(**options), stop=stop, report=report).run(self, fresh=fresh)
+        if record:
+            record_build(self.store, self.settings.dataset, started, done)
+        return done
+
+
+def plan_build(
+    settings: Settings,
+    base: Path,
+    specs: Mapping[str, EncoderSpec],
+    store: Store,
+    *,
+    memory: Memory | None = None,
+    write: bool = True,
+    report: Reporter = SILENT,
+    lease: Lease | None = None,
+) -> BuildPlan:
+    """Look at models and sources, and say what is missing; what was learnt is remembered if `write` is set."""
+    memory = memory or store.memory()
+    encodings = _look_at_models(specs, store, memory, write=write, report=report)
+    plan = make_plan(settings, base, encodings, store, memory, write=write, report=report, lease=lease)
+    return BuildPlan(plan, specs)
+
+
+def _look_at_models(
+    specs: Mapping[str, EncoderSpec], store: Store, memory: Memory, *, write: bool = True, report: Reporter
+) -> list[Encoding]:
+    try:
+        return [spec.encoding(memory, report) for spec in specs.values()]
+    finally:
+        if write:
+            store.remember(memory)  # weights that were read need not be read again
+
+
+def lease_build(store: Store, settings: Settings) -> Lease:
+    """What protects the entries of a dataset while it is built."""
+    return store.lease(f"build of {settings.dataset}")
+
+
+class Build:
+    """A build, from a plan to the sources as they are at its end; the lease protects what the plan wants."""
+
+    def __init__(
+        self, lease: Lease, options: BuildOptions, *, stop: threading.Event | None = None, report: Reporter = SILENT
+    ) -> None:
+        self._lease = lease
+        self._options = options
+        self._stop = stop or threading.Event()
+        self._report = report
+
+    def run(self, plan: BuildPlan, *, fresh: bool) -> BuildReport:
+        """Build a plan, and once or twice more what becomes of it meanwhile; `fresh` as in `BuildPlan.build`."""
+        self._check(plan)
+        idle = fresh and not any(len(_rows(one, self._options)) for one in plan.encoders.values())
+        done = encode_missing(plan, options=self._options, stop=self._stop, report=self._report)
+        # What failed for good, now or before, is known by now.
+        self._options = dataclasses.replace(self._options, retry_failed=False)
+        for rounds in range(_ROUNDS + 1):
+            if self._stop.is_set():
+                break
+            if not idle or plan.store.generation() != plan.generation:
+                plan = self._look_again(plan, sources=not idle)
+            known = {(failure.encoder, failure.key) for failure in done.failed}
+            unmade = sum((entry.encoder, entry.key) not in known for entry in plan.missing)
+            if rounds == _ROUNDS or not unmade:
+                return dataclasses.replace(done, missing=unmade, snapshot=_freeze(plan))
+            again = encode_missing(plan, options=self._options, stop=self._stop, report=self._report)
+            done, idle = _joined(done, again, plan), False
+        return dataclasses.replace(done, stopped=True)
+
+    def _check(self, plan: BuildPlan) -> None:
+        """Refuse to build nothing at all, or more than the disk can hold."""
+        settings = plan.settings
+        if not plan.samples.count and not plan.failed:
+            # An error, as a folder that is not there: a dataset is never emptied by a drive that is not mounted.
+            folders = ", ".join(printable(plan.base / concept.path) for concept in settings.concepts)
+            hint = "is the drive mounted? What was built before is as it was"
+            raise IncompleteError(f"{settings.dataset} has no samples: no pictures in {folders}", hint=hint)
+        if not self._options.crowded and not plan.forecast.fits:
+            needed, free = format_size(plan.forecast.nbytes or 0), format_size(plan.forecast.free or 0)
+            hint = "free some space, or build all the same with crowded=True (--crowded)"
+            raise NoSpaceError(plan.store.path, f"about {needed} are to be written and {free} are free", hint=hint)
+
+    def _look_again(self, plan: BuildPlan, *, sources: bool) -> BuildPlan:
+        """The plan by what the store has now and, with `sources`, by the models and sources as they are now."""
+        store, settings, report = plan.store, plan.settings, self._report
+        memory = store.memory()
+        if sources:
+            encodings = _look_at_models(plan.specs, store, memory, report=report)
+            concepts = collect_sources(settings, plan.base, encodings, store, memory, report=report)
+            before = plan.samples.gathered
+            if encodings != plan.encodings or not all(map(ConceptSamples.same_as, before, concepts)):
+                now = make_plan(
+                    settings, plan.base, encodings, store, memory, concepts=concepts, report=report, lease=self._lease
+                )
+                return BuildPlan(now, plan.specs)
+        wanted = [one.wants for one in plan.encoders.values()]
+        return BuildPlan(look_up(plan, wanted, memory, lease=self._lease), plan.specs)
+
+
+def _freeze(plan: Plan) -> SnapshotFile | None:
+    """Freeze a dataset of which nothing is missing, if the plan is one of all its encoders."""
+    if set(plan.encoders) == set(plan.settings.encoders) and not len(plan.missing) and plan.complete:
+        return plan.freeze().file
+    return None
+
+
+def encode_missing(plan: BuildPlan, *, options: BuildOptions, stop: threading.Event, report: Reporter) -> BuildReport:
     """Encode what a plan has as missing, one encoder after the other; `stop` ends it after the batches in flight."""
     start = time.monotonic()
-    ledger = BuildProgress()
+    progress = BuildProgress()
     work = {name: rows for name, one in plan.encoders.items() if len(rows := _rows(one, options))}
     if work and not stop.is_set():
         memory = plan.store.memory()
-        with interruption(), plan.store.claims() as claims, _BRISK:
+        with interruption(), plan.store.claims() as claims:
             for name, rows in work.items():
                 if not stop.is_set():
-                    one, hand = plan.encoders[name], hands[name]
-                    run_line(plan, one, rows, hand, ledger, memory, claims, options=options, stop=stop, report=report)
-    reused = {name: len(one.ready) + ledger.reused[name] for name, one in plan.encoders.items()}
-    tried = sum(ledger.encoded.values()) + sum(ledger.reused.values()) + len(ledger.failed) + ledger.changed
+                    spec = plan.specs[name].on(options.devices)
+                    run_encoder(plan, spec, rows, progress, memory, claims, options=options, stop=stop, report=report)
+    tried = sum(progress.encoded.values()) + sum(progress.reused.values()) + len(progress.failed) + progress.changed
     return BuildReport(
-        encoded={name: ledger.encoded[name] for name in plan.encoders},
-        reused=reused,
-        failed=(*_failures(plan, options), *ledger.failed),
-        changed=ledger.changed,
+        encoded={name: progress.encoded[name] for name in plan.encoders},
+        reused={name: len(one.ready) + progress.reused[name] for name, one in plan.encoders.items()},
+        failed=(*_failed_before(plan, options), *progress.failed),
+        changed=progress.changed,
         left=sum(len(rows) for rows in work.values()) - tried,
-        truncated=dict(ledger.truncated),
+        truncated=dict(progress.truncated),
         seconds=time.monotonic() - start,
-        bytes=ledger.nbytes,
+        bytes=progress.nbytes,
         peak_memory=_peak_memory(),
         stopped=stop.is_set(),
     )
 
 
-def joined(first: BuildReport, second: BuildReport, plan: Plan) -> BuildReport:
-    """One report for two builds, one after the other, the second of which did this plan."""
+def record_build(store: Store, dataset: str, started: int, done: BuildReport, *, processes: int = 1) -> None:
+    """Remember what a build did, for `precook status`; `started` in Unix seconds."""
+    run = Run(
+        started=started,
+        dataset=dataset,
+        encoded=sum(done.encoded.values()),
+        reused=sum(done.reused.values()),
+        failed=len(done.failed),
+        nbytes=done.bytes,
+        seconds=round(done.seconds, 3),
+        stopped=done.stopped,
+        processes=processes,
+    )
+    record_run(store, run)
+
+
+def _joined(first: BuildReport, second: BuildReport, plan: Plan) -> BuildReport:
+    """One report for two passes, one after the other, the second of which did this plan."""
     known = {(one.encoder, one.key) for one in (*second.failed, *plan.missing)}
-    # A failure that the second build knows nothing of: its source is gone, and it is told here or nowhere.
+    # A failure that the second pass knows nothing of: its source is gone, and it is told here or nowhere.
     gone = [one for one in first.failed if one.encoder and (one.encoder, one.key) not in known]
     return BuildReport(
         encoded={name: first.encoded[name] + second.encoded[name] for name in second.encoded},
@@ -101,47 +283,13 @@ def joined(first: BuildReport, second: BuildReport, plan: Plan) -> BuildReport:
     )
 
 
-class _Brisk:
-    """Lets threads take turns often: one that feeds a GPU asks for Python hundreds of times for each batch.
-
-    It holds for the whole process. Of several builds at once the last to end puts back what the first has found.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._builds = 0
-        self._before = 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._builds:
-                self._before = sys.getswitchinterval()
-                sys.setswitchinterval(_TURN)
-            self._builds += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._builds -= 1
-            if not self._builds:
-                sys.setswitchinterval(self._before)
-
-
-_BRISK = _Brisk()
-"""The one of this process."""
-
-
-def default_threads() -> int:
-    """Threads that read and decode, where nobody says."""
-    return max(2, min(16, os.cpu_count() or 1))
-
-
 def _rows(one: EncoderPlan, options: BuildOptions) -> Numbers:
     """What an encoder has to make."""
     again = list(one.failures) if options.retry_failed else []
     return np.concatenate([one.missing, np.array(again, np.int64)])
 
 
-def _failures(plan: Plan, options: BuildOptions) -> Iterator[Failure]:
+def _failed_before(plan: Plan, options: BuildOptions) -> Iterator[Failure]:
     """What failed before this build and is not tried again."""
     yield from (failure for failure in plan.failed if failure.encoder is None)
     for name, one in plan.encoders.items() if not options.retry_failed else ():

@@ -1,7 +1,12 @@
-"""The Encoder protocol: what an encoder is to precook, ours or a user's."""
+"""Encoders: what every encoder has to do, and what one of ours can do beyond that.
+
+`Encoder` is all that is asked of a user's class. The engine works with `BaseEncoder`, which has a default for all that
+goes beyond it; `as_base` makes one of an encoder that only follows the protocol.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.plan.wanted import Input
+from precook.store.tree import Tree
+
+_log = logging.getLogger("precook")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +47,94 @@ class Encoder(Protocol):
 
     def unload(self) -> None:
         """Let go of the device."""
+
+
+class StagedBatch(Protocol):
+    """A batch on its way through a device."""
+
+    def launch(self) -> None:
+        """Tell the device all that it has to do, without waiting for it: `stage` did what may have to wait."""
+
+    def land(self) -> list[Tree]:
+        """One tree for each item, when they are there; trees may lie side by side in one piece of memory."""
+
+
+class BaseEncoder:
+    """An encoder as the engine runs it; what a subclass does not say has a default.
+
+    Where `can_stage` is true, `stage`, `lengths` and the batches' `launch` and `land` are called from different
+    threads, for different batches. Otherwise one thread calls everything.
+    """
+
+    gives_away = False
+    """Whether it never touches a tree again once it has returned it, nor the memory under it: such a tree is stored
+    without a copy."""
+    can_stage = False
+    """Whether a GPU can be handed the next batch before the last is back, by `stage`."""
+    truncated = 0
+    """Texts that were cut to fit, so far."""
+
+    def load(self, device: str) -> None:
+        """Called before the first batch."""
+
+    def encode(self, batch: list[Item]) -> list[Tree]:
+        """One tree for each item."""
+        raise NotImplementedError
+
+    def unload(self) -> None:
+        """Let go of the device."""
+
+    def lengths(self, texts: list[str]) -> list[int]:
+        """What each text costs to encode: texts of similar cost are encoded together, so that little is padded."""
+        return [len(text) for text in texts]
+
+    def stage(self, batch: list[Item]) -> StagedBatch:
+        """A batch made ready for the device."""
+        raise NotImplementedError
+
+
+class _WrappedEncoder(BaseEncoder):
+    """A user's encoder; what it has beyond the protocol, under the names of `BaseEncoder`, is used.
+
+    It may also have `length(text)`, which measures one text. An attribute of that name that is no method is its own
+    affair.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        self._encoder = encoder
+        self.load, self.encode, self.unload = encoder.load, encoder.encode, encoder.unload  # type: ignore[method-assign]
+        self.gives_away = bool(getattr(encoder, "gives_away", False))
+        self.can_stage = callable(getattr(encoder, "stage", None))
+
+    @property
+    def truncated(self) -> int:  # type: ignore[override]
+        """As the encoder counts, if it does."""
+        return int(getattr(self._encoder, "truncated", 0))
+
+    def lengths(self, texts: list[str]) -> list[int]:
+        """By the encoder's own measure, if it has one."""
+        many, measure = (getattr(self._encoder, name, None) for name in ("lengths", "length"))
+        if callable(many):
+            try:
+                return list(many(texts))
+            except Exception:  # noqa: BLE001 - one by one it shows which of them it was
+                _log.debug("%d texts cannot be measured together", len(texts), exc_info=True)
+        if not callable(measure):
+            return super().lengths(texts)
+        lengths = []
+        for text in texts:
+            try:
+                lengths.append(int(measure(text)))
+            except Exception:  # noqa: BLE001 - it says so again when it encodes the text, and is heard then
+                lengths.append(0)
+        return lengths
+
+    def stage(self, batch: list[Item]) -> StagedBatch:
+        """The encoder's own."""
+        staged: StagedBatch = self._encoder.stage(batch)
+        return staged
+
+
+def as_base(encoder: Any) -> BaseEncoder:
+    """An encoder as the engine runs it."""
+    return encoder if isinstance(encoder, BaseEncoder) else _WrappedEncoder(encoder)

@@ -16,7 +16,7 @@ from typing import Any
 
 from precook.encode.torch_tools import library
 from precook.errors import EncodeError, printable
-from precook.report import Reporter, Task
+from precook.report import SILENT, Reporter, Task
 
 _UNUSED = (
     "*.onnx",
@@ -36,9 +36,6 @@ _UNUSED = (
     "consolidated*.safetensors",
 )
 """Weights in formats and variants that no encoder of ours ever loads: neither downloaded nor part of a recipe."""
-_FOUND: dict[tuple[str, str], Path] = {}
-"""What the last plan found by name and revision. Whoever loads a model after it takes these files, whose content is in
-the keys, though the branch may have moved in the cache since."""
 
 
 def is_unused(name: str) -> bool:
@@ -46,40 +43,52 @@ def is_unused(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _UNUSED)
 
 
-def find_snapshot(name: str, revision: str, folders: Sequence[str], report: Reporter) -> Path:
-    """The folder of a model of the hub, with all that lies in these folders of it (or in it, where there are none).
+class HubSnapshots:
+    """The folders of models of the hub, by name and revision, as one project's last plan found them.
 
-    What the cache has is taken as it is, without asking the hub; the rest is downloaded. A cache that somebody else has
-    filled may have only some files of a folder: where no weights lie beside a config, the hub is asked what is missing.
+    Whoever loads a model after the plan takes these files, whose content is in the keys, though the branch may have
+    moved in the hub's cache since.
     """
-    hub: Any = library("huggingface_hub")
-    wanted: dict[str, Any] = {
-        "revision": revision,
-        "allow_patterns": [f"{folder}/*" for folder in folders] or None,
-        "ignore_patterns": list(_UNUSED),
-    }
-    try:
-        found = _cached(hub, name, folders, wanted)
-        if found is None or not all(_is_whole(found / folder) for folder in folders or [""]):
-            found = _downloaded(hub, name, wanted, report)
-    except (OSError, ValueError, hub.errors.HTTPError) as error:
-        raise _unavailable(hub, name, revision, folders, error) from error
-    _FOUND[name, revision] = found
-    return found
 
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Path] = {}
 
-def planned_snapshot(name: str, revision: str) -> Path | None:
-    """What the last plan of this process found, if it looked."""
-    return _FOUND.get((name, revision))
+    def planned(self, name: str, revision: str, folders: Sequence[str]) -> Path:
+        """What the last plan found; without a plan, what is there now."""
+        return self._found.get((name, revision)) or self.find(name, revision, folders, SILENT)
+
+    def find(self, name: str, revision: str, folders: Sequence[str], report: Reporter) -> Path:
+        """The folder of a model, with all that lies in these folders of it (or in it, where there are none).
+
+        What the cache has is taken as it is, without asking the hub; the rest is downloaded. A cache that somebody else
+        has filled may have only some files of a folder: where no weights lie beside a config, the hub is asked what is
+        missing.
+        """
+        hub: Any = library("huggingface_hub")
+        wanted: dict[str, Any] = {
+            "revision": revision,
+            "allow_patterns": [f"{folder}/*" for folder in folders] or None,
+            "ignore_patterns": list(_UNUSED),
+        }
+        try:
+            snapshot = _cached(hub, name, folders, wanted)
+            if snapshot is None or not all(_is_whole(snapshot / folder) for folder in folders or [""]):
+                with report.task(f"downloading {name}", total=None, unit="files") as task:
+                    snapshot = Path(hub.snapshot_download(name, tqdm_class=_bar(task), **wanted))
+        except (OSError, ValueError, hub.errors.HTTPError) as error:
+            raise _unavailable(hub, name, revision, folders, error) from error
+        self._found[name, revision] = snapshot
+        return snapshot
 
 
 def _cached(hub: Any, name: str, folders: Sequence[str], wanted: dict[str, Any]) -> Path | None:
+    """What the hub's cache has of a model, if every folder that is wanted is among it."""
     try:
-        found = Path(hub.snapshot_download(name, local_files_only=True, **wanted))
+        snapshot = Path(hub.snapshot_download(name, local_files_only=True, **wanted))
     except hub.errors.LocalEntryNotFoundError:
         return None
     # A cache filled by somebody else may have other parts of the model.
-    return found if all((found / folder).is_dir() for folder in folders) else None
+    return snapshot if all((snapshot / folder).is_dir() for folder in folders) else None
 
 
 def _is_whole(folder: Path) -> bool:
@@ -92,11 +101,6 @@ def _is_whole(folder: Path) -> bool:
         except (ValueError, LookupError, TypeError, AttributeError):
             return False
     return "config.json" not in names or any(name.endswith(".safetensors") for name in names)
-
-
-def _downloaded(hub: Any, name: str, wanted: dict[str, Any], report: Reporter) -> Path:
-    with report.task(f"downloading {name}", total=None, unit="files") as task:
-        return Path(hub.snapshot_download(name, tqdm_class=_bar(task), **wanted))
 
 
 def _bar(task: Task) -> Any:

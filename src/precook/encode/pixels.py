@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.config import encoders
-from precook.encode.encoder import Item
+from precook.encode.encoder import BaseEncoder, Item
 from precook.errors import EncodeError
 from precook.plan.wanted import Input
 
 
-class ImageEncoder:
+class ImageEncoder(BaseEncoder):
     """The pixels as they were cut: uint8, H x W x 3."""
 
     input: Input = "image"
@@ -41,7 +41,7 @@ def _copied(image: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8]:
 _WHITE = 255
 
 
-class MaskEncoder:
+class MaskEncoder(BaseEncoder):
     """Each value is the exact mean of the block of `factor` x `factor` pixels it stands for.
 
     Stored as float32, 1 x h x w, from 0 for black to 1 for white. The mask is cut with its picture's geometry, so with

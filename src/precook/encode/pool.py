@@ -6,18 +6,19 @@ import importlib
 import importlib.util
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from precook.encode.batching import BatchSize
+from precook.encode.encoder import BaseEncoder
 from precook.encode.prepare import Job
-from precook.encode.staged import StagedPipeline, flies
-from precook.encode.worker import Acceptance, RunnableEncoder, Sink, Worker, described
+from precook.encode.registry import AUTO, EncoderSpec
+from precook.encode.results import Acceptance, described
+from precook.encode.staged import StagedPipeline
+from precook.encode.worker import Sink, Worker
 from precook.errors import ConfigError, EncodeError, PrecookError
+from precook.plan.plan import Plan
 
-AUTO = "auto"
-"""The device that is chosen when an encoder is loaded: until then nobody needs to know."""
 _AHEAD = 4
 """Batches that a device finds waiting when it has finished what it is at."""
 _LOOK = 0.1
@@ -27,27 +28,17 @@ _LOOK = 0.1
 class DevicePool:
     """Encodes what it is given; a context manager whose end waits for everything that was given.
 
-    Threads begin with the first jobs, and each makes and loads its encoder then; it is unloaded at the end. What ends
-    the work for good (a model that cannot be loaded, a full disk) is raised by the next `give`, or at the end.
+    Threads begin with the first jobs, and each makes and loads its encoder then; it is unloaded at the end. With a
+    `plan`, an encoder whose files have changed since is refused. What ends the work for good (a model that cannot be
+    loaded, a full disk) is raised by the next `give`, or at the end.
     """
 
-    def __init__(
-        self,
-        encoder: str,
-        make: Callable[[], RunnableEncoder],
-        devices: Sequence[str],
-        size: BatchSize,
-        sink: Sink,
-        stop: threading.Event,
-        *,
-        check: Callable[[], None] | None = None,
-    ) -> None:
-        self._encoder = encoder
-        self._make = make
-        self._check_loaded = check
-        self._devices = devices
-        self._size = size
-        self._acceptance = Acceptance(encoder)
+    def __init__(self, spec: EncoderSpec, sink: Sink, stop: threading.Event, *, plan: Plan | None = None) -> None:
+        self._spec = spec
+        self._plan = plan
+        self.size = BatchSize(spec.batch_size)
+        """Items at a time, the same for all devices."""
+        self._acceptance = Acceptance(spec.name)
         self._sink = sink
         self._stop = stop
         self._changed = threading.Condition()
@@ -105,9 +96,9 @@ class DevicePool:
     @property
     def _enough(self) -> bool:
         """Whether so much waits that the next batches are ready: little more, for others may be waiting for it too."""
-        devices = len(self._devices)
+        devices = len(self._spec.devices)
         waiting = sum(map(len, self._waiting))
-        return len(self._waiting) > devices or (len(self._waiting) == devices and waiting > _AHEAD * self._size.now)
+        return len(self._waiting) > devices or (len(self._waiting) == devices and waiting > _AHEAD * self.size.now)
 
     @property
     def _over(self) -> bool:
@@ -115,8 +106,8 @@ class DevicePool:
         return self._stop.is_set() or self._error is not None
 
     def _start(self) -> None:
-        while len(self._threads) < len(self._devices):
-            device = self._devices[len(self._threads)]
+        while len(self._threads) < len(self._spec.devices):
+            device = self._spec.devices[len(self._threads)]
             name = f"precook-encode-{device}"
             # As daemons: who interrupts twice does not wait for a batch that takes minutes.
             thread = threading.Thread(target=self._run, args=(device,), name=name, daemon=True)
@@ -127,35 +118,36 @@ class DevicePool:
 
     def _run(self, device: str) -> None:
         """A device's thread: loads its encoder at the first jobs, and unloads it when nobody uses it any more."""
-        worker: RunnableEncoder | None = None
+        encoder: BaseEncoder | None = None
         try:
             first = self._next()
             if first is not None:
                 device = available_device() if device == AUTO else device
-                worker = self._load(device)
-                self._work(worker, device, first)
+                encoder = self._load(device)
+                self._work(encoder, device, first)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
             self._fail(error)
         finally:
-            if worker is not None:
-                self._unload(worker)
+            if encoder is not None:
+                self._unload(encoder)
             with self._changed:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def _work(self, worker: RunnableEncoder, device: str, first: list[Job]) -> None:
+    def _work(self, encoder: BaseEncoder, device: str, first: list[Job]) -> None:
         """Encode the first jobs and all that follow."""
-        station = Worker(self._encoder, worker, self._size, self._acceptance, self._sink, over=lambda: self._over)
+        worker = Worker(self._spec.name, encoder, self.size, self._acceptance, self._sink, over=lambda: self._over)
         given = [first]
 
         def following() -> list[Job] | None:
             return given.pop() if given else self._next()
 
-        if flies(worker, device):
-            StagedPipeline(station, following, self._fail).run(threading.current_thread().name)
+        # Only where a launch does not end with the work itself.
+        if encoder.can_stage and device.startswith("cuda"):
+            StagedPipeline(worker, following, self._fail).run(threading.current_thread().name)
             return
         while (jobs := following()) is not None:
-            station.run(jobs)
+            worker.run(jobs)
 
     def _next(self) -> list[Job] | None:
         """The next jobs, when there are some; None at the end."""
@@ -172,38 +164,40 @@ class DevicePool:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def _load(self, device: str) -> RunnableEncoder:
+    def _load(self, device: str) -> BaseEncoder:
+        name = self._spec.name
         # One after the other: libraries change things for the whole process while they load a model.
         with self._loading:
             try:
-                worker = self._make()
-                worker.load(device)
-                self._check(worker)
+                encoder = self._spec.make()
+                encoder.load(device)
+                self._check_files(encoder)
             except ConfigError:
                 raise  # it names the encoder, and its place in the config
             except PrecookError as error:
-                raise EncodeError(f"{self._encoder}: {error.message}", hint=error.hint) from error
+                raise EncodeError(f"{name}: {error.message}", hint=error.hint) from error
             except Exception as error:
-                message = f"{self._encoder} cannot be loaded on {device}: {described(error)}"
+                message = f"{name} cannot be loaded on {device}: {described(error)}"
                 raise EncodeError(message, hint="what was encoded before is kept") from error
-            return worker
+            return encoder
 
-    def _check(self, worker: RunnableEncoder) -> None:
+    def _check_files(self, encoder: BaseEncoder) -> None:
         """Refuse an encoder that is not the one of the plan any more: nothing of it may get the planned keys."""
-        if self._check_loaded is not None:
+        if self._plan is not None:
+            recipe = self._plan.encoders[self._spec.name].wants.encoding.recipe
             try:
-                self._check_loaded()
+                self._spec.check_files(recipe, self._plan.memory)
             except BaseException:
-                worker.unload()
+                encoder.unload()
                 raise
 
-    def _unload(self, worker: RunnableEncoder) -> None:
+    def _unload(self, encoder: BaseEncoder) -> None:
         with self._changed:
-            self.truncated += getattr(worker, "truncated", 0)
+            self.truncated += encoder.truncated
         try:
-            worker.unload()
+            encoder.unload()
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits for us
-            message = f"{self._encoder} cannot be unloaded: {described(error)}"
+            message = f"{self._spec.name} cannot be unloaded: {described(error)}"
             self._fail(EncodeError(message, hint="what was encoded before is kept"))
 
 

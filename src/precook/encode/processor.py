@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from precook.config.encoders import TransformersProcessor
-from precook.encode.encoder import Item
+from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.torch_tools import LOCAL, library, loading
 from precook.errors import EncodeError, printable
 from precook.plan.wanted import Input
@@ -36,7 +36,7 @@ def backend() -> str:
     return "torchvision" if importlib.util.find_spec("torchvision") else "pil"
 
 
-class ProcessorEncoder:
+class ProcessorEncoder(BaseEncoder):
     """Keeps what a processor makes of each picture."""
 
     input: Input = "image"

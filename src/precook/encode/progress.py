@@ -1,4 +1,4 @@
-"""The ledger: what a build has done so far, with a page for each encoder."""
+"""Progress: what a build has done so far, for each encoder and in all, and when that is to be made durable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FlushPolicy:
         self._batches = self._durable = 0
         self._recent: deque[float] = deque(maxlen=_RECENT)
 
-    def too_high(self, seconds: float) -> bool:
+    def is_due(self, seconds: float) -> bool:
         """One more batch is encoded, which took so long; whether all of them are to be made durable now."""
         with self._lock:
             self._batches += 1
@@ -60,11 +60,11 @@ class BuildProgress:
 
 
 class EncoderProgress:
-    """One encoder's page: counts, remembers and tells what becomes of each entry; safe to use from several threads."""
+    """Counts, remembers and tells what becomes of each entry of one encoder; safe to use from several threads."""
 
-    def __init__(self, ledger: BuildProgress, encoder: str, memory: Memory, task: Task, *, fail_fast: bool) -> None:
-        self.reasons = ledger.reasons
-        self._ledger = ledger
+    def __init__(self, progress: BuildProgress, encoder: str, memory: Memory, task: Task, *, fail_fast: bool) -> None:
+        self.reasons = progress.reasons
+        self._progress = progress
         self._encoder = encoder
         self._memory = memory
         self._task = task
@@ -77,28 +77,28 @@ class EncoderProgress:
     def stored(self, keys: Sequence[bytes], nbytes: int) -> None:
         """Entries were made, of so many bytes together."""
         with self._lock:
-            self._ledger.encoded[self._encoder] += len(keys)
-            self._ledger.nbytes += nbytes
+            self._progress.encoded[self._encoder] += len(keys)
+            self._progress.nbytes += nbytes
             forget_failures(self._memory, keys)
             self._task.advance(len(keys), nbytes=nbytes)
 
     def reused(self, count: int) -> None:
         """So many entries are there that we did not make."""
         with self._lock:
-            self._ledger.reused[self._encoder] += count
+            self._progress.reused[self._encoder] += count
             self._task.advance(count)
 
     def changed(self, entry: PlannedEntry) -> None:
         """An entry's source is no longer what was planned."""
         with self._lock:
-            self._ledger.changed += 1
+            self._progress.changed += 1
             self._unmade.append(entry.key.bytes)
             self._task.advance()
 
     def failed(self, entry: PlannedEntry, reason: str, *, lasting: bool) -> None:
         """An entry could not be made; what may pass is told, and tried again by the next build."""
         with self._lock:
-            self._ledger.failed.append(Failure(reason, entry.path, entry.concept, self._encoder, entry.key))
+            self._progress.failed.append(Failure(reason, entry.path, entry.concept, self._encoder, entry.key))
             self.reasons[entry.key.bytes] = reason
             self._unmade.append(entry.key.bytes)
             if lasting:

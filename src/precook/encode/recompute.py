@@ -6,18 +6,24 @@ how different; what is stored stays as it is.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
+import tempfile
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from precook.encode.build import BuildPlan, encode_missing
+from precook.encode.run import BuildOptions
 from precook.errors import MissingEntryError
 from precook.plan.plan import EncoderPlan, Plan
-from precook.store.store import Store
+from precook.report import Reporter
+from precook.store.store import FLUSH_BYTES, FLUSH_SECONDS, Store
 from precook.store.tree import take_apart
 from precook.values import Key
 
@@ -40,25 +46,45 @@ class RecomputeDifference:
     """Entries that could not be made again."""
 
 
-def sampled_plan(plan: Plan, share: float, *, seed: int, scratch: Store) -> tuple[Plan, dict[str, list[Key]]]:
-    """A plan to make a random part of the ready entries again, one of each encoder at least, into another store."""
+def recompute(
+    plan: BuildPlan, share: float, *, seed: int, devices: Sequence[str], report: Reporter
+) -> list[RecomputeDifference]:
+    """Encode a random part of what is ready once more, and say how far it is from what is stored, by encoder.
+
+    At least one entry of each encoder is made; the same seed takes the same entries. What is made goes to a store that
+    is gone at the end.
+    """
     rng = np.random.default_rng(seed)
-    encoders, chosen = {}, {}
+    encoders: dict[str, EncoderPlan] = {}
+    chosen: dict[str, list[Key]] = {}
     for name, one in plan.encoders.items():
         ready = one.ready
         count = min(len(ready), max(1, math.ceil(share * len(ready)))) if len(ready) else 0
         rows = np.sort(rng.choice(ready, count, replace=False))
-        encoders[name] = _only(one, rows)
         chosen[name] = [Key(one.wants.keys[row].tobytes()) for row in rows.tolist()]
-    part = copy.copy(plan)
-    for known in ("ready", "missing", "failed", "forecast"):
-        part.__dict__.pop(known, None)
-    part.store = scratch
-    part.encoders = encoders
-    return part, chosen
+        # The plan of an encoder that lacks these rows and nothing else.
+        others = np.ones(len(one.ready_rows), bool)
+        others[rows] = False
+        encoders[name] = dataclasses.replace(one, ready_rows=others, failures={})
+    with tempfile.TemporaryDirectory(prefix="precook-recompute-") as folder, _scratch_store(folder) as scratch:
+        part = Plan(plan.settings, plan.base, scratch, plan.memory, plan.samples, plan.framed, encoders)
+        options = BuildOptions(devices=devices)
+        encode_missing(BuildPlan(part, plan.specs), options=options, stop=threading.Event(), report=report)
+        return [_compare(name, plan.store, scratch, keys) for name, keys in chosen.items()]
 
 
-def compare(encoder: str, store: Store, scratch: Store, keys: list[Key]) -> RecomputeDifference:
+def _scratch_store(folder: str) -> Store:
+    return Store(
+        Path(folder),
+        read_only=False,
+        verify_reads=True,
+        flush_bytes=FLUSH_BYTES,
+        flush_seconds=FLUSH_SECONDS,
+        max_bytes=None,
+    )
+
+
+def _compare(encoder: str, store: Store, scratch: Store, keys: list[Key]) -> RecomputeDifference:
     """How far entries in two stores differ."""
     equal = unlike = failed = 0
     largest = relative = 0.0
@@ -80,13 +106,6 @@ def compare(encoder: str, store: Store, scratch: Store, keys: list[Key]) -> Reco
                 far, near = _distance(one, other)
                 largest, relative = max(largest, far), max(relative, near)
     return RecomputeDifference(encoder, len(keys), equal, largest, relative, unlike, failed)
-
-
-def _only(one: EncoderPlan, rows: npt.NDArray[np.int64]) -> EncoderPlan:
-    """The plan of an encoder that lacks these rows and nothing else."""
-    ready = np.ones(len(one.ready_rows), bool)
-    ready[rows] = False
-    return dataclasses.replace(one, ready_rows=ready, failures={})
 
 
 def _numbers(tree: Any) -> list[npt.NDArray[np.float64]]:

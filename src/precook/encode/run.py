@@ -1,25 +1,25 @@
-"""The line: one encoder's way from planned entries to the store."""
+"""A run: one encoder's way from planned entries to the store."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from precook.encode.batching import BatchSize, Bins
+from precook.encode.batching import Bins
 from precook.encode.pool import DevicePool
 from precook.encode.prepare import Changed, Job, MemoryBudget, Prepared, Refused, Unit, make_units
 from precook.encode.progress import BuildProgress, EncoderProgress, FlushPolicy
-from precook.encode.worker import RunnableEncoder, ready_entries
-from precook.identity.recipe import Recipe
+from precook.encode.registry import EncoderSpec
+from precook.encode.results import write_results
 from precook.memo.memo import Memory
 from precook.plan.entries import entries_of, entry_of
 from precook.plan.forecast import record_rate
@@ -70,14 +70,14 @@ class ClaimedRows:
         one: EncoderPlan,
         claims: Claims,
         writer: Writer,
-        page: EncoderProgress,
+        progress: EncoderProgress,
         stop: threading.Event,
     ) -> None:
         self._store = store
         self._one = one
         self._claims = claims
         self._writer = writer
-        self._page = page
+        self._progress = progress
         self._stop = stop
         self._name = one.wants.encoding.name
         self._postponed = np.zeros(0, np.int64)
@@ -132,20 +132,20 @@ class ClaimedRows:
         """The rows that are still to be made; the others are told."""
         present = self._store.present(self._one.wants.keys[rows])
         if present.any():
-            self._page.reused(int(present.sum()))
+            self._progress.reused(int(present.sum()))
             rows = rows[~present]
-        if not self._page.reasons:
+        if not self._progress.reasons:
             return rows
-        reasons = [self._page.reasons.get(key) for key in self._keys(rows)]
+        reasons = [self._progress.reasons.get(key) for key in self._keys(rows)]
         for row, reason in zip(rows.tolist(), reasons, strict=True):
             if reason is not None:
-                self._page.failed(entry_of(self._one, row), reason, lasting=False)
+                self._progress.failed(entry_of(self._one, row), reason, lasting=False)
         return rows[[reason is None for reason in reasons]]
 
     def _give_up(self) -> None:
         """Let others see what we could not make: two that wait for each other's would wait for ever."""
         # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
-        keys = self._page.disclose(self._store)
+        keys = self._progress.disclose(self._store)
         if keys:
             self._claims.take([], done=keys)
 
@@ -154,7 +154,7 @@ class ClaimedRows:
         found = read_failures(self._store.memory())
         for row, key in zip(rows.tolist(), self._keys(rows), strict=True):
             if key in found and row not in self._one.failures:
-                self._page.reasons[key] = found[key]
+                self._progress.reasons[key] = found[key]
 
     def _keys(self, rows: Numbers) -> list[bytes]:
         return split(self._one.wants.keys[rows])
@@ -172,42 +172,45 @@ _AHEAD = 4
 """Files, for each thread, that are read ahead of the encoder."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderSpec:
-    """How one encoder is run."""
-
-    make: Callable[[], RunnableEncoder]
-    devices: tuple[str, ...]
-    batch_size: int | None
-    """None: found by trying."""
-    check: Callable[[Recipe], None] | None = None
-    """Raises if the encoder, once it is loaded, is not that of a recipe: its files may have changed since the plan."""
-
-    def checked(self, recipe: Recipe) -> Callable[[], None] | None:
-        """The check for one recipe."""
-        return None if self.check is None else partial(self.check, recipe)
+MEMORY = 1 << 30
+"""Bytes that sources may take, where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
     """How a build is run."""
 
-    memory: int
+    memory: int = MEMORY
     """Bytes that sources may take from when they are read until they are encoded."""
-    threads: int
-    """Threads that read and decode."""
-    retry_failed: bool
-    fail_fast: bool
+    threads: int | None = None
+    """Threads that read and decode; None for as many as there are cores."""
+    devices: Sequence[str] = ()
+    """Where encoders run whose device is auto."""
+    retry_failed: bool = False
+    """Whether to try again what failed before."""
+    fail_fast: bool = False
+    """Whether to stop at the first failure."""
+    crowded: bool = False
+    """Whether to start although the disk cannot hold the forecast."""
     processes: int = 1
     """Processes that build the same at the same time, this one among them."""
 
+    @property
+    def decoders(self) -> int:
+        """How many threads read and decode."""
+        return self.threads or default_threads()
 
-def run_line(
+
+def default_threads() -> int:
+    """Threads that read and decode, where nobody says."""
+    return max(2, min(16, os.cpu_count() or 1))
+
+
+def run_encoder(
     plan: Plan,
-    one: EncoderPlan,
+    spec: EncoderSpec,
     rows: Numbers,
-    hand: EncoderSpec,
-    ledger: BuildProgress,
+    progress: BuildProgress,
     memory: Memory,
     claims: Claims,
     *,
@@ -216,23 +219,23 @@ def run_line(
     report: Reporter,
 ) -> None:
     """Make the entries of these rows; those that another builder has claimed come last, if it has not made them."""
-    name, recipe = one.wants.encoding.name, one.wants.encoding.recipe
-    start, before, nbytes = time.monotonic(), ledger.encoded[name], ledger.nbytes
+    name, one = spec.name, plan.encoders[spec.name]
+    start, before, nbytes = time.monotonic(), progress.encoded[name], progress.nbytes
     try:
         with report.task(name, total=len(rows), unit="entries") as task, plan.store.writer() as writer:
-            page = EncoderProgress(ledger, name, memory, task, fail_fast=options.fail_fast)
-            share = ClaimedRows(plan.store, one, claims, writer, page, stop)
-            line = EncoderRun(plan, one, hand, writer, page, share, options=options, stop=stop)
+            told = EncoderProgress(progress, name, memory, task, fail_fast=options.fail_fast)
+            claimed = ClaimedRows(plan.store, one, claims, writer, told, stop)
+            run = EncoderRun(plan, spec, writer, told, claimed, options=options, stop=stop)
             try:
-                line.run(rows)
+                run.run(rows)
             finally:
-                ledger.truncated[name] += line.truncated
+                progress.truncated[name] += run.truncated
     finally:
         record_rate(
             memory,
-            recipe,
-            entries=ledger.encoded[name] - before,
-            nbytes=ledger.nbytes - nbytes,
+            one.wants.encoding.recipe,
+            entries=progress.encoded[name] - before,
+            nbytes=progress.nbytes - nbytes,
             seconds=time.monotonic() - start,
         )
         # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
@@ -241,131 +244,127 @@ def run_line(
 
 
 class EncoderRun:
-    """Encodes what one encoder has to make; what its crew makes comes back through the methods of a `Sink`."""
+    """Encodes what one encoder has to make; what its devices make comes back through the methods of a `Sink`."""
 
     def __init__(
         self,
         plan: Plan,
-        one: EncoderPlan,
-        hand: EncoderSpec,
+        spec: EncoderSpec,
         writer: Writer,
-        page: EncoderProgress,
-        share: ClaimedRows,
+        progress: EncoderProgress,
+        claimed: ClaimedRows,
         *,
         options: BuildOptions,
         stop: threading.Event,
     ) -> None:
         self._plan = plan
-        self._one = one
+        self._one = plan.encoders[spec.name]
         self._writer = writer
-        self._page = page
-        self._share = share
+        self._progress = progress
+        self._claimed = claimed
         self._options = options
         self._stop = stop
-        self._devices = len(hand.devices)
-        self._size = BatchSize(hand.batch_size)
-        self._room = MemoryBudget(options.memory)
-        encoding = one.wants.encoding
-        check = hand.checked(encoding.recipe)
-        self._crew = DevicePool(encoding.name, hand.make, hand.devices, self._size, self, stop, check=check)
-        self._risk = FlushPolicy()
+        self._devices = len(spec.devices)
+        self._budget = MemoryBudget(options.memory)
+        self._pool = DevicePool(spec, self, stop, plan=plan)
+        self._flushes = FlushPolicy()
 
     @property
     def truncated(self) -> int:
         """Texts that were cut to fit."""
-        return self._crew.truncated
+        return self._pool.truncated
 
     def run(self, rows: Numbers) -> None:
         """Make the entries of these rows."""
         left = in_order(self._plan, self._one, rows)
-        with self._crew:
+        with self._pool:
             while len(left) and not self._stop.is_set():
                 self._give(left)
-                left = self._share.others_work()
+                left = self._claimed.others_work()
 
     def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
         """Keep the results of a batch, but for those that no pack could hold: they fail."""
-        entries, refused = ready_entries(results, self._one.wants.encoding.recipe)
-        if entries:
-            keys = [entry.key for entry in entries]
-            self._share.stored(keys, self._writer.put_entries(entries))
-            self._page.stored(keys, sum(entry.parts.nbytes for entry in entries))
-        self._room.give_back(sum(job.nbytes for job, _ in results))
-        for job, reason in refused:
-            self._page.failed(job.entry, reason, lasting=True)
+        recipe = self._one.wants.encoding.recipe
+        written = write_results(self._writer, recipe, [(job.entry.key.bytes, parts) for job, parts in results])
+        if written.keys:
+            self._claimed.stored(written.keys, written.group)
+            self._progress.stored(written.keys, written.nbytes)
+        self._budget.give_back(sum(job.nbytes for job, _ in results))
+        for number, error in written.refused:
+            self._progress.failed(results[number][0].entry, error.message, lasting=True)
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         """Note that an entry could not be made."""
-        self._room.give_back(job.nbytes)
-        self._page.failed(job.entry, reason, lasting=lasting)
+        self._budget.give_back(job.nbytes)
+        self._progress.failed(job.entry, reason, lasting=lasting)
 
     def batch_done(self, seconds: float) -> None:
         """Make what was stored durable if a kill would cost too much by now."""
-        if self._risk.too_high(seconds):
+        if self._flushes.is_due(seconds):
             self._writer.flush()
 
     def _give(self, rows: Numbers) -> None:
-        """Read, decode and cut in several threads and bounded memory, and hand batches to the crew."""
+        """Read, decode and cut in several threads and bounded memory, and hand batches to the pool."""
         is_text = self._one.wants.encoding.input == "text"
-        processes = self._options.processes
+        processes, threads = self._options.processes, self._options.decoders
         parts = self._devices if processes == 1 else self._devices * processes * _TURNS
         most = -(-len(rows) // parts)
         texts = min(_TEXTS, most)
         # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
         share = max(1, self._options.memory // (2 * self._devices + 2))
-        bins = Bins((lambda: texts) if is_text else (lambda: self._size.now), share)
+        bins = Bins((lambda: texts) if is_text else (lambda: self._pool.size.now), share)
         waiting: deque[tuple[Unit, Future[list[Prepared]]]] = deque()
 
         def pass_on() -> None:
             nonlocal texts
             unit, future = waiting.popleft()
             prepared = future.result()
-            self._room.give_back(unit.nbytes)
+            self._budget.give_back(unit.nbytes)
             for job in self._usable(prepared):
                 for batch in bins.add(job):
-                    self._crew.give(batch)
+                    self._pool.give(batch)
                     texts = max(texts, min(2 * texts, _MOST_TEXTS, len(rows) // parts))
 
-        pool = ThreadPoolExecutor(self._options.threads, thread_name_prefix="precook-decode")
+        decoders = ThreadPoolExecutor(threads, thread_name_prefix="precook-decode")
         try:
             window = _TEXTS if is_text else _WINDOW
             for unit in self._units(rows, window if processes == 1 else min(window, most)):
-                while not self._room.has(unit.nbytes) and not self._stop.is_set():
+                while not self._budget.has(unit.nbytes) and not self._stop.is_set():
                     if waiting:
                         pass_on()
                     elif bins:
-                        self._crew.give(bins.largest())
+                        self._pool.give(bins.largest())
                     else:
-                        self._crew.check()
-                        self._room.wait()
+                        self._pool.check()
+                        self._budget.wait()
                 if self._stop.is_set():
                     return
-                self._room.take(unit.nbytes)
-                waiting.append((unit, pool.submit(unit.prepare)))
-                while waiting and (len(waiting) > _AHEAD * self._options.threads or waiting[0][1].done()):
+                self._budget.take(unit.nbytes)
+                waiting.append((unit, decoders.submit(unit.prepare)))
+                while waiting and (len(waiting) > _AHEAD * threads or waiting[0][1].done()):
                     pass_on()
             while waiting:
                 pass_on()
             for batch in bins.rest():
-                self._crew.give(batch)
+                self._pool.give(batch)
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            decoders.shutdown(wait=True, cancel_futures=True)
 
     def _usable(self, prepared: Sequence[Prepared]) -> list[Job]:
-        """What can be encoded; it takes its room from now on, and what cannot is told."""
-        jobs = [one for one in prepared if isinstance(one, Job)]
-        self._room.take(sum(job.nbytes for job in jobs))
-        for one in prepared:
-            if isinstance(one, Refused):
-                self._page.failed(one.entry, one.reason, lasting=one.lasting)
-            elif isinstance(one, Changed):
-                self._page.changed(one.entry)
+        """What can be encoded; it takes its memory from now on, and what cannot is told."""
+        jobs = [item for item in prepared if isinstance(item, Job)]
+        self._budget.take(sum(job.nbytes for job in jobs))
+        for item in prepared:
+            if isinstance(item, Refused):
+                self._progress.failed(item.entry, item.reason, lasting=item.lasting)
+            elif isinstance(item, Changed):
+                self._progress.changed(item.entry)
         return jobs
 
     def _units(self, rows: Numbers, step: int) -> Iterator[Unit]:
         """The files of rows that nobody else has made or claimed meanwhile, some rows at a time."""
-        for at in range(0, len(rows), step):
+        for start in range(0, len(rows), step):
             if self._stop.is_set():
                 return
-            entries = entries_of(self._one, self._share.take(rows[at : at + step]).tolist())
+            entries = entries_of(self._one, self._claimed.take(rows[start : start + step]).tolist())
             yield from make_units(self._one, entries, self._plan.settings.image.rgb)

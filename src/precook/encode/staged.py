@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy.typing as npt
 
+from precook.encode.encoder import StagedBatch
 from precook.encode.prepare import Job
 from precook.encode.torch_tools import library
-from precook.encode.worker import RunnableEncoder, StagedBatch, Worker
+from precook.encode.worker import Worker
 
 
 def send(arrays: Sequence[npt.NDArray[Any]], device: str) -> Any:
@@ -81,19 +82,13 @@ class _Launched:
     start: float
 
 
-def flies(worker: RunnableEncoder, device: str) -> bool:
-    """Whether batches of this encoder go through a pipeline: on other devices a launch ends with the work itself."""
-    return device.startswith("cuda") and callable(getattr(worker, "stage", None))
-
-
 class StagedPipeline:
-    """Runs a station's batches; `run` ends when there is no more to do and everything launched was told."""
+    """Runs a worker's batches; `run` ends when there is no more to do and everything launched was told."""
 
     def __init__(
-        self, station: Worker, following: Callable[[], list[Job] | None], fail: Callable[[BaseException], None]
+        self, worker: Worker, following: Callable[[], list[Job] | None], fail: Callable[[BaseException], None]
     ) -> None:
-        self._station = station
-        self._worker: Any = station.worker
+        self._worker = worker
         self._following = following
         """The next jobs, when there are some; None at the end."""
         self._fail = fail
@@ -117,8 +112,8 @@ class StagedPipeline:
         try:
             while (jobs := self._ordered.get()) is not None:
                 if jobs[0].item.text is not None:
-                    self._station.size.begin(_FIRST_TEXTS)
-                for batch in self._station.batches(jobs):
+                    self._worker.size.begin(_FIRST_TEXTS)
+                for batch in self._worker.batches(jobs):
                     self._launch(batch)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
             self._fail(error)
@@ -134,7 +129,7 @@ class StagedPipeline:
         """Order one lot of jobs ahead."""
         try:
             while (jobs := self._following()) is not None:
-                self._ordered.put(self._station.ordered(jobs))
+                self._ordered.put(self._worker.ordered(jobs))
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
             self._fail(error)
         finally:
@@ -147,21 +142,21 @@ class StagedPipeline:
 
     def _launch(self, batch: list[Job]) -> None:
         while not self._slots.acquire(timeout=_LOOK):
-            if self._station.over():
+            if self._worker.over():
                 return
         start = time.perf_counter()
         flights: list[StagedBatch] = []
 
         def launch() -> list[Any]:
-            flight = self._worker.stage([job.item for job in batch])
+            flight = self._worker.encoder.stage([job.item for job in batch])
             flight.launch()
             flights.append(flight)
             return [None] * len(batch)
 
-        failure = self._station.attempt(batch, launch)
+        failure = self._worker.attempt(batch, launch)
         if isinstance(failure, Exception):
             try:
-                self._station.failed(batch, failure)
+                self._worker.failed(batch, failure)
             finally:
                 self._slots.release()
         else:
@@ -180,13 +175,13 @@ class StagedPipeline:
 
     def _land(self, launched: _Launched) -> None:
         batch = launched.batch
-        trees = self._station.attempt(batch, launched.flight.land)
+        trees = self._worker.attempt(batch, launched.flight.land)
         if isinstance(trees, Exception):
-            self._station.failed(batch, trees)
+            self._worker.failed(batch, trees)
             return
         now = time.perf_counter()
         with self._lock:
             # What it waited for the batch before it is not its own time.
             seconds = now - max(launched.start, self._last)
             self._last = max(self._last, now)
-        self._station.landed(batch, trees, seconds)
+        self._worker.landed(batch, trees, seconds)

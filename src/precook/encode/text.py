@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import TransformersText
-from precook.encode.encoder import Item
+from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.staged import Arrival
 from precook.encode.text_model import TextModel
 from precook.encode.tokens import Tokenizer, TokenRow, check_limit
@@ -48,11 +48,12 @@ from precook.plan.wanted import Input
 from precook.store.tree import Tree
 
 
-class TextEncoder:
+class TextEncoder(BaseEncoder):
     """Keeps hidden states of each text."""
 
     input: Input = "text"
     gives_away = True
+    can_stage = True
 
     def __init__(self, section: TransformersText, folder: Path, tokenizer: Path) -> None:
         self.truncated = 0

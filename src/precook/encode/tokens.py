@@ -10,21 +10,17 @@ it the limit that the tokenizer states. A tokenizer that states none cuts nothin
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import TransformersTokens
-from precook.encode.encoder import Item
+from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.torch_tools import LOCAL, library, loading
-from precook.encode.worker import RunnableEncoder
 from precook.errors import EncodeError, printable
-from precook.memo.memo import Memory
-from precook.plan.wanted import Encoding, Input
+from precook.plan.wanted import Input
 from precook.store.tree import Tree
 
 _NO_LIMIT = 10**9
@@ -111,7 +107,7 @@ def check_limit(tokenizer: Tokenizer, limit: int | None, folder: Path) -> None:
         raise EncodeError(message, hint="raise max_length")
 
 
-class TokensEncoder:
+class TokensEncoder(BaseEncoder):
     """Keeps the token ids of each text."""
 
     input: Input = "text"
@@ -175,31 +171,3 @@ class TokensEncoder:
         if self._tokenizer is None:
             raise EncodeError("this encoder is not loaded", hint="call load(device) first")
         return self._tokenizer
-
-
-_KIND = "pads"
-
-
-def pad_ids(
-    encodings: Mapping[str, Encoding], make: Callable[[str], RunnableEncoder], memory: Memory
-) -> dict[str, int]:
-    """The pad id of each encoder that keeps token ids, where its tokenizer has one.
-
-    Remembered by recipe: a tokenizer is loaded for it once, and a dataset without tokens never loads one. Where
-    transformers is not installed nobody knows it, and a feed that has to pad says so.
-    """
-    found: dict[str, int] = {}
-    for name, encoding in encodings.items():
-        recipe = encoding.recipe
-        if recipe.kind != "transformers-tokens":
-            continue
-        note = memory.note(_KIND, recipe.digest.bytes)
-        if note is None and importlib.util.find_spec("transformers") is not None:
-            worker = make(name)
-            assert isinstance(worker, TokensEncoder)
-            note = json.dumps(worker.find_pad_id())
-            memory.write_note(_KIND, recipe.digest.bytes, note)
-        pad = None if note is None else json.loads(note)
-        if pad is not None:
-            found[name] = pad
-    return found

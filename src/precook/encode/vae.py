@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from precook.config.encoders import DiffusersVae
-from precook.encode.encoder import Item
+from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.staged import Arrival, send
 from precook.encode.torch_tools import WEIGHTS, check_complete, check_weights, library, loading, moved, torch_dtype
 from precook.encode.vae_model import Posterior, Scale, Vae, enable, vae_class
@@ -32,7 +32,7 @@ from precook.values import Pixels
 _NOISE_CONTEXT = "precook noise 1"
 
 
-class VaeEncoder:
+class VaeEncoder(BaseEncoder):
     """A tensor C x h x w for each picture, or with `posterior: moments` a dict of two, `mean` and `logvar`.
 
     Tensors are on the CPU, in the settings' dtype, and each has its storage for itself. `scaled` applies the model's
@@ -41,6 +41,7 @@ class VaeEncoder:
 
     input: Input = "image"
     gives_away = True
+    can_stage = True
 
     def __init__(self, section: DiffusersVae, folder: Path) -> None:
         self._section = section

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from precook.feed.torch_data import BatchSampler, FeedDataset
 import logging
 
-from precook.encode.run import EncoderSpec
+from precook.encode.registry import EncoderSpec
 from precook.feed.batch import HINT
 from precook.feed.live import Live
 from precook.plan.freeze import snapshot_content
@@ -295,7 +295,7 @@ def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:
 _log = logging.getLogger("precook")
 
 
-def feed_plan(plan: Plan, options: FeedOptions, *, hands: Mapping[str, EncoderSpec], captions: bool) -> Feed:
+def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSpec], captions: bool) -> Feed:
     """Batches of the samples of a plan; what failed before is left out."""
     if len(plan.missing):
         told = _told(plan)
@@ -305,7 +305,7 @@ def feed_plan(plan: Plan, options: FeedOptions, *, hands: Mapping[str, EncoderSp
             _log.warning("%s: %s; their samples are left out", plan.settings.dataset, told)
     encode = options.on_missing == "encode"
     _, content = snapshot_content(plan, missing=encode, captions=captions)
-    return Feed(plan.store, FeedContent(content), options, maker=Live(plan, hands) if encode else None)
+    return Feed(plan.store, FeedContent(content), options, maker=Live(plan, specs) if encode else None)
 
 
 def _told(plan: Plan) -> str:

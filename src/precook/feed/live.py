@@ -8,19 +8,19 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
-from precook.encode.batching import BatchSize
 from precook.encode.pool import DevicePool
 from precook.encode.prepare import Job, Refused, make_units
-from precook.encode.run import EncoderSpec
-from precook.encode.worker import ready_entries
+from precook.encode.registry import EncoderSpec
+from precook.encode.results import write_results
 from precook.errors import FeedError
+from precook.identity.recipe import Recipe
 from precook.plan.entries import entries_of
-from precook.plan.plan import EncoderPlan, Plan
+from precook.plan.plan import Plan
 from precook.plan.ready import record_failure
 from precook.plan.wanted import rows_with
 from precook.store.tree import Parts
+from precook.store.writer import Writer
 from precook.units import format_count
 from precook.values import Key
 
@@ -39,37 +39,38 @@ class _LiveFailure:
 class Live:
     """Encoders that are loaded when a batch first lacks something, and stay loaded until the end."""
 
-    def __init__(self, plan: Plan, hands: Mapping[str, EncoderSpec]) -> None:
+    def __init__(self, plan: Plan, specs: Mapping[str, EncoderSpec]) -> None:
         self._plan = plan
-        self._hands = hands
-        self._crews: dict[str, tuple[DevicePool, _Results]] = {}
+        self._specs = specs
+        self._pools: dict[str, tuple[DevicePool, _Results]] = {}
         self._pid = os.getpid()
 
     def make(self, encoder: str, keys: list[Key]) -> dict[Key, str]:
         """Encode and store entries: durable when it returns; why some could not be made."""
         if os.getpid() != self._pid:
-            # The threads of a crew stay behind at a fork: nobody would ever answer.
+            # The threads of a pool stay behind at a fork: nobody would ever answer.
             hint = "build first, or let the DataLoader work without workers"
             lacking = format_count(len(keys), "entry")
             raise FeedError(f"{encoder}: {lacking} missing, and a worker encodes none", hint=hint)
-        one = self._plan.encoders[encoder]
-        entries = entries_of(one, _rows_of(one, keys))
         failed: dict[Key, _LiveFailure] = {}
         shapes: dict[tuple[int, ...], list[Job]] = {}
-        for unit in make_units(one, entries, self._plan.settings.image.rgb):
+        one = self._plan.encoders[encoder]
+        rows = rows_with(one.wants.keys, {key.bytes for key in keys})
+        # Several rows may want the same entry; one of them is enough.
+        row_of = {one.wants.keys[row].tobytes(): row for row in rows.tolist()}
+        for unit in make_units(one, entries_of(one, list(row_of.values())), self._plan.settings.image.rgb):
             for prepared in unit.prepare():
+                key = prepared.entry.key
                 if isinstance(prepared, Job):
                     shapes.setdefault(prepared.shape, []).append(prepared)
                 elif isinstance(prepared, Refused):
-                    failed[prepared.entry.key] = _LiveFailure(prepared.reason, prepared.lasting)
+                    failed[key] = _LiveFailure(prepared.reason, prepared.lasting)
                 else:
-                    failed[prepared.entry.key] = _LiveFailure(
-                        "its source has changed since the feed began", lasting=False
-                    )
-        crew, results = self._crew(encoder)
+                    failed[key] = _LiveFailure("its source has changed since the feed began", lasting=False)
+        pool, results = self._pool(encoder)
         for batch in shapes.values():
-            crew.give(batch)
-        failed |= results.wait(sum(map(len, shapes.values())), crew)
+            pool.give(batch)
+        failed |= results.wait(sum(map(len, shapes.values())), pool)
         self._record(failed)
         return {key: reason.text for key, reason in failed.items()}
 
@@ -81,25 +82,24 @@ class Live:
                 record_failure(memory, key.bytes, reason.text)
         self._plan.store.remember(memory)
 
-    def _crew(self, encoder: str) -> tuple[DevicePool, _Results]:
-        if encoder not in self._crews:
-            hand, recipe = self._hands[encoder], self._plan.encoders[encoder].wants.encoding.recipe
+    def _pool(self, encoder: str) -> tuple[DevicePool, _Results]:
+        if encoder not in self._pools:
+            recipe = self._plan.encoders[encoder].wants.encoding.recipe
             results = _Results(self._plan.store.writer(), recipe)
-            size, check = BatchSize(hand.batch_size), hand.checked(recipe)
-            crew = DevicePool(encoder, hand.make, hand.devices, size, results, threading.Event(), check=check)
-            self._crews[encoder] = crew.__enter__(), results
-        return self._crews[encoder]
+            pool = DevicePool(self._specs[encoder], results, threading.Event(), plan=self._plan)
+            self._pools[encoder] = pool.__enter__(), results
+        return self._pools[encoder]
 
     def close(self) -> None:
         """Unload the encoders."""
-        crews, self._crews = self._crews, {}
+        pools, self._pools = self._pools, {}
         if os.getpid() != self._pid:
             return
         # All of them, also where one has failed and says so again here.
         with contextlib.ExitStack() as ends:
-            for crew, results in crews.values():
+            for pool, results in pools.values():
                 ends.callback(results.writer.close)
-                ends.push(crew)
+                ends.push(pool)
 
     def __enter__(self) -> Live:
         return self
@@ -111,9 +111,9 @@ class Live:
 
 
 class _Results:
-    """What a crew made: stored, and counted."""
+    """The sink of a pool: what it made is stored, and counted."""
 
-    def __init__(self, writer: Any, recipe: Any) -> None:
+    def __init__(self, writer: Writer, recipe: Recipe) -> None:
         self.writer = writer
         self._recipe = recipe
         self._changed = threading.Condition()
@@ -121,11 +121,10 @@ class _Results:
         self._failed: dict[Key, _LiveFailure] = {}
 
     def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
-        entries, refused = ready_entries(results, self._recipe)
-        self.writer.put_entries(entries)
-        self._count(len(entries))
-        for job, reason in refused:
-            self.fail(job, reason, lasting=True)
+        written = write_results(self.writer, self._recipe, [(job.entry.key.bytes, parts) for job, parts in results])
+        self._count(len(written.keys))
+        for number, error in written.refused:
+            self.fail(results[number][0], error.message, lasting=True)
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         self._failed[job.entry.key] = _LiveFailure(reason, lasting)
@@ -134,11 +133,11 @@ class _Results:
     def batch_done(self, seconds: float) -> None:
         """Made durable when everything was told, however long it took."""
 
-    def wait(self, count: int, crew: DevicePool) -> dict[Key, _LiveFailure]:
+    def wait(self, count: int, pool: DevicePool) -> dict[Key, _LiveFailure]:
         """Wait until so many were told; those that failed, and why."""
         with self._changed:
             while self._told < count:
-                crew.check()
+                pool.check()
                 self._changed.wait(_LOOK)
             self._told -= count
             failed, self._failed = self._failed, {}
@@ -149,9 +148,3 @@ class _Results:
         with self._changed:
             self._told += told
             self._changed.notify_all()
-
-
-def _rows_of(one: EncoderPlan, keys: list[Key]) -> list[int]:
-    """The plan's rows of some keys, one for each."""
-    found = rows_with(one.wants.keys, {key.bytes for key in keys})
-    return list({one.wants.keys[row].tobytes(): row for row in found.tolist()}.values())

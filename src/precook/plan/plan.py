@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from precook.plan.show import show
 from precook.plan.targets import Samples, Target, Targets, frame
 from precook.plan.wanted import Encoding, WantedEntries, rows_with, want
 from precook.report import SILENT, Reporter
-from precook.sources.samples import collect_samples
+from precook.sources.samples import ConceptSamples, collect_samples
 from precook.store.files import syncpoint
 from precook.store.lease import Lease
 from precook.store.snapshot import Snapshot
@@ -89,9 +89,7 @@ class Plan:
         samples: Samples,
         framed: Targets,
         encoders: dict[str, EncoderPlan],
-        builder: Callable[..., Any] | None = None,
         generation: str = "",
-        pads: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self.settings = settings
         self.base = base
@@ -102,10 +100,12 @@ class Plan:
         """The plan of each encoder, by its name in the config."""
         self.generation = generation
         """The store's generation when it was asked what is there: until that changes, what was ready is."""
-        self._memory = memory
-        self._builder = builder
-        self.pads = pads
-        """What token ids are padded with, by encoder."""
+        self.memory = memory
+        """What is remembered about its sources and keys."""
+
+    def pads(self) -> dict[str, int]:
+        """What token ids are padded with, by encoder; nobody knows it without the encoders themselves."""
+        return {}
 
     @cached_property
     def ready(self) -> Entries:
@@ -145,7 +145,7 @@ class Plan:
         counts = dict.fromkeys(recipes, 0)
         for plan in plans:
             counts[plan.wants.encoding.recipe.digest.bytes] += len(plan.missing)
-        rates = find_rates(list(recipes.values()), self.store, self._memory) if recipes else {}
+        rates = find_rates(list(recipes.values()), self.store, self.memory) if recipes else {}
         return forecast(counts, rates, self.store.path)
 
     @cached_property
@@ -157,11 +157,9 @@ class Plan:
         """Every entry of the samples at a path: its key, its state and, where it is missing, what differs."""
         return explain(self, Path(path))
 
-    def build(self, **options: Any) -> Any:
+    def build(self, **options: Any) -> Any:  # noqa: ARG002 - whoever has encoders takes them
         """Encode what is missing; see `precook.Project.build` for the options. The report tells what was done."""
-        if self._builder is None:
-            raise IncompleteError("this plan was made without encoders to build with", hint="use project.plan()")
-        return self._builder(self, **options)
+        raise IncompleteError("this plan was made without encoders to build with", hint="use project.plan()")
 
     def freeze(self) -> Snapshot:
         """Keep the samples and their keys as the dataset's latest snapshot.
@@ -179,8 +177,8 @@ class Plan:
         chosen, content = snapshot_content(self)
         keys = np.concatenate([one.wants.keys[one.ready_rows] for one in self.encoders.values()])
         snapshot = self.store.freeze(self.settings.dataset, content, needs=keys, seen=self.generation)
-        History(self.settings.dataset, self.samples, self._memory).record(chosen)
-        self.store.remember(self._memory)
+        History(self.settings.dataset, self.samples, self.memory).record(chosen)
+        self.store.remember(self.memory)
         return snapshot
 
     def __str__(self) -> str:
@@ -198,16 +196,36 @@ def make_plan(
     store: Store,
     memory: Memory,
     *,
+    concepts: Sequence[ConceptSamples] | None = None,
     write: bool = True,
     report: Reporter = SILENT,
-    builder: Callable[..., Any] | None = None,
     lease: Lease | None = None,
-    pads: Callable[[], dict[str, int]] = dict,
 ) -> Plan:
     """Look at the sources and say what is missing; with `write`, remember what was learnt on the way.
 
-    With a lease, all that is wanted is protected by it before it is looked up.
+    `concepts` spares looking at the sources where somebody just has. With a lease, all that is wanted is protected by
+    it before it is looked up.
     """
+    if concepts is None:
+        concepts = collect_sources(settings, base, encodings, store, memory, write=write, report=report)
+    samples = Samples(concepts)
+    framed = frame(samples, settings.image)
+    wanted = [want(encoding, samples, framed, settings.image, settings.text, memory) for encoding in encodings]
+    plan = Plan(settings, base, store, memory, samples, framed, {})
+    return look_up(plan, wanted, memory, write=write, lease=lease)
+
+
+def collect_sources(
+    settings: Settings,
+    base: Path,
+    encodings: Sequence[Encoding],
+    store: Store,
+    memory: Memory,
+    *,
+    write: bool = True,
+    report: Reporter = SILENT,
+) -> list[ConceptSamples]:
+    """Look at the files of every concept; those whose stamp memory knows are not opened."""
 
     def save() -> None:
         if write:
@@ -215,7 +233,7 @@ def make_plan(
 
     with_masks = any(encoding.input == "mask" for encoding in encodings)
     try:
-        gathered = [
+        return [
             collect_samples(
                 concept,
                 base,
@@ -230,14 +248,18 @@ def make_plan(
         ]
     finally:
         save()  # whatever was read need not be read again
-    samples = Samples(gathered)
-    framed = frame(samples, settings.image)
-    history = History(settings.dataset, samples, memory)
+
+
+def look_up(
+    plan: Plan, wanted: Sequence[WantedEntries], memory: Memory, *, write: bool = True, lease: Lease | None = None
+) -> Plan:
+    """The plan of the same samples by what the store has now; the sources are not looked at."""
+    store, samples = plan.store, plan.samples
+    history = History(plan.settings.dataset, samples, memory)
     failed = read_failures(memory)
     encoders = {}
     generation = store.generation()
-    for encoding in encodings:
-        wants = want(encoding, samples, framed, settings.image, settings.text, memory)
+    for wants in wanted:
         if lease is not None:
             lease.protect(wants.keys[wants.first])
         ready = find_ready(wants.keys, store, memory)
@@ -248,7 +270,8 @@ def make_plan(
                 if reason is not None:
                     failures[row] = reason
         finder = Reasons(wants, samples, store, memory, history)
-        encoders[encoding.name] = EncoderPlan(wants, ready, failures, samples, framed.targets, finder)
-    save()
+        encoders[wants.encoding.name] = EncoderPlan(wants, ready, failures, samples, plan.framed.targets, finder)
+    if write:
+        store.remember(memory)
     syncpoint("plan.looked_up")
-    return Plan(settings, base, store, memory, samples, framed, encoders, builder, generation, pads)
+    return Plan(plan.settings, plan.base, store, memory, samples, plan.framed, encoders, generation)

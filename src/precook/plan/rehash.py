@@ -70,11 +70,16 @@ class Doubting(Memory):
                 super().remember(FILES, some, contents)
 
 
-def compare_plans(before: Plan, after: Plan, files: int) -> SourceCheck:
-    """What differs between what was remembered of the sources and what was read of them."""
+def compare_plans(before: Plan, after: Plan, memory: Doubting) -> SourceCheck:
+    """What differs between what was remembered of the sources and what was read of them, by a plan with this memory.
+
+    What was remembered wrongly is forgotten.
+    """
+    memory.settle()
+    after.store.remember(memory)
     old, new = _contents(before), _contents(after)
     return SourceCheck(
-        files=files,
+        files=memory.files,
         changed=tuple(sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))),
         encoders=tuple(
             name

@@ -110,6 +110,19 @@ class ConceptSamples:
             texts = read_lines(read_source(path), self.concept.caption_encoding) if path else []
         return texts or [""]
 
+    def same_as(self, other: ConceptSamples) -> bool:
+        """Whether both list the same files, pair them alike and found the same content in them."""
+        names = [(one.listing.names, one.listing.folders, one.files.texts, one.problems) for one in (self, other)]
+        columns = ("rows", "images", "sizes", "alphas", "line_counts", "lines", "uncaptioned", "masks", "has_mask")
+        return (
+            names[0] == names[1]
+            and all(
+                np.array_equal(getattr(self.files, name), getattr(other.files, name))
+                for name in ("pictures", "captions", "masks")
+            )
+            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
+        )
+
 
 def collect_samples(
     concept: Concept,

@@ -25,7 +25,6 @@ from precook.identity.recipe import recipe_digest
 from precook.memo.memo import Memory
 from precook.store import files
 from precook.store import fork as forks
-from precook.store.cached import Cached
 from precook.store.claims import Claims
 from precook.store.copy import Verify
 from precook.store.index.index import Index
@@ -200,21 +199,6 @@ class Store:
     def __len__(self) -> int:
         index = self._ready()
         return index.count() if index is not None else 0
-
-    def cached(
-        self,
-        function: Callable[[list[Any]], Sequence[Tree]],
-        recipe: Recipe,
-        *,
-        batch_size: int = 64,
-        allow_nan: bool = False,
-        tensors: Literal["numpy", "torch"] | None = None,
-    ) -> Cached:
-        """`function`, called only for inputs whose result is not stored yet.
-
-        `function` takes a list of inputs and returns one tree for each; `recipe` must say everything that decides them.
-        """
-        return Cached(self, function, recipe, batch_size=batch_size, allow_nan=allow_nan, tensors=tensors)
 
     def entries(self, *, after: bytes = b"") -> Iterator[EntryRow]:
         """Every place of every entry in order of keys, beginning after these bytes; nothing is read but the index."""

@@ -6,17 +6,16 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from precook.encode.results import WrongResultsError, count_results, write_results
 from precook.errors import EncodeError, IdentityError, SourceChangedError
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.store.leaves import has_nan
+from precook.store.store import Store
 from precook.store.tree import Parts, Tree, take_apart
 from precook.values import Key
-
-if TYPE_CHECKING:
-    from precook.store.store import Store
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
@@ -103,23 +102,27 @@ class Cached:
         if not work:
             return
         with self._store.writer() as writer:
-            for at in range(0, len(work), self._batch_size):
-                batch = work[at : at + self._batch_size]
-                trees = self._function([item for _, item, _ in batch])
-                for (key, _, _), parts in zip(batch, self._accept(batch, trees), strict=True):
-                    writer.put_parts(key, parts, recipe=self._recipe)
+            for start in range(0, len(work), self._batch_size):
+                batch = work[start : start + self._batch_size]
+                parts = self._accept(batch, self._function([item for _, item, _ in batch]))
+                keys = [key.bytes for key, _, _ in batch]
+                written = write_results(writer, self._recipe, list(zip(keys, parts, strict=True)))
+                if written.refused:
+                    raise written.refused[0][1]
 
-    def _accept(self, batch: list[tuple[Key, Any, Any]], trees: Sequence[Tree]) -> list[Parts]:
+    def _accept(self, batch: list[tuple[Key, Any, Any]], trees: object) -> list[Parts]:
         """The results of one batch taken apart, if every one of them may be stored."""
-        if not isinstance(trees, Sequence) or len(trees) != len(batch):
-            got = f"{len(trees)}" if isinstance(trees, Sequence) else f"a {type(trees).__name__}"
-            message = f"the encoder returned {got} for {len(batch)} inputs; nothing of this batch was stored"
-            raise EncodeError(message, hint="return one tree for each input, in a list")
+        try:
+            trees = count_results(trees, len(batch))
+        except WrongResultsError as wrong:
+            message = f"the encoder returned {wrong.returned} for {len(batch)} inputs; nothing of this batch was stored"
+            raise EncodeError(message, hint="return one tree for each input, in a list") from None
         accepted = []
         for (_, item, look), tree in zip(batch, trees, strict=True):
             if _look(item) != look:
                 raise SourceChangedError(_first_path(item))
             parts = take_apart(tree)
+            # NaN alone: a function of one's own may well return infinities, such as the mask of an attention.
             if not self._allow_nan and any(has_nan(leaf) for leaf in parts.leaves):
                 message = f"the encoder returned NaN for {_shown(item)}; nothing of this batch was stored"
                 raise EncodeError(message, hint="mend the encoder, or pass allow_nan=True")

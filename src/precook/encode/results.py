@@ -1,0 +1,201 @@
+"""Results: what an encoder made of a batch is counted, checked and written the same way, whoever has asked for it.
+
+Builds, live feeds, `store.cached` and the fronts of other caches all take these steps; a `Worker` takes the first two
+for encoders that run in a `DevicePool`.
+
+1. `count_results(trees, wanted)`: a list with one tree for each input, or what was returned instead.
+2. `Acceptance.accept(shapes, trees)`: each tree taken apart, or an `EncodeError` that says what is wrong with it.
+   `take_finite` checks a single tree, where there is no batch to compare it with.
+3. `write_results(writer, recipe, results)`: what was accepted goes to the store, and comes back as `Written`.
+
+What an encoder raises is a reason for people by `described`; `is_out_of_memory` and `is_device_lost` say whether it was
+the sample's fault at all.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from precook.errors import EncodeError, PrecookError, TreeError
+from precook.identity.recipe import Recipe
+from precook.store.leaves import is_finite
+from precook.store.tree import Parts, Tree, take_apart
+from precook.store.writer import Writer, ready_entry
+
+Shape = tuple[int, ...]
+
+_BITS = b'{"$bits":'
+"""How a tree writes a plain float that is not finite; inside of a text the quotes would be escaped."""
+
+_T = TypeVar("_T", bound=Hashable)
+
+
+class WrongResultsError(Exception):
+    """Not one tree for each input; whoever encodes says it to people in words of its own."""
+
+    def __init__(self, returned: object) -> None:
+        super().__init__(returned)
+        self.count: int | None = None
+        """How many there were; None where it was no list at all."""
+        if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
+            self.count = len(returned)
+        self.returned = f"a {type(returned).__name__}" if self.count is None else str(self.count)
+        """What was returned, in a few words."""
+
+
+def count_results(trees: object, wanted: int) -> Sequence[Tree]:
+    """The trees, if there is one for each input; else `WrongResultsError`."""
+    if isinstance(trees, Sequence) and not isinstance(trees, (str, bytes)) and len(trees) == wanted:
+        return trees
+    raise WrongResultsError(trees)
+
+
+def take_finite(encoder: str, tree: Tree, *, copy: bool = True) -> Parts:
+    """A tree taken apart; `EncodeError` where it cannot be stored or holds numbers that are not finite."""
+    try:
+        parts = take_apart(tree, copy=copy)
+    except TreeError as error:
+        raise EncodeError(f"{encoder} returned what cannot be stored: {error.message}") from error
+    for path, leaf in zip(parts.paths, parts.leaves, strict=True):
+        if not is_finite(leaf):
+            raise EncodeError(f"{encoder} returned numbers that are not finite{f' in {path}' if path else ''}")
+    if _BITS in parts.values:
+        raise EncodeError(f"{encoder} returned numbers that are not finite")
+    return parts
+
+
+class Acceptance:
+    """Checks the results of one encoder: finite, and alike where the inputs are; safe to use from several threads.
+
+    Entries of one encoder share their nesting, dtypes and ranks; for pictures of the same size the shapes are the same
+    too. What most results of the first batch have in common sets the pattern, so that a wrong one that happens to come
+    first is the one that fails.
+    """
+
+    def __init__(self, encoder: str) -> None:
+        self._encoder = encoder
+        self._lock = threading.Lock()
+        self._skeleton: bytes | None = None
+        self._patterns: dict[Shape, tuple[Shape, ...]] = {}
+        """The shapes of the leaves, by the shape of the input."""
+
+    def count(self, trees: object, wanted: int) -> Sequence[Tree]:
+        """The results of a batch, if there is one for each item."""
+        try:
+            return count_results(trees, wanted)
+        except WrongResultsError as wrong:
+            rest = "instead of a list of results" if wrong.count is None else f"results for {wanted} items"
+            raise EncodeError(f"{self._encoder} returned {wrong.returned} {rest}") from None
+
+    def accept(self, shapes: Sequence[Shape], trees: Sequence[Tree], *, copy: bool = True) -> list[Parts | EncodeError]:
+        """Each result taken apart, or what is wrong with it; without `copy`, in the memory that it came in.
+
+        `shapes` are those of the inputs: results of the same are compared. `()` stands for inputs without one.
+        """
+        taken = [self._take(tree, copy=copy) for tree in trees]
+        with self._lock:
+            self._set_pattern(shapes, taken)
+            return [self._compared(shape, parts) for shape, parts in zip(shapes, taken, strict=True)]
+
+    def _take(self, tree: Tree, *, copy: bool) -> Parts | EncodeError:
+        try:
+            return take_finite(self._encoder, tree, copy=copy)
+        except EncodeError as error:
+            return error
+
+    def _set_pattern(self, shapes: Sequence[Shape], taken: Sequence[Parts | EncodeError]) -> None:
+        new = set(shapes) - self._patterns.keys() - {()}
+        if self._skeleton is not None and not new:
+            return
+        good = [(shape, parts) for shape, parts in zip(shapes, taken, strict=True) if isinstance(parts, Parts)]
+        if self._skeleton is None and good:
+            self._skeleton = _commonest(parts.skeleton for _, parts in good)
+        good = [(shape, parts) for shape, parts in good if parts.skeleton == self._skeleton]
+        for shape in new & {shape for shape, _ in good}:
+            self._patterns[shape] = _commonest(_leaf_shapes(parts) for other, parts in good if other == shape)
+
+    def _compared(self, shape: Shape, parts: Parts | EncodeError) -> Parts | EncodeError:
+        if isinstance(parts, EncodeError):
+            return parts
+        if parts.skeleton != self._skeleton:
+            return EncodeError(f"{self._encoder} returned another nesting or dtype than for the others")
+        usual, shapes = self._patterns.get(shape), _leaf_shapes(parts)
+        if usual is not None and shapes != usual:
+            return EncodeError(f"{self._encoder} returned {_shown(shapes)}, for the others {_shown(usual)}")
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of results that were to be written."""
+
+    keys: list[bytes]
+    """Those that the writer has taken."""
+    nbytes: int
+    """Of their leaves."""
+    group: int
+    """The writer's group with the last of them: all are durable when it is."""
+    refused: list[tuple[int, TreeError]]
+    """Which results no pack could hold, by their number, and why."""
+
+
+def write_results(writer: Writer, recipe: Recipe, results: Sequence[tuple[bytes, Parts]]) -> Written:
+    """Hand accepted results to a writer in one go, each with its key; those that no pack could hold are left out."""
+    entries, refused = [], []
+    for number, (key, parts) in enumerate(results):
+        try:
+            entries.append(ready_entry(key, parts, recipe=recipe))
+        except TreeError as error:
+            refused.append((number, error))
+    group = writer.put_entries(entries)
+    return Written([entry.key for entry in entries], sum(entry.parts.nbytes for entry in entries), group, refused)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was short, on the device or here, as Python and torch say it."""
+    message = str(error).lower()
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and ("out of memory" in message or "can't allocate memory" in message))
+    )
+
+
+def is_device_lost(error: Exception) -> bool:
+    """Whether the device can do no more in this process: after such an error CUDA fails at everything."""
+    return isinstance(error, RuntimeError) and "CUDA error" in str(error)
+
+
+def described(error: Exception) -> str:
+    """An error as the reason of a failure."""
+    if isinstance(error, PrecookError):
+        return error.message
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def free_memory(error: Exception) -> None:
+    """Let go of what an error holds on the device, so that the next try has room."""
+    # Its frames hold on to what they had in the device's memory.
+    traceback.clear_frames(error.__traceback__)
+    if is_out_of_memory(error):
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _leaf_shapes(parts: Parts) -> tuple[Shape, ...]:
+    return tuple(leaf.shape for leaf in parts.leaves)
+
+
+def _shown(shapes: tuple[Shape, ...]) -> str:
+    return f"shape {shapes[0]}" if len(shapes) == 1 else f"shapes {list(shapes)}"
+
+
+def _commonest(values: Iterable[_T]) -> _T:
+    return Counter(values).most_common(1)[0][0]
