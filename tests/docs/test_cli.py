@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,39 +17,10 @@ import precook
 from precook.cli import progress
 from precook.cli.main import COMMANDS, app
 from tests.support.commands import run
+from tests.support.pages import ROOT, Example, console_blocks
 from tests.support.projects import build, picture, text_folder, vae_folder
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
-
-
-@dataclass(frozen=True)
-class Example:
-    """A command on the page and what the page says it prints."""
-
-    command: str
-    expected: list[str]
-
-    @property
-    def pattern(self) -> str:
-        """The output as a pattern: `…` stands for anything, on a line of its own for any lines."""
-        lines = [
-            "(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + "\n" for line in self.expected
-        ]
-        return "".join(lines)
-
-
-def blocks() -> list[list[Example]]:
-    """The examples of each `console` block."""
-    found = []
-    for block in re.findall(r"^```console\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL):
-        examples: list[Example] = []
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                examples.append(Example(line.removeprefix("$ "), []))
-            else:
-                examples[-1].expected.append(line)
-        found.append(examples)
-    return found
+PAGE = ROOT / "docs" / "reference" / "cli.md"
 
 
 PETS = """\
@@ -184,7 +154,7 @@ def shown(*args: str) -> tuple[str, int]:
     return screen.buffer.getvalue().decode(), code  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("examples", blocks(), ids=lambda examples: examples[0].command)
+@pytest.mark.parametrize("examples", console_blocks(PAGE), ids=lambda examples: examples[0].command)
 def test_an_example_does_what_the_page_shows(reader: None, examples: list[Example]) -> None:
     """Output and exit code are those on the page; a command without `echo $?` after it succeeds."""
     codes = []
@@ -203,7 +173,7 @@ def test_an_example_does_what_the_page_shows(reader: None, examples: list[Exampl
 
 def test_every_command_has_an_example() -> None:
     """A command that is not on the page is not documented."""
-    commands = [shlex.split(example.command) for examples in blocks() for example in examples]
+    commands = [shlex.split(example.command) for examples in console_blocks(PAGE) for example in examples]
     assert {command[1] for command in commands} >= set(COMMANDS)
 
 
