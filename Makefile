@@ -5,7 +5,7 @@ BIN = .venv/bin
 export PIP_RETRIES ?= 10
 export PIP_DEFAULT_TIMEOUT ?= 60
 
-.PHONY: demo test check faults soak fuzz bench bench-feed bench-maintain bench-mgds bench-plan bench-build images models matrix format clean
+.PHONY: demo test check docs faults soak fuzz bench bench-feed bench-maintain bench-mgds bench-plan bench-build images models matrix format clean
 
 # The main job on real files, step by step, in a folder that stays. DIR=somewhere for another than a temporary one.
 demo: .venv/ready
@@ -19,6 +19,10 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site, in build/site, from docs/ and the docstrings; every warning is an error. Search wants a server: `python3 -m http.server -d build/site`.
+docs: .venvs/docs/ready
+	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet
 
 # Every write step of every scenario, killed, torn, shortened and failed; power cuts; seeded bugs. Minutes.
 faults: .venv/ready
@@ -99,6 +103,12 @@ format: .venv/ready
 .venvs/bench/ready: pyproject.toml bench/constraints.txt
 	$(PYTHON) -m venv .venvs/bench
 	.venvs/bench/bin/pip install --quiet --disable-pip-version-check -c bench/constraints.txt -e ".[bench]"
+	touch $@
+
+# A venv of its own: the site needs none of the libraries that precook is tested with.
+.venvs/docs/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venvs/docs
+	.venvs/docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
 .venv/fuzz: .venv/ready

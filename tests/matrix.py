@@ -18,6 +18,9 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 TESTS = [
     "store/test_tree.py",
     "store/test_store.py",
+    "store/test_conformance.py",
+    "testing/test_store_tests.py",
+    "testing/test_encoder_tests.py",
     "store/test_cached.py",
     "store/test_hostile.py",
     "store/test_processes.py",

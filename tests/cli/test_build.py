@@ -25,6 +25,7 @@ from precook.plan.forecast import record_rate
 from tests.cli.test_cli import environment, read_only, spawn
 from tests.cli.test_plan import on_terminal, plain
 from tests.support.commands import Ended, run
+from tests.support.pages import ROOT, check_session
 from tests.support.projects import dataset, picture
 
 ENCODERS = '''\
@@ -566,6 +567,8 @@ class TestDemo:
         assert len(re.findall(r"'latent': \(\d, 4, \d+, \d+\).*'mask': \(\d, 1, \d+, \d+\)", batches)) == 3
         assert re.search(r"^shapes +25 .* 5 +5  ", document["steps"][-1]["commands"][0]["output"], re.MULTILINE)
         assert len(list((tmp_path / "demo" / "pictures").glob("*-masklabel.png"))) == 2
+        printed = [(told["command"], told["output"]) for step in document["steps"] for told in step["commands"]]
+        check_session(ROOT / "README.md", printed)
 
     def test_a_folder_with_something_in_it_is_refused(self, here: Path) -> None:
         """Exit code 2, and nothing is touched."""

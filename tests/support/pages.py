@@ -43,3 +43,15 @@ def titled_files(page: Path) -> dict[str, str]:
     """The files that a page tells its reader to write, by name."""
     blocks = re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     return dict(blocks)
+
+
+def check_session(page: Path, printed: list[tuple[str, str]]) -> None:
+    """That the first session on a page is a part of what was printed: its commands in this order, with this output."""
+    remaining = iter(printed)
+    for example in console_blocks(page)[0]:
+        for command, output in remaining:
+            if command == example.command and re.fullmatch(example.pattern, output):
+                break
+        else:
+            message = f"{page.name}: no `{example.command}` prints what the page shows"
+            raise AssertionError(message)
