@@ -175,20 +175,23 @@ def _checked(node: Tree, where: str, *, half: bool) -> Tree:
     tensor = node.detach() if hasattr(node, "detach") else node
     if has_nan(read_leaf(tensor, where)):
         raise EncodeError(f"{where} holds NaN; it was not saved", hint="look at the encoder, or at its picture")
-    if not half:
-        return tensor
+    return _halved(tensor, where) if half else tensor
+
+
+def _halved(tensor: Any, where: str) -> Any:
+    """A tensor in half precision, if it has floating-point numbers."""
     if isinstance(tensor, np.ndarray):
         if tensor.dtype.kind != "f":
             return tensor
         with np.errstate(over="ignore"):  # looked at below
-            smaller: Any = tensor.astype("float16")
+            half: Any = tensor.astype("float16")
     elif tensor.is_floating_point():
-        smaller = tensor.half()
+        half = tensor.half()
     else:
         return tensor
-    if is_finite(read_leaf(tensor, where)) and not is_finite(read_leaf(smaller, where)):
+    if is_finite(read_leaf(tensor, where)) and not is_finite(read_leaf(half, where)):
         raise EncodeError(f"{where} has numbers beyond float16's; it was not saved", hint="keep it without dtype")
-    return smaller
+    return half
 
 
 def cache_dataset(

@@ -74,12 +74,7 @@ def recognise(name: str, folder: str) -> OldName | None:
     """
     stem, _, suffix = name.rpartition(".")
     if suffix == "npz":
-        for ending, architecture in _SD_TEXT_ENDINGS.items():
-            if stem.endswith(ending):
-                return OldName(SD_SCRIPTS, "prompt", stem.removesuffix(ending), architecture)
-        if match := _SD_LATENT_NAME.fullmatch(stem):
-            return OldName(SD_SCRIPTS, "latent", match[1], match[4], (int(match[2]), int(match[3])))
-        return OldName(SD_SCRIPTS, "latent", stem, "old")
+        return _sd_scripts_name(stem)
     if suffix != "safetensors":
         return None
     if folder in (LATENT_FOLDER, TEXT_FOLDER):
@@ -90,6 +85,15 @@ def recognise(name: str, folder: str) -> OldName | None:
     if match := _MUSUBI_TEXT_NAME.fullmatch(stem):
         return OldName(MUSUBI_TUNER, "prompt", match[1], match[2])
     return None
+
+
+def _sd_scripts_name(stem: str) -> OldName:
+    for ending, architecture in _SD_TEXT_ENDINGS.items():
+        if stem.endswith(ending):
+            return OldName(SD_SCRIPTS, "prompt", stem.removesuffix(ending), architecture)
+    if match := _SD_LATENT_NAME.fullmatch(stem):
+        return OldName(SD_SCRIPTS, "latent", match[1], match[4], (int(match[2]), int(match[3])))
+    return OldName(SD_SCRIPTS, "latent", stem, "old")
 
 
 class UnusableError(ValueError):

@@ -7,12 +7,11 @@ A pack that was read and checked once is believed for as long as its stamp stays
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from pathlib import Path
 
 import numpy as np
 
 from precook.errors import DamagedPackError
-from precook.fs.stamps import Stamps, read_stamps, settled, stamp_keys
+from precook.fs.stamps import read_stamps, settled, stamp_keys
 from precook.fs.trust import file_system_time, stamps_are_reliable
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
@@ -41,38 +40,44 @@ class PackChecks:
             return
         internals = store.internals()
         # The clock first: a pack that is written to after this is young, and its stamp is not remembered.
-        now, firm = file_system_time(internals.layout.packs), stamps_are_reliable(internals.layout.packs)
-        doubtful: list[tuple[TableFile, bytes]] = []
+        packs = internals.layout.packs
+        now, reliable = file_system_time(packs), stamps_are_reliable(packs)
         sound: list[bytes] = []
+        doubtful: list[tuple[TableFile, bytes]] = []
         for name, table in tables.items():
-            stamp = _stamp(table.pack.path)
-            row = bytes.fromhex(name) + stamp_keys(stamp).tobytes() if stamp is not None else b""
-            if stamp is None or self._known.get(name, row) != row:
+            row = _row(table)
+            if row is None or self._known.get(name, row) != row:
                 # Gone, or written to: what was opened before is not what lies there now.
                 internals.reader.forget_pack(internals.index, table)
-            if stamp is None:
+            if row is None:
                 continue
             if self._known.get(name) == row or (written and name not in self._known):
-                self._known[name] = row
                 sound.append(row)
-            elif firm and self._is_remembered(row, memory):
+            elif reliable and self._is_remembered(row, memory):
                 self._known[name] = row
             else:
                 doubtful.append((table, row))
-        damages = executor.map(lambda pair: _damaged_keys(internals, pair[0]), doubtful)
-        for (table, row), damaged in zip(doubtful, damages, strict=True):
-            name = table.pack.head.id
+        sound += self._read_doubtful(internals, doubtful, executor)
+        self._known.update((row[:_ID_BYTES].hex(), row) for row in sound)
+        lasting = [row for row in sound if settled(np.frombuffer(row[_ID_BYTES:], "<i8").reshape(1, -1), now)[0]]
+        if lasting and reliable:
+            memory.remember(_SOUND, np.frombuffer(b"".join(lasting), np.uint8).reshape(-1, _SOUND.key))
+
+    def _read_doubtful(
+        self, internals: StoreInternals, packs: list[tuple[TableFile, bytes]], executor: Executor
+    ) -> list[bytes]:
+        """Read packs from the disk, several at a time; the rows of those that are sound."""
+        sound = []
+        damages = executor.map(lambda pair: _damaged_keys(internals, pair[0]), packs)
+        for (table, row), damaged in zip(packs, damages, strict=True):
             if not damaged:
-                self._known[name] = row
                 sound.append(row)
                 continue
-            self._known.pop(name, None)
+            self._known.pop(table.pack.head.id, None)
             internals.reader.forget_pack(internals.index, table)
             for key in damaged:
                 internals.is_sound(key)  # makes it a miss, here and for everybody
-        lasting = [row for row in sound if settled(np.frombuffer(row[_ID_BYTES:], "<i8").reshape(1, -1), now)[0]]
-        if lasting and firm:
-            memory.remember(_SOUND, np.frombuffer(b"".join(lasting), np.uint8).reshape(-1, _SOUND.key))
+        return sound
 
     def _is_remembered(self, row: bytes, memory: Memory) -> bool:
         known, _ = memory.recall(_SOUND, np.frombuffer(row, np.uint8).reshape(1, -1))
@@ -88,11 +93,13 @@ def _tables(store: Store, keys: Bytes) -> dict[str, TableFile]:
     return {table.pack.head.id: table for table in used}
 
 
-def _stamp(path: Path) -> Stamps | None:
+def _row(table: TableFile) -> bytes | None:
+    """The row of `_SOUND` for a pack as it lies there now; None where it is gone."""
     try:
-        return read_stamps([path])
+        stamp = read_stamps([table.pack.path])
     except OSError:
         return None
+    return bytes.fromhex(table.pack.head.id) + stamp_keys(stamp).tobytes()
 
 
 def _damaged_keys(internals: StoreInternals, table: TableFile) -> list[bytes]:

@@ -140,12 +140,12 @@ def _setting(value: Any, where: str) -> Any:
         return [_setting(item, f"{where}[{number}]") for number, item in enumerate(value)]
     if type(value) is dict:
         return {str(key): _setting(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, contextlib.nullcontext):
-        return None
     type_name = f"{type(value).__module__}.{type(value).__qualname__}"
-    if type_name.startswith("torch.") and type_name.endswith(".autocast"):
-        # Switched off it is no context at all.
-        return {"autocast": plain(value.fast_dtype, where), "device": value.device} if value._enabled else None  # noqa: SLF001
+    is_autocast = type_name.startswith("torch.") and type_name.endswith(".autocast")
+    if is_autocast or isinstance(value, contextlib.nullcontext):
+        # Switched off, autocast is no context at all.
+        enabled = is_autocast and value._enabled  # noqa: SLF001
+        return {"autocast": plain(value.fast_dtype, where), "device": value.device} if enabled else None
     if type_name == "torch.device" or isinstance(value, _MACHINERY):
         return _NO_SETTING
     if is_function(value) or callable(value):
