@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from precook.identity.recipe import Recipe
 from precook.maintain.evict import make_room
+from precook.maintain.lock import keep_reserve
 from precook.maintain.repack import sweep_doomed
-from precook.maintain.reserve import keep_reserve
 from precook.maintain.verify import EVERYTHING, PackSelection, Verification, verify_store
 from precook.report import SILENT, Reporter
 from precook.store.copy import Verify

@@ -114,21 +114,36 @@ def stamps_are_reliable(path: Path) -> bool:
 
 def file_system_type(path: Path) -> str:
     """The type of the file system that holds a path, or nothing where the system does not tell."""
+    mount = find_mount(path)
+    return mount.kind if mount is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Where, as what and how a file system is mounted."""
+
+    point: str
+    kind: str
+    options: str
+
+
+def find_mount(path: Path) -> Mount | None:
+    """The mount that holds a path; None where the system does not tell."""
     try:
-        lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
+        lines = Path("/proc/self/mounts").read_bytes().split(b"\n")
     except OSError:
-        return ""
+        return None
     real = os.fsencode(os.path.realpath(path))
-    longest, kind = b"", b""
+    longest, mount = b"", None
     for line in filter(None, lines):
-        before, _, after = line.partition(b" - ")
+        _, escaped, kind, options, *_ = line.split(b" ")
         # Spaces and the like are written as octal escapes.
-        mount = _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), before.split(b" ")[4])
-        inside = real == mount or real.startswith(mount.rstrip(b"/") + b"/")
+        point = _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), escaped)
+        inside = real == point or real.startswith(point.rstrip(b"/") + b"/")
         # Of two mounts at the same place the later one hides the other.
-        if inside and len(mount) >= len(longest):
-            longest, kind = mount, after.split(b" ")[0]
-    return os.fsdecode(kind)
+        if inside and len(point) >= len(longest):
+            longest, mount = point, Mount(*map(os.fsdecode, (point, kind, options)))
+    return mount
 
 
 def file_system_time(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Runs: what the last builds did, remembered in the index for `precook status`."""
+"""The build log: what the last builds did, kept in the index's memory for `precook status`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from precook.store.store import Store
 
 KEPT = 20
+"""Builds that are kept, at the most."""
 _NOTES = "runs"
 
 

@@ -1,7 +1,8 @@
 """The doctor: whether this machine and this directory can keep what a store promises.
 
-Every answer is a value, a `Finding`. Nothing is printed, and nothing in the store is written or removed. torch is asked
-for its version without being imported.
+It looks at the files of the store and at the file system below them, tries on it what the store relies on, and asks the
+libraries for their versions, torch without importing it. Every answer is a value, a `Finding`. Nothing is printed, and
+nothing in the store is written or removed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from precook.errors import PrecookError
+from precook.fs.trust import find_mount
 from precook.store import files
 from precook.store.index import schema
 from precook.store.layout import Layout, list_packs, read_marker
@@ -26,7 +28,29 @@ from precook.store.mapping import map_file
 
 Level = Literal["ok", "note", "problem"]
 
+_LIBRARIES = ("numpy", "safetensors", "blake3", "xxhash")
+_OPTIONAL = {
+    "torch": "entries that hold torch tensors are then read as numpy arrays only",
+    "ml_dtypes": "bfloat16 and 8-bit floats are then read as torch tensors only",
+}
+_NETWORK = re.compile(r"nfs.*|cifs|smb.*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\..*|virtiofs")
+_FLEETING = {
+    "tmpfs": "its content lies in memory and is gone after a restart",
+    "ramfs": "its content lies in memory and is gone after a restart",
+    "overlay": "in a container its content may be gone with the container",
+}
+_RACE = ((3, 7, 0), (3, 51, 2))
+"""First and last SQLite release with the WAL-reset race."""
+_LITTLE_SPACE = 1 << 30
+"""Free bytes below which that is worth a note."""
+_TOO_LITTLE_SPACE = 64 << 20
+"""Free bytes into which no pack of the usual size fits."""
+_KNOWN_FILES = re.compile(
+    r"store\.toml|CACHEDIR\.TAG|(index|maintenance)\.lock|reserve|index\.sqlite(-wal|-shm|-journal)?"
+)
+_KNOWN_FOLDERS = {"imports", "leases", "packs", "snapshots"}
 _STAMP = 1_000_000_000 * 10**9 + 123_456_789
+"""A file time that is not a whole number of seconds, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +65,97 @@ class Finding:
     """The files it is about, where it is about files."""
 
 
-def probe(directory: Path) -> Iterator[Finding]:
+def examine(path: Path) -> list[Finding]:
+    """Everything worth knowing about the store at `path`, or about the place where it would be made."""
+    real = Path(os.path.realpath(path))
+    # Where there is no store yet, the closest directory above it that exists.
+    directory = next(folder for folder in (real, *real.parents) if folder.is_dir())
+    probes = list(_probe(directory))
+    lock_works = all(finding.level != "problem" for finding in probes if finding.topic == "flock")
+    return [
+        *_examine_store(path),
+        _examine_mount(directory),
+        _examine_space(directory),
+        *probes,
+        _examine_sqlite(lock_works=lock_works),
+        *_examine_libraries(),
+    ]
+
+
+def _examine_store(path: Path) -> Iterator[Finding]:
+    layout = Layout(path)
+    try:
+        marker = read_marker(layout)
+    except PrecookError as error:
+        yield Finding("problem", "store", error.message, error.hint)
+        return
+    except OSError as error:
+        yield Finding("problem", "store", f"cannot be read: {error.strerror}", paths=(layout.marker,))
+        return
+    if marker is None:
+        yield Finding("note", "store", f"there is no store at {path} yet; the place it would be made in was examined")
+        return
+    ids, partials = list_packs(layout)
+    yield Finding("ok", "store", f"format {marker.format}, made {marker.created}, packs: {len(ids):,}")
+    if not layout.index.exists():
+        yield Finding("note", "index", "there is none; `precook reindex` makes one, and so does the next writer")
+    others = sorted(_unknown_files(layout))
+    if partials := sorted([*partials, *(other for other in others if other.name.endswith(files.PARTIAL))]):
+        message = f"{len(partials):,} unfinished: being written now, or left by a process that died"
+        yield Finding("note", "partial files", message, paths=tuple(partials))
+    if unknown := [other for other in others if not other.name.endswith(files.PARTIAL)]:
+        message = f"{len(unknown):,} that precook did not write; they are left alone"
+        yield Finding("note", "unknown files", message, paths=tuple(unknown))
+
+
+def _unknown_files(layout: Layout) -> Iterator[Path]:
+    """What lies in the store and is neither a pack nor another file of ours; a foreign folder stands for all in it."""
+    for path in _listed(layout.root):
+        known = path.name in _KNOWN_FOLDERS if path.is_dir() else _KNOWN_FILES.fullmatch(path.name) is not None
+        if not known:
+            yield path
+    ids, partials = list_packs(layout)
+    known_packs = {layout.pack(name) for name in ids}.union(partials)
+    for folder in _listed(layout.packs):
+        if not re.fullmatch(r"[0-9a-f]{2}", folder.name) or not folder.is_dir():
+            yield folder
+        else:
+            yield from (path for path in _listed(folder) if path not in known_packs)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing where it cannot be read."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _examine_mount(directory: Path) -> Finding:
+    mount = find_mount(directory)
+    if mount is None:
+        return Finding("note", "file system", "its type is not known here: there is no /proc/mounts")
+    message = f"{mount.kind} at {mount.point} ({mount.options})"
+    if _NETWORK.fullmatch(mount.kind):
+        hint = "write to a store on a shared file system from one machine only"
+        return Finding("note", "file system", f"{message}: locks may not reach other machines", hint)
+    if mount.kind in _FLEETING:
+        return Finding("note", "file system", f"{message}: {_FLEETING[mount.kind]}")
+    return Finding("ok", "file system", message)
+
+
+def _examine_space(directory: Path) -> Finding:
+    status = os.statvfs(directory)
+    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    message = f"{free / 2**30:,.1f} GiB free of {total / 2**30:,.1f} GiB"
+    if status.f_files and not status.f_favail:
+        return Finding("problem", "space", f"{message}, but no file can be made: all inodes are in use")
+    if free < _TOO_LITTLE_SPACE:
+        return Finding("problem", "space", f"{message}: not enough for one pack", "free some space")
+    return Finding("note" if free < _LITTLE_SPACE else "ok", "space", message)
+
+
+def _probe(directory: Path) -> Iterator[Finding]:
     """Try what the store relies on, in a temporary directory that is removed again."""
     read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
     if read_only or not os.access(directory, os.W_OK | os.X_OK):
@@ -56,14 +170,11 @@ def probe(directory: Path) -> Iterator[Finding]:
         yield Finding("problem", "probes", f"nothing can be made here: {error.strerror}")
         return
     with temporary as name:
-        yield from (_attempt(topic, attempt, Path(name)) for topic, attempt in _PROBES.items())
-
-
-def _attempt(topic: str, attempt: Callable[[Path], Finding], folder: Path) -> Finding:
-    try:
-        return attempt(folder)
-    except (OSError, sqlite3.Error) as error:
-        return Finding("problem", topic, f"failed: {error}", "keep the store on another file system")
+        for topic, attempt in _PROBES.items():
+            try:
+                yield attempt(Path(name))
+            except (OSError, sqlite3.Error) as error:
+                yield Finding("problem", topic, f"failed: {error}", "keep the store on another file system")
 
 
 def _probe_flock(folder: Path) -> Finding:
@@ -137,136 +248,6 @@ _PROBES: dict[str, Callable[[Path], Finding]] = {
 }
 
 
-_LIBRARIES = ("numpy", "safetensors", "blake3", "xxhash")
-_OPTIONAL = {
-    "torch": "entries that hold torch tensors are then read as numpy arrays only",
-    "ml_dtypes": "bfloat16 and 8-bit floats are then read as torch tensors only",
-}
-_NETWORK = re.compile(r"nfs.*|cifs|smb.*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\..*|virtiofs")
-_FLEETING = {
-    "tmpfs": "its content lies in memory and is gone after a restart",
-    "ramfs": "its content lies in memory and is gone after a restart",
-    "overlay": "in a container its content may be gone with the container",
-}
-_RACE = ((3, 7, 0), (3, 51, 2))
-"""First and last SQLite release with the WAL-reset race."""
-_LITTLE_SPACE = 1 << 30
-_TOO_LITTLE_SPACE = 64 << 20
-_KNOWN_FILES = re.compile(
-    r"store\.toml|CACHEDIR\.TAG|(index|maintenance)\.lock|reserve|index\.sqlite(-wal|-shm|-journal)?"
-)
-_KNOWN_FOLDERS = {"imports", "leases", "packs", "snapshots"}
-
-
-def examine(path: Path) -> list[Finding]:
-    """Everything worth knowing about the store at `path`, or about the place where it would be made."""
-    directory = _nearest_directory(path)
-    probes = list(probe(directory))
-    lock_works = all(finding.level != "problem" for finding in probes if finding.topic == "flock")
-    return [
-        *_examine_store(path),
-        _examine_mount(directory),
-        _examine_space(directory),
-        *probes,
-        _examine_sqlite(lock_works=lock_works),
-        *_examine_libraries(),
-    ]
-
-
-def _nearest_directory(path: Path) -> Path:
-    """The directory itself, or the closest one above it that exists."""
-    path = Path(os.path.realpath(path))
-    return next(place for place in (path, *path.parents) if place.is_dir())
-
-
-def _examine_store(path: Path) -> Iterator[Finding]:
-    layout = Layout(path)
-    try:
-        marker = read_marker(layout)
-    except PrecookError as error:
-        yield Finding("problem", "store", error.message, error.hint)
-        return
-    except OSError as error:
-        yield Finding("problem", "store", f"cannot be read: {error.strerror}", paths=(layout.marker,))
-        return
-    if marker is None:
-        yield Finding("note", "store", f"there is no store at {path} yet; the place it would be made in was examined")
-        return
-    ids, partials = list_packs(layout)
-    yield Finding("ok", "store", f"format {marker.format}, made {marker.created}, packs: {len(ids):,}")
-    if not layout.index.exists():
-        yield Finding("note", "index", "there is none; `precook reindex` makes one, and so does the next writer")
-    unknown = sorted(_unknown_files(layout))
-    if partials := sorted([*partials, *(place for place in unknown if place.name.endswith(files.PARTIAL))]):
-        message = f"{len(partials):,} unfinished: being written now, or left by a process that died"
-        yield Finding("note", "partial files", message, paths=tuple(partials))
-    if unknown := [place for place in unknown if not place.name.endswith(files.PARTIAL)]:
-        message = f"{len(unknown):,} that precook did not write; they are left alone"
-        yield Finding("note", "unknown files", message, paths=tuple(unknown))
-
-
-def _unknown_files(layout: Layout) -> Iterator[Path]:
-    """What lies in the store and is neither a pack nor another file of ours; a foreign folder stands for all in it."""
-    for place in _listed(layout.root):
-        known = place.name in _KNOWN_FOLDERS if place.is_dir() else _KNOWN_FILES.fullmatch(place.name) is not None
-        if not known:
-            yield place
-    ids, partials = list_packs(layout)
-    known_packs = {layout.pack(name) for name in ids}.union(partials)
-    for folder in _listed(layout.packs):
-        if not re.fullmatch(r"[0-9a-f]{2}", folder.name) or not folder.is_dir():
-            yield folder
-        else:
-            yield from (place for place in _listed(folder) if place not in known_packs)
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _examine_mount(directory: Path) -> Finding:
-    mount = _find_mount(directory)
-    if mount is None:
-        return Finding("note", "file system", "its type is not known here: there is no /proc/mounts")
-    point, kind, options = mount
-    message = f"{kind} at {point} ({options})"
-    if _NETWORK.fullmatch(kind):
-        hint = "write to a store on a shared file system from one machine only"
-        return Finding("note", "file system", f"{message}: locks may not reach other machines", hint)
-    if kind in _FLEETING:
-        return Finding("note", "file system", f"{message}: {_FLEETING[kind]}")
-    return Finding("ok", "file system", message)
-
-
-def _find_mount(directory: Path) -> tuple[str, str, str] | None:
-    """Where, as what and how the file system under a directory is mounted; of two over one place the last is seen."""
-    found: tuple[str, str, str] | None = None
-    try:
-        lines = Path("/proc/mounts").read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, point, kind, options, *_ = line.split(" ")
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
-        if directory.is_relative_to(point) and (found is None or len(point) >= len(found[0])):
-            found = point, kind, options
-    return found
-
-
-def _examine_space(directory: Path) -> Finding:
-    status = os.statvfs(directory)
-    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
-    message = f"{free / 2**30:,.1f} GiB free of {total / 2**30:,.1f} GiB"
-    if status.f_files and not status.f_favail:
-        return Finding("problem", "space", f"{message}, but no file can be made: all inodes are in use")
-    if free < _TOO_LITTLE_SPACE:
-        return Finding("problem", "space", f"{message}: not enough for one pack", "free some space")
-    return Finding("note" if free < _LITTLE_SPACE else "ok", "space", message)
-
-
 def _examine_sqlite(*, lock_works: bool) -> Finding:
     version = sqlite3.sqlite_version
     if not _RACE[0] <= sqlite3.sqlite_version_info <= _RACE[1]:
@@ -280,19 +261,11 @@ def _examine_sqlite(*, lock_works: bool) -> Finding:
 
 def _examine_libraries() -> Iterator[Finding]:
     yield Finding("ok", "python", platform.python_version())
-    for name in _LIBRARIES:
-        version = _version(name)
-        if version is None:
-            yield Finding("problem", name, "not installed", "install precook anew")
-        else:
-            yield Finding("ok", name, version)
-    for name, without in _OPTIONAL.items():
-        version = _version(name)
-        yield Finding("ok", name, version) if version else Finding("note", name, f"not installed: {without}")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    for name in (*_LIBRARIES, *_OPTIONAL):
+        try:
+            yield Finding("ok", name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            if name in _OPTIONAL:
+                yield Finding("note", name, f"not installed: {_OPTIONAL[name]}")
+            else:
+                yield Finding("problem", name, "not installed", "install precook anew")

@@ -1,15 +1,19 @@
-"""The maintenance lock: one process at a time removes or moves entries, while builders and readers go on."""
+"""The maintenance lock: one process at a time removes or moves entries, while builders and readers go on.
+
+With it comes the reserve, a little space that is kept free: dropping entries needs room for the index's log before it
+gives any back, and without a reserve nothing could be removed from a disk that is full.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
 
 from precook.errors import ReadOnlyError, printable
-from precook.maintain.reserve import keep_reserve, release_reserve
 from precook.store import files
 from precook.store.files import syncpoint
 from precook.store.internals import StoreInternals
@@ -17,28 +21,34 @@ from precook.store.layout import Layout
 from precook.store.lease import sweep_leases
 from precook.store.lock import locked
 
+RESERVE_BYTES = 64 << 20
+_RESERVE_WORTH = 100
+"""A store gets a reserve when it is so many times as large: a hundredth more."""
+_SCARCE = 16 << 20
+"""Free bytes below which the reserve is needed."""
 _PATIENCE = 5.0
 """Seconds to wait for another one who removes or moves entries; that may take long."""
-
 _CACHE = 64 << 10
 """KiB of the index kept in memory meanwhile: entries of one pack lie all over it."""
 
 
 @contextlib.contextmanager
-def maintaining(internals: StoreInternals, what: str) -> Iterator[None]:
+def maintaining(internals: StoreInternals, command: str) -> Iterator[None]:
     """Be the only one who removes or moves entries; builders and readers go on. `LockedError` names who is at it."""
+    layout = internals.layout
     if internals.index.read_only:
-        raise ReadOnlyError(internals.layout.root, "opened read-only")
-    _check_owner(internals.layout)
-    holder = f"{what} (pid {os.getpid()} on {socket.gethostname()})"
-    with locked(internals.layout.maintenance, patience=_PATIENCE, holder=holder):
-        with internals.index.exclusive(), files.explained(internals.layout.root):
-            release_reserve(internals.layout)
-            sweep_leases(internals.layout)
+        raise ReadOnlyError(layout.root, "opened read-only")
+    _check_owner(layout)
+    holder = f"{command} (pid {os.getpid()} on {socket.gethostname()})"
+    with locked(layout.maintenance, patience=_PATIENCE, holder=holder):
+        with internals.index.exclusive(), files.explained(layout.root):
+            if shutil.disk_usage(layout.root).free < _SCARCE:
+                files.unlink_inside(layout.root, layout.reserve)
+            sweep_leases(layout)
         internals.index.widen_cache(_CACHE)
         syncpoint("maintenance.locked")
         yield
-        keep_reserve(internals.layout, internals.index.pack_bytes())
+        keep_reserve(layout, internals.index.pack_bytes())
 
 
 def _check_owner(layout: Layout) -> None:
@@ -53,3 +63,29 @@ def _check_owner(layout: Layout) -> None:
     if status.st_uid != os.geteuid() and os.geteuid() != 0 and not shared:
         hint = "run it as its owner, or let its group write to it"
         raise ReadOnlyError(layout.root, "this directory belongs to somebody else", hint=hint)
+
+
+def keep_reserve(layout: Layout, pack_bytes: int, *, size: int = RESERVE_BYTES) -> bool:
+    """Make the reserve of a store that is large enough for one, where the disk has room; whether there is one now."""
+    if layout.reserve.exists():
+        return True
+    if pack_bytes < _RESERVE_WORTH * size or shutil.disk_usage(layout.root).free < 2 * size + _SCARCE:
+        return False
+    # Nothing depends on it: where it cannot be had, it is tried again when the store is next opened.
+    with contextlib.suppress(OSError):
+        make_reserve(layout, size)
+        return True
+    return False
+
+
+def make_reserve(layout: Layout, size: int) -> None:
+    """Take so much space from the disk."""
+    descriptor = os.open(layout.reserve, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            layout.reserve.unlink()
+        raise
+    finally:
+        os.close(descriptor)

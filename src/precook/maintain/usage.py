@@ -12,6 +12,7 @@ from precook.store.index.scan import Chunk, EntryScan
 from precook.store.keysets import KeySet, among, beginnings, in_columns, keyset
 from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot
 from precook.store.store import Store
+from precook.values import Flags
 
 _DAY = 86400 * 10**9
 AGES = (("today", _DAY), ("this week", 7 * _DAY), ("this month", 30 * _DAY), ("this year", 365 * _DAY), ("older", None))
@@ -59,24 +60,22 @@ class Usage:
 
 def measure_usage(store: Store) -> Usage:
     """Count every entry, once for each of its keys; nothing is read but the index and the latest snapshots."""
-    latest: list[tuple[SnapshotFile, int]] = []
+    datasets: list[_DatasetCount] = []
+    unreadable: list[SnapshotFile] = []
     for _, group in groupby(store.snapshots(), key=lambda file: file.dataset):
         files = list(group)
-        latest.append((files[-1], len(files)))
-    shelves, unreadable = [], []
-    for file, count in latest:
         try:
-            shelves.append(_PackUse(read_snapshot(file), count))
+            datasets.append(_DatasetCount(read_snapshot(files[-1]), len(files)))
         except (DamagedPackError, NewerFormatError):
-            unreadable.append(file)
+            unreadable.append(files[-1])
     internals = store.internals()
     scan = EntryScan(internals.layout, internals.index)
-    unnamed, ages = _Sum(), [_Sum() for _ in AGES]
+    unnamed, ages = _Count(), [_Count() for _ in AGES]
     for chunk in scan.chunks():
-        named = [shelf.holds(chunk) & chunk.fresh for shelf in shelves]
+        named = [dataset.keys.among(chunk.starts) & chunk.fresh for dataset in datasets]
         users = np.sum(named, axis=0) if named else np.zeros(len(chunk.keys), np.int64)
-        for shelf, held in zip(shelves, named, strict=True):
-            shelf.add(chunk, held, held & (users > 1))
+        for dataset, held in zip(datasets, named, strict=True):
+            dataset.add(chunk, held, held & (users > 1))
         unnamed.add(chunk, chunk.fresh & (users == 0))
         old = scan.now - chunk.touched
         for number, (_, limit) in enumerate(AGES):
@@ -84,52 +83,55 @@ def measure_usage(store: Store) -> Usage:
             assert since is not None
             ages[number].add(chunk, chunk.fresh & (old > since) & (True if limit is None else old <= limit))
     return Usage(
-        datasets=tuple(shelf.usage() for shelf in shelves),
+        datasets=tuple(dataset.usage() for dataset in datasets),
         unnamed=unnamed.part(""),
-        ages=tuple(one.part(name) for one, (name, _) in zip(ages, AGES, strict=True)),
+        ages=tuple(count.part(name) for count, (name, _) in zip(ages, AGES, strict=True)),
         unreadable=tuple(unreadable),
     )
 
 
-class _Sum:
-    """Entries and bytes, counted."""
+class _Count:
+    """A number of entries and their bytes."""
 
     def __init__(self) -> None:
         self.entries = self.nbytes = 0
 
-    def add(self, chunk: Chunk, held: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-        self.entries += int(held.sum())
-        self.nbytes += int(chunk.nbytes[held].sum())
+    def add(self, chunk: Chunk, counted: Flags) -> None:
+        """Count some of a chunk's entries."""
+        self.entries += int(counted.sum())
+        self.nbytes += int(chunk.nbytes[counted].sum())
 
     def part(self, name: str) -> UsagePart:
+        """The same as a value."""
         return UsagePart(name, self.entries, self.nbytes)
 
 
-class _PackUse:
-    """What one snapshot names, counted as the entries come by."""
+class _DatasetCount:
+    """What the latest snapshot of a dataset names, counted as the entries come by."""
 
     def __init__(self, snapshot: Snapshot, snapshots: int) -> None:
         self._snapshot = snapshot
         self._snapshots = snapshots
-        self._keys = in_columns(snapshot.key_columns())
-        self._resolutions = {name: (keys, _Sum()) for name, keys in _by_resolution(snapshot).items()}
-        self._all, self._shared = _Sum(), _Sum()
+        self.keys = in_columns(snapshot.key_columns())
+        self._all, self._shared = _Count(), _Count()
+        content = snapshot.content
+        targets = content.pictures.target[:, 0]
+        self._resolutions: dict[str, tuple[KeySet, _Count]] = {}
+        """The keys of cut pictures and masks, by the resolution as the config has it."""
+        for number, resolution in enumerate(content.image.resolutions):
+            columns = [keys[targets == number] for keys in content.picture_keys.values()]
+            cuts = keyset([beginnings(keys[keys.any(axis=1)]) for keys in columns])
+            self._resolutions[str(resolution)] = cuts, _Count()
 
-    def holds(self, chunk: Chunk) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return self._keys.among(chunk.starts)
-
-    def add(
-        self,
-        chunk: Chunk,
-        held: np.ndarray[tuple[int], np.dtype[np.bool_]],
-        shared: np.ndarray[tuple[int], np.dtype[np.bool_]],
-    ) -> None:
+    def add(self, chunk: Chunk, held: Flags, shared: Flags) -> None:
+        """Count the entries that it names, and those of them that other datasets name, too."""
         self._all.add(chunk, held)
         self._shared.add(chunk, shared)
-        for keys, total in self._resolutions.values():
-            total.add(chunk, held & among(chunk.starts, keys))
+        for keys, count in self._resolutions.values():
+            count.add(chunk, held & among(chunk.starts, keys))
 
     def usage(self) -> DatasetUsage:
+        """What was counted."""
         file = self._snapshot.file
         return DatasetUsage(
             dataset=file.dataset,
@@ -139,16 +141,5 @@ class _PackUse:
             entries=self._all.entries,
             nbytes=self._all.nbytes,
             shared=self._shared.nbytes,
-            resolutions=tuple(total.part(name) for name, (_, total) in self._resolutions.items()),
+            resolutions=tuple(count.part(name) for name, (_, count) in self._resolutions.items()),
         )
-
-
-def _by_resolution(snapshot: Snapshot) -> dict[str, KeySet]:
-    """The keys of cut pictures and masks, by the resolution as the config has it."""
-    content = snapshot.content
-    targets = content.pictures.target[:, 0]
-    found = {}
-    for number, resolution in enumerate(content.image.resolutions):
-        columns = [keys[targets == number] for keys in content.picture_keys.values()]
-        found[str(resolution)] = keyset([beginnings(keys[keys.any(axis=1)]) for keys in columns])
-    return found

@@ -1,4 +1,4 @@
-"""The reserve: entries can be removed from a disk that is full."""
+"""The maintenance lock and its reserve: entries can be removed from a disk that is full."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import precook
 from precook.maintain.gc import plan_gc
-from precook.maintain.reserve import keep_reserve, make_reserve
+from precook.maintain.lock import keep_reserve, make_reserve
 from precook.store.layout import Layout
 from tests.support.snapshots import put_packs
 
