@@ -58,10 +58,8 @@ def _form(value: object, where: str, depth: int) -> JsonValue:
         return {"$enum": [f"{kind.__qualname__}.{value.name}", _form(value.value, where, depth + 1)]}
     if kind in (type(None), bool, int, float, str, bytes):
         return scalar_form(value)
-    if isinstance(value, Digest):
-        return {"$digest": value.hex}
-    if isinstance(value, Key):
-        return {"$key": value.hex}
+    if isinstance(value, (Digest, Key)):
+        return {"$digest" if isinstance(value, Digest) else "$key": value.hex}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields: dict[Any, Any] = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {"$dataclass": [kind.__qualname__, _dict_form(fields, where, depth)]}

@@ -53,11 +53,11 @@ def _digest_file(path: Path, *, threads: int) -> Digest:
     try:
         # Unbuffered reads of one descriptor: a mapping would die with SIGBUS if the file shrank.
         with path.open("rb", buffering=0) as file:
-            before = _look(file.fileno())
+            before = _size_and_times(file.fileno())
             chunk = memoryview(bytearray(min(CHUNK, max(before[0], 1) + 1)))
             while size := file.readinto(chunk):
                 hasher.update(chunk[:size])
-            after = _look(file.fileno())
+            after = _size_and_times(file.fileno())
     except OSError as error:
         raise SourceError(path, error.strerror or str(error)) from error
     if before != after:
@@ -65,6 +65,6 @@ def _digest_file(path: Path, *, threads: int) -> Digest:
     return Digest(hasher.digest())
 
 
-def _look(descriptor: int) -> tuple[int, int, int]:
+def _size_and_times(descriptor: int) -> tuple[int, int, int]:
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -74,10 +74,10 @@ def identify_function(
 
 def _lookup(module: str, qualname: str) -> object:
     """What stands under this name: a decorator can give any closure the name of the function it wraps."""
-    found: object = sys.modules.get(module)
+    value: object = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _module(name: str) -> str:

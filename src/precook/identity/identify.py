@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ def identify(obj: object, *, version: str | int | None = None) -> object:
     if version is not None and not is_function(obj):
         hint = "for anything else, write it beside: {'object': identify(...), 'version': 2}"
         raise IdentityError("", "a version is for a function", hint=hint)
-    data = _identify(obj, "", 0) if version is None else _function(obj, version, "", 0)
+    if version is None:
+        data = _identify(obj, "", 0)
+    else:
+        data = identify_function(obj, version=version, identify_owner=lambda owner, place: _identify(owner, place, 1))
     canonical(data)  # a promise: whatever is returned can stand in a recipe
     return data
 
@@ -49,39 +53,41 @@ def _identify(obj: Any, where: str, depth: int) -> object:
         return [_identify(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(obj)]
     if kind in (dict, OrderedDict):
         return {key: _identify(item, f"{where}[{key!r}]", depth + 1) for key, item in obj.items()}
-    if isinstance(obj, Path):
-        return identify_path(obj, where=where)
-    if isinstance(obj, Recipe):
-        return {"kind": "recipe", "name": obj.kind, "data": obj.data, "digest": obj.digest}
+    for recognised, identified in _KINDS:
+        if recognised(obj):
+            return identified(obj, where=where)
+    return _identify_whole(obj, where, depth)
+
+
+def _identify_whole(obj: Any, where: str, depth: int) -> object:
+    """An object with parts that are identified in their turn."""
+
+    def identify_part(part: object, place: str) -> object:
+        return _identify(part, place, depth + 1)
+
     if is_function(obj):
-        return _function(obj, None, where, depth)
-    if is_module(obj):
-        return identify_module(obj, where=where)
-    if is_tensor(obj):
-        return identify_tensor(obj, where=where)
-    if is_tokenizer(obj):
-        return identify_tokenizer(obj, where=where)
+        return identify_function(obj, version=None, identify_owner=identify_part, where=where)
     if processor_kind(obj) is not None:
-        return identify_processor(obj, identify_part=lambda part, place: _identify(part, place, depth + 1), where=where)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and isinstance(obj, numpy.generic):
-        return _identify(obj.item(), where, depth + 1)
-    if numpy is not None and isinstance(obj, numpy.ndarray):
-        return _array(obj, where)
+        return identify_processor(obj, identify_part=identify_part, where=where)
+    if _is_numpy(obj, "generic"):
+        return identify_part(obj.item(), where)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         fields = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
-        return {"kind": "dataclass", "class": class_identity(obj), "fields": _identify(fields, where, depth + 1)}
+        return {"kind": "dataclass", "class": class_identity(obj), "fields": identify_part(fields, where)}
     raise _refusal(obj, where)
 
 
-def _function(function: object, version: str | int | None, where: str, depth: int) -> dict[str, object]:
-    def owner(obj: object, place: str) -> object:
-        return _identify(obj, place, depth + 1)
-
-    return identify_function(function, version=version, identify_owner=owner, where=where)
+def _identify_recipe(recipe: Recipe, *, where: str) -> dict[str, object]:  # noqa: ARG001
+    return {"kind": "recipe", "name": recipe.kind, "data": recipe.data, "digest": recipe.digest}
 
 
-def _array(array: Any, where: str) -> dict[str, object]:
+def _is_numpy(obj: object, name: str) -> bool:
+    """Whether `obj` is of this class of numpy; where numpy was never imported nothing is."""
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and isinstance(obj, getattr(numpy, name))
+
+
+def _identify_array(array: Any, *, where: str) -> dict[str, object]:
     if array.dtype.hasobject or array.dtype.names is not None:
         raise IdentityError(where, f"an array of {array.dtype} cannot be identified", hint="give arrays of numbers")
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -100,3 +106,14 @@ def _refusal(obj: object, where: str) -> IdentityError:
         return IdentityError(where, f"the class {name} cannot be identified", hint="give an object of it, or its name")
     hint = "a set has no order: give a sorted list" if isinstance(obj, (set, frozenset)) else _NEXT_STEP
     return IdentityError(where, f"a {name} cannot be identified", hint=hint)
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[..., object]], ...] = (
+    (lambda obj: isinstance(obj, Path), identify_path),
+    (lambda obj: isinstance(obj, Recipe), _identify_recipe),
+    (is_module, identify_module),
+    (is_tensor, identify_tensor),
+    (is_tokenizer, identify_tokenizer),
+    (lambda obj: _is_numpy(obj, "ndarray"), _identify_array),
+)
+"""How each kind of object is recognised, and identified without a look at its parts."""

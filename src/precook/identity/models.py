@@ -19,7 +19,7 @@ from precook.errors import IdentityError, SourceError, printable
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest, digest_files
 from precook.identity.functions import class_identity
-from precook.identity.processors import condensed, named_values, plain
+from precook.identity.plain import condensed, named_values, plain
 from precook.values import Digest
 
 MAX_JSON_BYTES = 256 << 10
@@ -162,6 +162,7 @@ def _files(root: Path, where: str) -> dict[str, Path]:
 
 
 def _is_note(file: Path) -> bool:
+    """Whether a file is for people only, as READMEs, licences and pictures are."""
     return file.name.startswith("LICENSE") or file.suffix.lower() in (".md", *_PICTURES)
 
 
@@ -171,14 +172,14 @@ def _read_config(file: Path) -> object:
         return None
     try:
         config = json.loads(file.read_bytes())
-        return condensed(_settled(config)) if isinstance(config, dict) else None
+        return condensed(_without_volatile(config)) if isinstance(config, dict) else None
     except (ValueError, RecursionError, IdentityError):
         return None  # not a config, whatever its name says
 
 
-def _settled(value: Any) -> Any:
+def _without_volatile(value: Any) -> Any:
     if isinstance(value, list):
-        return [_settled(item) for item in value]
+        return [_without_volatile(item) for item in value]
     if isinstance(value, dict):
-        return {name: _settled(item) for name, item in value.items() if name not in _VOLATILE}
+        return {name: _without_volatile(item) for name, item in value.items() if name not in _VOLATILE}
     return value

@@ -1,4 +1,4 @@
-"""Processors: the class that really ran, its backend and its settings.
+"""Processors and tokenizers: the class that really ran, its backend, its vocabulary and its settings.
 
 The class is never read from a config file: without torchvision, transformers runs the PIL twin of an image processor
 under the same saved config, and the pixels differ by up to 0.26.
@@ -6,27 +6,21 @@ under the same saved config, and the pixels differ by up to 0.26.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import enum
 import inspect
 import json
-import re
 import sys
 import tempfile
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from precook.errors import IdentityError
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest, digest_files
 from precook.identity.functions import class_identity
+from precook.identity.plain import condensed, descends_from, plain
 from precook.values import Digest
-
-INLINE_BYTES = 8192
-"""Data whose canonical form is longer than this is shown as its digest: recipes are stored with the entries."""
 
 _KINDS = {
     "ProcessorMixin": "processor",
@@ -42,9 +36,25 @@ _LEFT_OUT = frozenset(
 )
 
 
-def descends_from(obj: object, package: str, name: str) -> bool:
-    """Whether a class called `name` of `package` is among the ancestors of `obj`; nothing is imported to know it."""
-    return any(kind.__name__ == name and kind.__module__.split(".")[0] == package for kind in type(obj).__mro__)
+_SET_BY_CALLS = ("truncation", "padding")
+"""What every call of a transformers tokenizer sets anew in the tokenizer behind it."""
+
+_LEFT_OUT_OF_TOKENIZERS = frozenset(
+    # Where it was loaded from and how.
+    {"name_or_path", "is_local", "local_files_only", "files_loaded", "init_inputs", "init_kwargs", "device_map"}
+    | {"token", "revision", "subfolder", "cache_dir", "force_download", "trust_remote_code", "use_fast"}
+    # What it says along the way.
+    | {"verbose", "deprecation_warnings"}
+    # Counted when first asked for.
+    | {"total_vocab_size"}
+    # The class's name again, as some config may spell it.
+    | {"tokenizer_class", "slow_tokenizer_class", "processor_class", "auto_map"}
+    # Shown under other names, or as the vocabulary.
+    | {"vocab", "merges", "chat_template", "added_tokens_decoder", "special_tokens_map", "extra_special_tokens"}
+    | {"additional_special_tokens", "model_specific_special_tokens", "SPECIAL_TOKENS_ATTRIBUTES"}
+)
+
+_TOKEN_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def processor_kind(obj: object) -> str | None:
@@ -112,75 +122,7 @@ def _is_part(value: object) -> bool:
     )
 
 
-def condensed(value: object) -> object:
-    """`value` itself where it is short enough to be read, else the digest of its canonical form."""
-    form = canonical(value)
-    return value if len(form) <= INLINE_BYTES else digest(form)
-
-
-def plain(value: Any, where: str) -> object:
-    """A library's settings as plain data, in the form they have after saving and loading.
-
-    So an enum is its value, a tuple a list, a set a sorted list, a dtype its name, and a numpy scalar a number.
-    """
-    kind = type(value)
-    if isinstance(value, enum.Enum):
-        return plain(value.value, where)
-    if value is None or kind in (bool, int, float, str, bytes):
-        return value
-    if isinstance(value, (int, float, str)):
-        return next(base(value) for base in (int, float, str) if isinstance(value, base))
-    if isinstance(value, (list, tuple)):
-        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, (set, frozenset)):
-        return sorted((plain(item, where) for item in value), key=canonical)
-    if isinstance(value, re.Pattern):
-        return {"pattern": value.pattern, "flags": int(value.flags)}
-    if (kind.__module__, kind.__qualname__) == ("torch", "dtype"):
-        return str(value).removeprefix("torch.")
-    if callable(getattr(value, "tolist", None)):
-        # numpy scalars, numpy arrays and tensors, as a config file would hold them.
-        return plain(value.tolist(), where)
-    if (fields := named_values(value)) is not None:
-        return {key: plain(item, f"{where}[{key!r}]") for key, item in fields.items()}
-    hint = "only numbers, text, lists, dicts and what is made of them says what it is"
-    raise IdentityError(where, f"a {kind.__module__}.{kind.__qualname__} cannot be identified", hint=hint)
-
-
-def named_values(value: Any) -> Mapping[Any, object] | None:
-    """The named values that make up a mapping, a config object, a namespace or a dataclass; None for another object."""
-    if isinstance(value, Mapping):
-        return value
-    if isinstance(value, (types.SimpleNamespace, argparse.Namespace)):
-        return vars(value)
-    if isinstance(value, type):
-        return None
-    if callable(getattr(value, "to_dict", None)):
-        return cast("Mapping[Any, object]", value.to_dict())
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return None
-
-
-_SET_BY_CALLS = ("truncation", "padding")
-"""What every call of a transformers tokenizer sets anew in the tokenizer behind it."""
-
-_LEFT_OUT_OF_TOKENIZERS = frozenset(
-    # Where it was loaded from and how.
-    {"name_or_path", "is_local", "local_files_only", "files_loaded", "init_inputs", "init_kwargs", "device_map"}
-    | {"token", "revision", "subfolder", "cache_dir", "force_download", "trust_remote_code", "use_fast"}
-    # What it says along the way.
-    | {"verbose", "deprecation_warnings"}
-    # Counted when first asked for.
-    | {"total_vocab_size"}
-    # The class's name again, as some config may spell it.
-    | {"tokenizer_class", "slow_tokenizer_class", "processor_class", "auto_map"}
-    # Shown under other names, or as the vocabulary.
-    | {"vocab", "merges", "chat_template", "added_tokens_decoder", "special_tokens_map", "extra_special_tokens"}
-    | {"additional_special_tokens", "model_specific_special_tokens", "SPECIAL_TOKENS_ATTRIBUTES"}
-)
-
-_TOKEN_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+# Tokenizers
 
 
 def is_tokenizer(obj: object) -> bool:

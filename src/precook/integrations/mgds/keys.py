@@ -20,7 +20,7 @@ from blake3 import blake3
 from precook.errors import EncodeError, IdentityError
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest
-from precook.identity.processors import plain
+from precook.identity.plain import plain
 from precook.identity.recipe import Recipe
 from precook.integrations.mgds.cache import CacheOptions
 from precook.integrations.mgds.groups import GetPrevious, SharedSettings

@@ -28,7 +28,8 @@ from precook.errors import IdentityError
 from precook.identity.functions import class_identity, is_function
 from precook.identity.identify import identify
 from precook.identity.models import is_module, is_tensor
-from precook.identity.processors import is_tokenizer, plain, processor_kind
+from precook.identity.plain import plain
+from precook.identity.processors import is_tokenizer, processor_kind
 
 _ENUMERATORS = frozenset(
     {
