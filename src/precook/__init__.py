@@ -26,7 +26,7 @@ _PUBLIC = {
     "Failure": "precook.plan.entries",
     "Feed": "precook.feed.feed",
     "FeedError": "precook.errors",
-    "FeedOptions": "precook.feed.feed",
+    "FeedOptions": "precook.feed.options",
     "IdentityError": "precook.errors",
     "IncompleteError": "precook.errors",
     "Item": "precook.encode.encoder",
@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     from precook.errors import StoreWriteError as StoreWriteError
     from precook.errors import TreeError as TreeError
     from precook.feed.feed import Feed as Feed
-    from precook.feed.feed import FeedOptions as FeedOptions
+    from precook.feed.options import FeedOptions as FeedOptions
     from precook.identity.digest import digest as digest
     from precook.identity.identify import identify as identify
     from precook.identity.recipe import Recipe as Recipe

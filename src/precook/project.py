@@ -20,7 +20,8 @@ from precook.encode.recompute import RecomputeDifference, recompute
 from precook.encode.registry import EncoderSpec
 from precook.encode.run import BuildOptions
 from precook.errors import ConfigError, ConfigProblem
-from precook.feed.feed import Feed, FeedOptions, feed_plan
+from precook.feed.feed import Feed, feed_plan
+from precook.feed.options import FeedOptions
 from precook.memo.memo import Memory
 from precook.open_store import LocalStore, open_store
 from precook.plan.rehash import Doubting, SourceCheck, compare_plans

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 import precook
+from precook.feed.collate import find_axes
 from precook.feed.content import EntryColumn
-from precook.feed.padding import find_axes
 from precook.store.snapshot import SnapshotContent
 from tests.support.feeds import tree as made_up
 from tests.support.projects import Watched, content, dataset, picture, project
@@ -399,9 +399,11 @@ class TestOrder:
             )
             assert len(loader) == len(list(feed.epoch(epoch)))
             assert equal(loader, feed.epoch(epoch))
+        table = torch.utils.data._utils.collate.default_collate_fn_map
+        assert not [kind for kind in table if getattr(kind, "__module__", "").startswith("precook")]
 
     def test_an_item_alone_is_unbatched(self, tmp_path: Path) -> None:
-        """`dataset[i]` is one item, read when it is looked into."""
+        """`dataset[i]` is one item, as it stands in a batch."""
         owner = everything(images(tmp_path))
         owner.build()
         data = owner.feed(batch_size=2).dataset()
@@ -543,7 +545,7 @@ def test_entries_may_go_while_their_shapes_are_compared(
         return found
 
     monkeypatch.setattr(places, "locate", locate_and_lose)
-    column = EntryColumn("words", "text", "test", {}, columns(keys), empty=-1, pad=None)
+    column = EntryColumn("words", True, "test", {}, columns(keys), empty=-1, pad=None)
     assert list(find_axes(column, places, np.zeros(3, np.int64)).values()) == [[0]]
 
 

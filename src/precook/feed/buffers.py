@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -32,18 +32,26 @@ class Buffers:
         self._pinned = pinned
         self._torch: Any = load_torch() if library == "torch" else None
         self._free: defaultdict[int, deque[_Block]] = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._converters: dict[str, Callable[[Array], Any]] = {}
+        self._types: dict[str, tuple[np.dtype[Any], Callable[[Array], Any]]] = {}
+
+    def prepare(self, dtypes: Iterable[DType]) -> None:
+        """Find out how tensors of some types are made, before the first batch needs them."""
+        for dtype in dtypes:
+            # A type that numpy has only with ml_dtypes is an error when it is asked for, not before.
+            if self.library == "torch" or not dtype.foreign:
+                self._type(dtype)
 
     def make(self, dtype: DType, shape: tuple[int, ...], *, fill: int | None = None) -> tuple[Array, Any]:
         """An array to fill, as `dtype.bits`, and the tensor over the same memory; `fill` sets every element."""
         size = math.prod(shape) * dtype.size
         if self._pinned:
             flat = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
-            array = flat.numpy().view(dtype.bits).reshape(shape)
+            array = flat.numpy().view(self._type(dtype)[0]).reshape(shape)
             tensor = flat.view(dtype.torch_type()).reshape(shape)  # not over the array: torch knows it as pinned
         else:
-            array = self._block(size).view(dtype.bits).reshape(shape)
-            tensor = self._converter(dtype)(array)
+            bits, convert = self._type(dtype)
+            array = self._block(size).view(bits).reshape(shape)
+            tensor = convert(array)
         if fill == 0:
             array[...] = 0  # in every type zero is made of zero bits
         elif fill is not None:
@@ -54,11 +62,12 @@ class Buffers:
         """A small array as a tensor."""
         return values if self._torch is None else self._torch.from_numpy(values)
 
-    def _converter(self, dtype: DType) -> Callable[[Array], Any]:
-        found = self._converters.get(dtype.name)
-        if found is None:
-            found = self._converters[dtype.name] = converter(dtype, self.library)
-        return found
+    def _type(self, dtype: DType) -> tuple[np.dtype[Any], Callable[[Array], Any]]:
+        """What numpy fills, and what makes the tensor over it; kept, because asking takes as long as a small copy."""
+        known = self._types.get(dtype.name)
+        if known is None:
+            known = self._types[dtype.name] = (dtype.bits, converter(dtype, self.library))
+        return known
 
     def _block(self, size: int) -> npt.NDArray[np.uint8]:
         if size < _LARGE:

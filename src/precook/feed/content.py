@@ -28,28 +28,14 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """Texts of any length, one after the other."""
-
-    text: bytes
-    edges: Numbers
-    """Where each begins, and the last one ends."""
-
-    def take(self, numbers: Numbers) -> list[str]:
-        """Some of the texts; a negative number means none, and stands for the empty text."""
-        spans = zip(numbers.tolist(), self.edges[numbers].tolist(), self.edges[numbers + 1].tolist(), strict=True)
-        return [self.text[begin:end].decode("utf-8") if number >= 0 else "" for number, begin, end in spans]
-
-
-@dataclass(frozen=True, slots=True)
 class EntryColumn:
-    """One encoder's part of a batch."""
+    """The entries of one encoder."""
 
     name: str
-    input: str
-    """`image`, `text` or `mask`."""
+    of_text: bool
+    """Whether its rows are captions; else they are cuts of pictures."""
     kind: str
-    """What made it: the `uses` of its config."""
+    """What made them: the `uses` of its config."""
     settings: dict[str, Any]
     """The recipe's data."""
     keys: Bytes
@@ -59,20 +45,17 @@ class EntryColumn:
     pad: int | None
     """What token ids are padded with."""
 
-    @property
-    def of_text(self) -> bool:
-        """Whether its rows are captions; else they are cuts of pictures."""
-        return self.input == "text"
-
 
 class FeedContent:
     """The columns of a snapshot, ready to draw from."""
 
     def __init__(self, content: SnapshotContent) -> None:
         self.dataset = content.dataset
+        self.count = len(content.samples.id)
+        """Number of samples."""
+        # Columns that are used as they are stay where they lie: in a snapshot's mapped file.
         self.ids = content.samples.id
         self.images = content.samples.image
-        # Columns that are used as they are stay where they lie: in a snapshot's mapped file.
         self.concepts = content.samples.concept
         self.names = [concept.name for concept in content.concepts]
         self.loss_weights = np.array([concept.loss_weight for concept in content.concepts], np.float32)
@@ -91,40 +74,32 @@ class FeedContent:
         self.resolutions = Spans.of(shown // resolutions, self.count)
         """For each sample, its resolutions: rows of `cuts`."""
         self.lines = Spans.of(content.lines.sample, self.count)
-        self.captions: Texts | None = None
+        """For each sample, its captions."""
+        self.captions: tuple[bytes, Numbers] | None = None
+        """The texts of all captions, one after the other, and where each begins and the last one ends."""
         # Those that were frozen without a text encoder, by an older precook, have none.
         if content.captions is not None and len(content.captions):
             edges = np.append(0, content.captions.ends).astype(np.int64)
-            self.captions = Texts(content.captions.text.tobytes(), edges)
+            self.captions = (content.captions.text.tobytes(), edges)
         self.columns = tuple(_column(content, name) for name in content.encoders)
-
-    @property
-    def count(self) -> int:
-        """Number of samples."""
-        return len(self.ids)
-
-    @property
-    def pictures(self) -> bool:
+        self.has_pictures = any(not column.of_text for column in self.columns)
         """Whether the items of a batch must be of one size."""
-        return any(not column.of_text for column in self.columns)
-
-    def sample_id(self, sample: int) -> str:
-        """A sample's name in a batch."""
-        return str(self.ids[sample].tobytes().hex())
-
-    def sample_ids(self, samples: Numbers) -> list[str]:
-        """The same for many samples."""
-        digits = self.ids[samples].tobytes().hex()
-        return [digits[at : at + 64] for at in range(0, len(digits), 64)]
 
 
 def _column(content: SnapshotContent, name: str) -> EntryColumn:
     encoder = content.encoders[name]
+    of_text = encoder.input == "text"
     kind, settings = json.loads(encoder.recipe)
-    keys = content.line_keys[name] if encoder.input == "text" else content.picture_keys[name]
+    keys = content.line_keys[name] if of_text else content.picture_keys[name]
     empty = content.empty_keys.get(name)
     if empty is not None:
         keys = np.concatenate([keys, empty.reshape(1, 32)])
-    settings = settings if isinstance(settings, dict) else {}
-    last = len(keys) - 1 if empty is not None else -1
-    return EntryColumn(name, encoder.input, kind, settings, keys, last, encoder.pad)
+    return EntryColumn(
+        name=name,
+        of_text=of_text,
+        kind=kind,
+        settings=settings if isinstance(settings, dict) else {},
+        keys=keys,
+        empty=len(keys) - 1 if empty is not None else -1,
+        pad=encoder.pad,
+    )

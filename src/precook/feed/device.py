@@ -66,7 +66,7 @@ def _moved(tree: Any, move: Callable[[Any], Any]) -> Any:
     if isinstance(tree, torch.Tensor):
         return move(tree)
     if isinstance(tree, dict):
-        return {name: _moved(one, move) for name, one in tree.items()}
+        return {name: _moved(part, move) for name, part in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return type(tree)(_moved(one, move) for one in tree)
+        return type(tree)(_moved(part, move) for part in tree)
     return tree

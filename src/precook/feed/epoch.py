@@ -11,8 +11,9 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
-from precook.feed.batch import Assembly
+from precook.feed.batch import BatchMaker
 from precook.feed.device import is_cuda, on_device
+from precook.feed.options import FeedOptions
 from precook.feed.sampler import Schedule
 
 Batch = dict[str, Any]
@@ -26,59 +27,57 @@ class Epoch:
 
     def __init__(
         self,
-        assembly: Assembly,
-        plan: Schedule,
+        batches: BatchMaker,
+        schedule: Schedule,
         number: int,
+        options: FeedOptions,
         *,
-        rank: int,
         start: int,
-        prefetch: int,
-        threads: int,
         device: str | None,
-        stands_at: Callable[[int, int], None],
+        on_batch: Callable[[int, int], None],
     ) -> None:
-        self._assembly = assembly
-        self._plan = plan
+        self._batches = batches
+        self._schedule = schedule
         self._number = number
-        self._rank = rank
+        self._options = options
         self._start = start
-        self._prefetch = prefetch
-        self._threads = threads
         self._device = device
-        self._stands_at = stands_at
-        self._unread = assembly.unread
+        self._pinned = device is not None and is_cuda(device)
+        self._on_batch = on_batch
+        """Called with the epoch and the number of batches of it that were handed out."""
+        self._unread = batches.unread
         # Threads that make small batches at once pass Python to and fro for every entry.
-        self._turn = threading.Lock() if assembly.small else nullcontext()
+        self._turn = threading.Lock() if batches.small else nullcontext()
 
     def __len__(self) -> int:
-        return self._plan.steps - self._start
+        return self._schedule.steps - self._start
 
     def __iter__(self) -> Iterator[Batch]:
-        made = self._made()
+        made = self._make_all()
         try:
             for step, handed in made if self._device is None else on_device(made, self._device):
-                self._stands_at(self._number, step + 1)
+                self._on_batch(self._number, step + 1)
                 yield handed.pop()
-            self._stands_at(self._number + 1, 0)
+            self._on_batch(self._number + 1, 0)
         finally:
             made.close()
 
-    def _made(self) -> Generator[tuple[int, Handed], None, None]:
+    def _make_all(self) -> Generator[tuple[int, Handed], None, None]:
         """Every batch and its number, at most `prefetch` of them ahead of whoever takes them."""
-        steps = range(self._start, self._plan.steps)
-        if not self._threads:
+        steps = range(self._start, self._schedule.steps)
+        if not self._options.threads:
             for step in steps:
                 if handed := self._make(step):
                     yield step, handed
             return
         waiting: deque[tuple[int, Future[Handed]]] = deque()
         coming = iter(steps)
-        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="precook-feed")
+        pool = ThreadPoolExecutor(self._options.threads, thread_name_prefix="precook-feed")
         # Also at the end of the process, for an iterator that nobody took to its end: later, modules are gone.
         end = weakref.finalize(waiting, pool.shutdown, wait=True, cancel_futures=True)
         try:
             while True:
-                for coming_step in islice(coming, self._prefetch - len(waiting)):
+                for coming_step in islice(coming, self._options.prefetch - len(waiting)):
                     waiting.append((coming_step, pool.submit(self._make, coming_step)))
                 if not waiting:
                     return
@@ -89,10 +88,10 @@ class Epoch:
             end()
 
     def _make(self, step: int) -> Handed:
-        plan = self._plan
-        ahead = step + self._prefetch
-        if self._unread and ahead < plan.steps:
-            self._assembly.announce(plan.items, plan.batch(ahead, self._rank))
+        schedule, rank = self._schedule, self._options.rank
+        ahead = step + self._options.prefetch
+        if self._unread and ahead < schedule.steps:
+            self._batches.announce(schedule.items, schedule.batch(ahead, rank))
         with self._turn:
-            batch = self._assembly.make(plan.items, plan.batch(step, self._rank), pinned=is_cuda(self._device))
+            batch = self._batches.make(schedule.items, schedule.batch(step, rank), pinned=self._pinned)
         return [] if batch is None else [batch]

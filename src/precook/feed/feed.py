@@ -3,82 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Integral
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precook.errors import FeedError, ReadOnlyError
-from precook.feed.batch import Assembly, Maker, OnMissing
+from precook.encode.registry import EncoderSpec
+from precook.errors import FeedError
+from precook.feed.batch import HINT, BatchMaker, EntryMaker
 from precook.feed.content import FeedContent
 from precook.feed.device import check_device
 from precook.feed.epoch import Epoch
-from precook.feed.padding import Pad
-from precook.feed.sampler import Last, Schedule, schedule
+from precook.feed.live import Live
+from precook.feed.options import FeedOptions
+from precook.feed.sampler import Schedule, schedule
 from precook.identity.digest import derived_digest
+from precook.plan.freeze import snapshot_content
+from precook.plan.plan import Plan
 from precook.plan.wanted import first_of_each
-from precook.store.leaves import Library
+from precook.store.snapshot import Snapshot
 from precook.store.store import Store
+from precook.units import format_count
 
 if TYPE_CHECKING:
     from precook.feed.torch_data import BatchSampler, FeedDataset
-import logging
 
-from precook.encode.registry import EncoderSpec
-from precook.feed.batch import HINT
-from precook.feed.live import Live
-from precook.plan.freeze import snapshot_content
-from precook.plan.plan import Plan
-from precook.store.snapshot import Snapshot
-from precook.units import format_count
-
+_log = logging.getLogger("precook")
 _CONTEXT = "precook feed 1"
 _STATE = 1
-
-
-@dataclass(frozen=True, slots=True)
-class FeedOptions:
-    """How batches are made; everything but the last two decides what is in them."""
-
-    batch_size: int
-    seed: int = 0
-    rank: int = 0
-    world_size: int = 1
-    last: Last = "keep"
-    """Items that do not fill a batch: `keep` them in smaller ones, `drop` them, or `wrap` around to fill up."""
-    on_missing: OnMissing = "error"
-    """An entry that is missing or damaged: an `error`, `encode` it now, or `skip` its sample."""
-    caption_dropout: float = 0.0
-    """How often the empty prompt stands in for the caption."""
-    pad: Mapping[str, Pad] | None = None
-    """By encoder: to the `longest` of a batch, to a fixed length, or `list`: not at all."""
-    tensors: Library = "torch"
-    prefetch: int = 4
-    """Batches that are made ahead, at the most."""
-    threads: int = 2
-    """Threads that make them; 0 makes each when it is asked for."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "seed", "rank", "world_size", "prefetch", "threads"):
-            if not isinstance(getattr(self, name), Integral):
-                raise FeedError(f"{name} is a whole number, not {getattr(self, name)!r}")
-            object.__setattr__(self, name, int(getattr(self, name)))  # of numpy, too: a state is plain data
-        if self.batch_size < 1 or self.prefetch < 1 or self.threads < 0:
-            raise FeedError("batch_size and prefetch must be 1 or more, threads 0 or more")
-        if not 0 <= self.rank < self.world_size:
-            raise FeedError(f"rank {self.rank} is not one of {self.world_size}", hint="ranks count from 0")
-        if not 0 <= self.caption_dropout <= 1:
-            raise FeedError(f"caption_dropout is a share from 0 to 1, not {self.caption_dropout}")
-        for name, kinds in (("last", Last), ("on_missing", OnMissing), ("tensors", Library)):
-            if getattr(self, name) not in get_args(kinds):
-                raise FeedError(f"{name} is one of {', '.join(get_args(kinds))}, not {getattr(self, name)!r}")
-        for name, pad in (self.pad or {}).items():
-            if pad not in ("longest", "list") and (type(pad) is not int or pad < 1):
-                raise FeedError(f'pad of {name} is "longest", "list" or a length, not {pad!r}')
+"""The version of a feed's state."""
 
 
 class Feed:
@@ -88,7 +45,9 @@ class Feed:
     `loss_weight`, `size`. The same samples, options and epoch give the same batches.
     """
 
-    def __init__(self, store: Store, content: FeedContent, options: FeedOptions, *, maker: Maker | None = None) -> None:
+    def __init__(
+        self, store: Store, content: FeedContent, options: FeedOptions, *, maker: EntryMaker | None = None
+    ) -> None:
         unknown = set(options.pad or {}) - {column.name for column in content.columns}
         if unknown:
             raise FeedError(f"pad: no encoder {min(unknown)!r} in {content.dataset}")
@@ -106,31 +65,20 @@ class Feed:
         self._lock = threading.Lock()
         self._schedules: dict[int, Schedule] = {}
         self._position = (0, 0)
+        """The epoch, and how many batches of it were handed out."""
         self._resume: tuple[int, int] | None = None
+        """The position that was loaded, until the next batch is handed out."""
         keys = np.concatenate([np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)])
         keys = keys[keys.any(axis=1) & first_of_each(keys)]
         # Before anything is looked up: what is found then stays until the feed ends.
         self._lease = store.lease(f"feed of {content.dataset}")
         try:
             self._lease.protect(keys)
-            self.assembly = Assembly(
-                store,
-                content,
-                seed=options.seed,
-                pad=options.pad or {},
-                tensors=options.tensors,
-                on_missing=options.on_missing,
-                maker=maker,
-            )
-            self.assembly.check()
-            self._check_store()
+            self.batches = BatchMaker(store, content, options, maker=maker)
+            self.batches.check()
         except BaseException:
             self.close()
             raise
-
-    def _check_store(self) -> None:
-        if self.options.on_missing == "encode" and self.store.read_only and self.assembly.missing:
-            raise ReadOnlyError(self.store.path, "entries are missing and cannot be stored here")
 
     def __len__(self) -> int:
         """Batches of the first epoch; later ones may differ where sizes are drawn."""
@@ -146,23 +94,20 @@ class Feed:
         number = int(number)
         if self._lease.protects:
             self._lease.check()
-        options = self.options
-        if device is not None and options.tensors != "torch":
-            raise FeedError(f"numpy arrays cannot lie on {device}", hint='feed with tensors="torch"')
         if device is not None:
+            if self.options.tensors != "torch":
+                raise FeedError(f"numpy arrays cannot lie on {device}", hint='feed with tensors="torch"')
             check_device(device)
         # Until a batch is handed out, however often it is asked: somebody may only want to know how many are left.
         start = self._resume[1] if self._resume is not None and self._resume[0] == number else 0
         return Epoch(
-            self.assembly,
+            self.batches,
             self.schedule(number),
             number,
-            rank=options.rank,
+            self.options,
             start=start,
-            prefetch=options.prefetch,
-            threads=options.threads,
             device=device,
-            stands_at=self._stands_at,
+            on_batch=self._on_batch,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -245,9 +190,8 @@ class Feed:
     def close(self) -> None:
         """Let go of what protects the entries, and of encoders that were loaded on the way."""
         self._lease.close()
-        close = getattr(self._maker, "close", None)
-        if close is not None:
-            close()
+        if self._maker is not None:
+            self._maker.close()
 
     def __enter__(self) -> Feed:
         return self
@@ -262,14 +206,14 @@ class Feed:
 
     def _fingerprint(self, epoch: int) -> str:
         """Tells feeds apart whose batches in an epoch differ."""
-        plan = self.schedule(epoch)
-        parts = [plan.members, plan.ends, plan.order, plan.items.samples, plan.items.cuts]
+        made = self.schedule(epoch)
+        parts = [made.members, made.ends, made.order, made.items.samples, made.items.cuts]
         if any(column.of_text for column in self.content.columns):
-            parts.append(plan.items.lines)  # else they are known only where somebody has kept the captions
+            parts.append(made.items.lines)  # else they are known only where somebody has kept the captions
         content = b"".join(np.ascontiguousarray(part, "<i8").tobytes() for part in parts) + self.content.ids.tobytes()
         return derived_digest(_CONTEXT, content).hex()
 
-    def _stands_at(self, epoch: int, batch: int) -> None:
+    def _on_batch(self, epoch: int, batch: int) -> None:
         self._position = (epoch, batch)
         self._resume = None
 
@@ -292,23 +236,16 @@ def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:
     return Feed(snapshot.store, FeedContent(snapshot.content), chosen)
 
 
-_log = logging.getLogger("precook")
-
-
 def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSpec], captions: bool) -> Feed:
     """Batches of the samples of a plan; what failed before is left out."""
     if len(plan.missing):
-        told = _told(plan)
+        counts = {name: len(one.missing) for name, one in plan.encoders.items() if len(one.missing)}
+        parts = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
+        lacking = f"{format_count(sum(counts.values()), 'entry')} missing: {parts}"
         if options.on_missing == "error":
-            raise FeedError(f"{plan.settings.dataset}: {told}", hint=HINT)
+            raise FeedError(f"{plan.settings.dataset}: {lacking}", hint=HINT)
         if options.on_missing == "skip":
-            _log.warning("%s: %s; their samples are left out", plan.settings.dataset, told)
+            _log.warning("%s: %s; their samples are left out", plan.settings.dataset, lacking)
     encode = options.on_missing == "encode"
     _, content = snapshot_content(plan, missing=encode, captions=captions)
     return Feed(plan.store, FeedContent(content), options, maker=Live(plan, specs) if encode else None)
-
-
-def _told(plan: Plan) -> str:
-    counts = {name: len(one.missing) for name, one in plan.encoders.items() if len(one.missing)}
-    parts = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
-    return f"{format_count(sum(counts.values()), 'entry')} missing: {parts}"

@@ -26,7 +26,7 @@ def hf_dataset(feed: Feed, encoder: str | None) -> Any:
         raise FeedError("datasets is not installed", hint="pip install datasets") from error
     column = chosen[0]
     count = len(column.keys) - (column.empty >= 0)
-    places = feed.assembly.places(column.name)
+    places = feed.batches.entries(column.name)
     arrays: dict[str, list[Any]] = {}
     for number in range(count):
         table, row = places.place(number)

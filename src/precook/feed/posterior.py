@@ -1,4 +1,4 @@
-"""Moments: latents drawn anew each epoch from the posterior that a VAE gave."""
+"""The posterior: latents drawn anew each epoch from the mean and variance that a VAE gave."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def has_moments(column: EntryColumn) -> bool:
     return column.kind == "diffusers-vae" and column.settings.get("posterior") == "moments"
 
 
-def sample(moments: dict[str, Any], images: Bytes, draws: Numbers, seed: int, library: Library) -> Any:
+def draw_latents(moments: dict[str, Any], images: Bytes, draws: Numbers, seed: int, library: Library) -> Any:
     """Latents of a batch; each item's noise follows from its picture, its turn and the seed, whatever the batch."""
-    mean, logvar = moments["mean"], moments["logvar"]
+    means, logvars = moments["mean"], moments["logvar"]
     noises = []
-    for image, number, one in zip(images, draws.tolist(), mean, strict=True):
+    for image, number, mean in zip(images, draws.tolist(), means, strict=True):
         bits = draw(image[np.newaxis], Purpose.NOISE, number=number, seed=seed)
         generator = np.random.Generator(np.random.Philox(int(bits[0])))
-        noises.append(generator.standard_normal(tuple(one.shape), np.float32))
-    if isinstance(mean, list):
-        return [_drawn(*parts, library) for parts in zip(mean, logvar, noises, strict=True)]
-    return _drawn(mean, logvar, np.stack(noises), library)
+        noises.append(generator.standard_normal(tuple(mean.shape), np.float32))
+    if isinstance(means, list):
+        return [_add_noise(*parts, library) for parts in zip(means, logvars, noises, strict=True)]
+    return _add_noise(means, logvars, np.stack(noises), library)
 
 
-def _drawn(mean: Any, logvar: Any, noise: npt.NDArray[np.float32], library: Library) -> Any:
+def _add_noise(mean: Any, logvar: Any, noise: npt.NDArray[np.float32], library: Library) -> Any:
     if library == "numpy":
         wide = mean.astype(np.float32) + np.exp(logvar.astype(np.float32) / 2) * noise
         return wide.astype(mean.dtype)

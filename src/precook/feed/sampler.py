@@ -9,17 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from precook.feed.content import FeedContent
+from precook.feed.options import Last
 from precook.sources.draws import Purpose, draw, pick
 from precook.values import Bytes, Numbers
-
-Last = Literal["keep", "drop", "wrap"]
-"""What becomes of items that do not fill a batch: a smaller batch, none, or one filled up with others again."""
 
 _FINE = 1 << 32
 """In so many steps the rate of dropout is told apart."""
@@ -94,7 +92,7 @@ def schedule(
     items = draw_items(content, seed=seed, epoch=epoch, dropout=dropout)
     # By the sample, not by its picture: equal pictures need not stand together.
     bits = _bits(content.ids[items.samples], Purpose.ORDER, items.draws, seed)
-    sizes = content.sizes[items.cuts] if content.pictures else np.zeros((len(items), 2), np.int64)
+    sizes = content.sizes[items.cuts] if content.has_pictures else np.zeros((len(items), 2), np.int64)
     buckets, bucket = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
     order = np.lexsort((items.cuts, bits, bucket))
     edges = np.append(0, np.cumsum(np.bincount(bucket, minlength=len(buckets))))

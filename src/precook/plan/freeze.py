@@ -20,7 +20,7 @@ from precook.store.snapshot import (
     PictureColumns,
     SampleColumns,
     SnapshotContent,
-    TextColumn,
+    Texts,
 )
 from precook.values import Bytes, Numbers
 
@@ -47,7 +47,7 @@ def snapshot_content(plan: Plan, *, missing: bool = False, captions: bool = Fals
     lines, line_keys, owners = _lines(plan, number, captions=captions)
     paths = None
     if "paths" in settings.keep:
-        paths = TextColumn.join([os.fsencode(plan.samples.path(sample)) for sample in chosen.tolist()])
+        paths = Texts.join([os.fsencode(plan.samples.path(sample)) for sample in chosen.tolist()])
     content = SnapshotContent(
         dataset=settings.dataset,
         image=FrozenImage(list(settings.image.resolutions), settings.image.variations, settings.image.pick),
@@ -65,7 +65,7 @@ def snapshot_content(plan: Plan, *, missing: bool = False, captions: bool = Fals
         line_keys=line_keys,
         empty_keys=_empty_keys(plan),
         paths=paths,
-        captions=TextColumn.join([text.encode("utf-8") for text in _captions(plan, owners)]) if captions else None,
+        captions=Texts.join([text.encode("utf-8") for text in _captions(plan, owners)]) if captions else None,
     )
     return chosen, content
 

@@ -108,7 +108,7 @@ class LineColumns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TextColumn:
+class Texts:
     """Texts of any length, as bytes, one after the other."""
 
     text: Bytes
@@ -117,7 +117,7 @@ class TextColumn:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def join(cls, texts: list[bytes]) -> TextColumn:
+    def join(cls, texts: list[bytes]) -> Texts:
         """The column of these texts."""
         ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
         return cls(np.frombuffer(b"".join(texts), np.uint8), ends)
@@ -154,9 +154,9 @@ class SnapshotContent:
     """By encoder: the entry of each caption."""
     empty_keys: dict[str, Bytes]
     """By encoder: the entry of the empty prompt."""
-    paths: TextColumn | None = None
+    paths: Texts | None = None
     """Where `keep` asks for them: the path of each sample's picture."""
-    captions: TextColumn | None = None
+    captions: Texts | None = None
     """Where `keep` asks for them: each caption."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -208,8 +208,8 @@ class SnapshotContent:
             lines=_part(LineColumns, tree["lines"]),
             line_keys=tree["line_keys"],
             empty_keys=tree["empty_keys"],
-            paths=_part(TextColumn, tree["paths"]) if "paths" in tree else None,
-            captions=_part(TextColumn, tree["captions"]) if "captions" in tree else None,
+            paths=_part(Texts, tree["paths"]) if "paths" in tree else None,
+            captions=_part(Texts, tree["captions"]) if "captions" in tree else None,
             extra={name: part for name, part in tree.items() if name not in _PARTS},
         )
         if not _fits(content):

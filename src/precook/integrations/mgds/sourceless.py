@@ -28,7 +28,7 @@ from precook.store.snapshot import (
     PictureColumns,
     SampleColumns,
     SnapshotContent,
-    TextColumn,
+    Texts,
 )
 from precook.store.store import Store
 from precook.values import Bytes
@@ -107,12 +107,12 @@ def read_group(store: Store, name: str) -> GroupSnapshot:
 
 
 def _pack(texts: Sequence[str]) -> dict[str, Any]:
-    column = TextColumn.join([text.encode("utf-8", "surrogatepass") for text in texts])
+    column = Texts.join([text.encode("utf-8", "surrogatepass") for text in texts])
     return {"text": column.text, "ends": column.ends}
 
 
 def _unpack(column: Mapping[str, Any]) -> list[str]:
-    return [text.decode("utf-8", "surrogatepass") for text in TextColumn(column["text"], column["ends"]).split()]
+    return [text.decode("utf-8", "surrogatepass") for text in Texts(column["text"], column["ends"]).split()]
 
 
 class SourcelessCache(Cache):

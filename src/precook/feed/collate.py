@@ -1,0 +1,244 @@
+"""One encoder's part of a batch: its entries stacked, padded where they differ in length, with masks beside them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from precook.errors import FeedError
+from precook.feed.buffers import Buffers
+from precook.feed.content import EntryColumn
+from precook.feed.options import Pad
+from precook.store.dtypes import DTYPES
+from precook.store.format.pack import LeafColumn, Table
+from precook.store.lookup import EntryTable, FoundRows
+from precook.store.tree import read_values
+from precook.values import Array, Numbers
+
+_MASK = "mask"
+"""The kind of the mask encoder, whose white we know how to write."""
+_NO_VALUES = b"[]"
+
+
+class Collator:
+    """Makes one encoder's part of any batch; safe to use from several threads."""
+
+    def __init__(self, column: EntryColumn, entries: EntryTable, buckets: Numbers, *, pad: Pad) -> None:
+        self.column = column
+        self.entries = entries
+        self._pad = pad
+        self._buckets = buckets
+        self._axes: dict[bytes, list[int | None]] = {}
+        self.look()
+        axes = [axis for leaves in self._axes.values() for axis in leaves]
+        if isinstance(pad, int) and axes and all(axis is None for axis in axes):
+            reason = f"pad is {pad}, but those of a batch have one shape: nothing to pad"
+            raise FeedError(f"{column.name}: {reason}", hint="leave pad out for this encoder")
+        self._white = not column.of_text and not entries.keys.any(axis=1).all()
+        """Whether some pictures have no mask."""
+        if self._white and column.kind != _MASK:
+            hint = "give every concept masks, or leave this encoder out of the config"
+            raise FeedError(f"{column.name}: some concepts have no masks, and only `uses: mask` knows white", hint=hint)
+
+    def look(self) -> None:
+        """See which dimensions differ between the entries that are there."""
+        if self._pad != "list":
+            self._axes = find_axes(self.column, self.entries, self._buckets)
+
+    def collate(self, rows: Numbers, size: tuple[int, int], buffers: Buffers) -> dict[str, Any]:
+        """The entries of some rows as they stand in a batch: one tree under the encoder's name, perhaps with a mask."""
+        name = self.column.name
+        if self._white and not self.entries.keys[rows].any(axis=1).all():
+            return {name: self._with_white(rows, size, buffers)}
+        batch = self.entries.place_all(rows)
+        tables = [table.table for table in batch.distinct]
+        first = tables[0]
+        if any(table.skeleton != first.skeleton for table in tables):
+            hint = "make them alike, or feed with batch_size=1"
+            raise FeedError(f"{name}: entries of one batch differ in nesting or type", hint=hint)
+        axes = self._axes.get(first.skeleton) or [None] * len(first.leaves)
+        leaves: list[Any] = []
+        arrays: list[list[Array]] = []
+        for number, leaf in enumerate(first.leaves):
+            shapes = _batch_shapes(batch, [table.leaves[number] for table in tables], number)
+            if self._pad == "list":
+                made = [buffers.make(leaf.dtype, shape) for shape in shapes]
+                leaves.append([tensor for _, tensor in made])
+                arrays.append([array for array, _ in made])
+            else:
+                tensor, places = self._leaf(number, leaf, shapes, axes[number], buffers)
+                leaves.append(tensor)
+                arrays.append(places)
+        self.entries.copy_all(batch, arrays)
+        tree = first.build(leaves, _batch_values(batch, tables))
+        if isinstance(tree, _Padded):
+            return {name: tree.tensor, f"{name}_mask": tree.mask}
+        return {name: _with_masks(tree, name)}
+
+    def _leaf(
+        self, number: int, leaf: LeafColumn, shapes: list[tuple[int, ...]], axis: int | None, buffers: Buffers
+    ) -> tuple[Any, list[Array]]:
+        """A leaf of the whole batch, and where each entry's part goes."""
+        name = self.column.name
+        if axis is None:
+            if shapes.count(shapes[0]) < len(shapes):
+                hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+                raise FeedError(f"{name}: entries of one batch have shapes {sorted(set(shapes))}", hint=hint)
+            array, tensor = buffers.make(leaf.dtype, (len(shapes), *shapes[0]))
+            return tensor, list(array) if leaf.rank else [array[i : i + 1].reshape(()) for i in range(len(shapes))]
+        lengths = tuple(shape[axis] for shape in shapes)
+        longest = max(lengths)
+        if isinstance(self._pad, int):
+            if longest > self._pad:
+                hint = "raise it, or pad to the longest of each batch"
+                raise FeedError(f"{name}: an entry is {longest} long, and pad is {self._pad}", hint=hint)
+            longest = self._pad
+        shape = (*shapes[0][:axis], longest, *shapes[0][axis + 1 :])
+        filler = self._filler(number) if min(lengths) < longest else None
+        array, tensor = buffers.make(leaf.dtype, (len(shapes), *shape), fill=filler)
+        mask, mask_tensor = buffers.make(DTYPES["BOOL"], (len(shapes), longest))
+        mask[...] = np.arange(longest) < np.array(lengths)[:, None]
+        before = (slice(None),) * axis
+        places = [entry[(*before, slice(length))] for entry, length in zip(array, lengths, strict=True)]
+        return _Padded(tensor, lengths, mask_tensor), places
+
+    def _filler(self, number: int) -> int:
+        """What stands where there is no token: the tokenizer's own choice for ids, nothing elsewhere."""
+        if self.column.kind != "transformers-tokens" or number:
+            return 0
+        if self.column.pad is None:
+            # Or transformers was not there to tell when the samples were frozen.
+            hint = (
+                "give its tokenizer a pad token and build where transformers is installed, "
+                f'or ask for them as they are: pad={{"{self.column.name}": "list"}}'
+            )
+            raise FeedError(f"{self.column.name}: the tokenizer has no pad token that is known", hint=hint)
+        return self.column.pad
+
+    def _with_white(self, rows: Numbers, size: tuple[int, int], buffers: Buffers) -> Any:
+        """Masks of a batch in which some samples have none: all of such a picture counts."""
+        factor = int(self.column.settings["factor"])
+        array, tensor = buffers.make(DTYPES["F32"], (len(rows), 1, size[0] // factor, size[1] // factor))
+        for mask, row in zip(array, rows.tolist(), strict=True):
+            if self.entries.keys[row].any():
+                self.entries.copy(row, [mask])
+            else:
+                mask[...] = 1
+        return tensor
+
+
+def _batch_shapes(batch: FoundRows, columns: list[LeafColumn], number: int) -> list[tuple[int, ...]]:
+    """The shape of one leaf of each entry of a batch."""
+    shapes = {column.shape for column in columns}
+    if len(shapes) == 1 and (shape := shapes.pop()) is not None:
+        return [shape] * len(batch.rows)
+    return [table.table.leaves[number].row_shape(row) for table, row in zip(batch.tables, batch.rows, strict=True)]
+
+
+def _batch_values(batch: FoundRows, tables: list[Table]) -> list[list[Any]]:
+    """The parts of a batch without tensors, each a list of what the entries have there."""
+    if all(table.values.offsets is None for table in tables) and len({table.values.text for table in tables}) == 1:
+        text = tables[0].values.text
+        return [] if text == _NO_VALUES else [[value] * len(batch.rows) for value in read_values(text)]
+    texts = [table.table.values.row(row) for table, row in zip(batch.tables, batch.rows, strict=True)]
+    return [list(parts) for parts in zip(*read_values(b"[" + b",".join(texts) + b"]"), strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Padded:
+    """A leaf that was padded, on its way into the tree."""
+
+    tensor: Any
+    lengths: tuple[int, ...]
+    mask: Any
+    """Which of its places are real."""
+
+
+def _with_masks(tree: Any, where: str) -> Any:
+    """The tree with each padded leaf in its place and a mask beside it: `mask`, or one of its own where they differ."""
+    if not isinstance(tree, dict):
+        parts = tree if isinstance(tree, (list, tuple)) else [tree]
+        if any(isinstance(part, _Padded) for part in parts):
+            hint = f'ask for them as they are: pad={{"{where.partition(".")[0]}": "list"}}'
+            raise FeedError(f"{where}: a list has no place for the mask of a padded tensor", hint=hint)
+        return tree
+    padded = {name: part for name, part in tree.items() if isinstance(part, _Padded)}
+    alike = len({part.lengths for part in padded.values()}) == 1 and "mask" not in tree
+    made = {
+        name: part.tensor if isinstance(part, _Padded) else _with_masks(part, f"{where}.{name}")
+        for name, part in tree.items()
+    }
+    return made | {"mask" if alike else f"{name}_mask": part.mask for name, part in padded.items()}
+
+
+def find_axes(column: EntryColumn, entries: EntryTable, buckets: Numbers) -> dict[bytes, list[int | None]]:
+    """For each leaf of an encoder's entries, the dimension that is padded; None where all of a batch are alike.
+
+    By skeleton: entries of different ones cannot meet in a batch. `buckets` says which others may: rows with the same
+    number. Of the texts that our own encoders make, the tokens are padded always, so that a batch has its mask also
+    where all texts happen to be of one length.
+    """
+    # One look: another thread may find entries gone, or elsewhere, at any time.
+    tables, rows = entries.locate(np.arange(len(entries.keys)))
+    order = np.argsort(tables, kind="stable")
+    order = order[np.searchsorted(tables, 0, sorter=order) :]
+    edges = np.flatnonzero(np.diff(tables[order], prepend=-1)).tolist()
+    by_skeleton: dict[bytes, list[tuple[Table, Numbers]]] = {}
+    for begin, end in itertools.pairwise([*edges, len(order)]):
+        table = entries.tables[int(tables[order[begin]])].table
+        by_skeleton.setdefault(table.skeleton, []).append((table, order[begin:end]))
+    axes: dict[bytes, list[int | None]] = {}
+    for skeleton, members in by_skeleton.items():
+        axes[skeleton] = []
+        for number, leaf in enumerate(members[0][0].leaves):
+            axis = _token_axis(column, leaf)
+            if axis is None:
+                columns = [(table.leaves[number], numbers) for table, numbers in members]
+                axis = _varying_axis(columns, rows, buckets, column.name)
+            axes[skeleton].append(axis)
+    return axes
+
+
+def _token_axis(column: EntryColumn, leaf: LeafColumn) -> int | None:
+    if column.kind == "transformers-tokens":
+        return 0
+    if column.kind == "transformers-text" and not column.settings.get("keep_padding") and leaf.rank > 1:
+        return leaf.rank - 2
+    return None
+
+
+def _varying_axis(columns: list[tuple[LeafColumn, Numbers]], rows: Numbers, buckets: Numbers, name: str) -> int | None:
+    """The dimension in which one leaf differs between entries that may meet in a batch.
+
+    Of each table there is the leaf's column, and the numbers of the entries that lie in that table.
+    """
+    fixed = {leaf.shape for leaf, _ in columns}
+    if len(fixed) == 1 and None not in fixed:
+        return None
+    # Of each table first: what is compared then across tables is a line for each of its buckets.
+    extremes = []
+    for leaf, numbers in columns:
+        if leaf.shapes is not None:
+            shapes = leaf.shapes[rows[numbers]].astype(np.int64)
+        else:
+            shapes = np.broadcast_to(np.array(leaf.shape, np.int64), (len(numbers), leaf.rank))
+        extremes.append(_extremes(buckets[numbers], shapes, shapes))
+    _, lowest, highest = _extremes(*(np.concatenate(parts) for parts in zip(*extremes, strict=True)))
+    axes = np.flatnonzero((lowest != highest).any(axis=0)).tolist()
+    if len(axes) > 1:
+        hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+        raise FeedError(
+            f"{name}: entries of one batch differ in {len(axes)} dimensions and cannot be padded", hint=hint
+        )
+    return axes[0] if axes else None
+
+
+def _extremes(buckets: Numbers, lows: Numbers, highs: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Each bucket once, with the least and the greatest of what stands there for it."""
+    order = np.argsort(buckets, kind="stable")
+    edges = np.flatnonzero(np.diff(buckets[order], prepend=-1))
+    lowest, highest = np.minimum.reduceat(lows[order], edges, axis=0), np.maximum.reduceat(highs[order], edges, axis=0)
+    return buckets[order[edges]], lowest, highest
