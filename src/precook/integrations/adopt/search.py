@@ -156,7 +156,9 @@ def _check(path: Path, files: list[tuple[Path, OldName]], usable: UsableCaches, 
             parts = inspect(file, name, picture)
             noted = next((part.caption for part in parts if part.caption is not None), None)
             if noted is not None and caption_time and noted.strip() != caption:
-                raise UnusableError(f"it was made of another caption: {_short(noted)}")  # noqa: TRY301
+                shown = ascii(noted.strip())
+                shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}…"
+                raise UnusableError(f"it was made of another caption: {shown}")  # noqa: TRY301
             if noted is None and time > file.stat().st_mtime_ns and not ignore_times:
                 raise UnusableError(f"it is older than its {source}")  # noqa: TRY301
         except UnusableError as error:
@@ -173,8 +175,3 @@ def _caption(picture: Path) -> tuple[str, int]:
         if path.is_file():
             return decode_caption(read_source(path)).strip(), path.stat().st_mtime_ns
     return "", 0
-
-
-def _short(text: str) -> str:
-    shown = ascii(text.strip())
-    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}…"

@@ -133,11 +133,11 @@ def load_aggregates(
     note = digest(group).bytes
     last = memory.note(_NOTES, note)
     earlier = _open(store, Key.from_hex(last)) if last is not None else None
-    earlier_rows = {one: row for row, one in enumerate(split(earlier[0]))} if earlier is not None else {}
+    earlier_rows = {member: row for row, member in enumerate(split(earlier[0]))} if earlier is not None else {}
     members = split(keys)
-    origin = np.array([earlier_rows.get(one, -1) for one in members], np.int64)
+    origin = np.array([earlier_rows.get(member, -1) for member in members], np.int64)
     new = np.flatnonzero(origin < 0).tolist()
-    rows = [made[members[at]] if members[at] in made else _read_aggregates(store, Key(members[at])) for at in new]
+    rows = [made.get(members[row]) or _read_aggregates(store, Key(members[row])) for row in new]
     columns: dict[str, _ValueColumn] = {}
     plain = True
     for name in names:
@@ -145,7 +145,10 @@ def load_aggregates(
         columns[name], is_plain = _extend(column, origin, new, [row[name] for row in rows])
         plain &= is_plain
     if plain and not store.read_only:
-        trees = {name: {"codes": column.codes, "values": _dump(column.values)} for name, column in columns.items()}
+        trees = {}
+        for name, column in columns.items():
+            text = json.dumps([_to_json(value) for value in column.values], separators=(",", ":"))
+            trees[name] = {"codes": column.codes, "values": np.frombuffer(text.encode("ascii"), np.uint8)}
         store.put(key, {"keys": keys, "columns": trees}, recipe=_AGGREGATES)
         memory.write_note(_NOTES, note, key.hex)
     return Aggregates(columns)
@@ -199,11 +202,6 @@ def _open(store: Store, key: Key) -> tuple[Bytes, Aggregates] | None:
         for name, column in entry["columns"].items()
     }
     return entry["keys"], Aggregates(columns)
-
-
-def _dump(values: Sequence[Any]) -> Bytes:
-    text = json.dumps([_to_json(value) for value in values], separators=(",", ":"))
-    return np.frombuffer(text.encode("ascii"), np.uint8)
 
 
 def _text(value: Any) -> str | None:

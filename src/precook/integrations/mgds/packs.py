@@ -53,7 +53,7 @@ class PackChecks:
                 continue
             if self._known.get(name) == row or (written and name not in self._known):
                 sound.append(row)
-            elif reliable and self._is_remembered(row, memory):
+            elif reliable and memory.recall(_SOUND, np.frombuffer(row, np.uint8).reshape(1, -1))[0].all():
                 self._known[name] = row
             else:
                 doubtful.append((table, row))
@@ -78,10 +78,6 @@ class PackChecks:
             for key in damaged:
                 internals.is_sound(key)  # makes it a miss, here and for everybody
         return sound
-
-    def _is_remembered(self, row: bytes, memory: Memory) -> bool:
-        known, _ = memory.recall(_SOUND, np.frombuffer(row, np.uint8).reshape(1, -1))
-        return bool(known[0])
 
 
 def _tables(store: Store, keys: Bytes) -> dict[str, TableFile]:

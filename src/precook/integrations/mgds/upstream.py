@@ -236,8 +236,8 @@ def trace(modules: Sequence[UpstreamModule], names: Sequence[str], *, without: s
                 leading.add(number)
                 if provider.kind not in _ENUMERATORS:
                     requests += [_Request(text, number, attribute, provider.kind) for attribute, text in provider.texts]
-    found = tuple(modules[number] for number in sorted(leading))
-    return Upstream(found, frozenset(asked), paths, _path_outputs(found))
+    traced = tuple(modules[number] for number in sorted(leading))
+    return Upstream(traced, frozenset(asked), paths, _path_outputs(traced))
 
 
 def _path_outputs(modules: Sequence[UpstreamModule]) -> frozenset[str]:
