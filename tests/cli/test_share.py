@@ -12,7 +12,6 @@ import pytest
 
 import precook
 from precook.maintain.build_log import KEPT, Run, read_runs, record_run
-from precook.maintain.usage import measure_usage
 from tests.support.commands import run
 from tests.support.projects import Watched, dataset, picture, project
 
@@ -200,22 +199,6 @@ def test_status_survives_a_damaged_snapshot(here: Path) -> None:
     (listed,) = [one for one in run("snapshots", "--json").document["snapshots"] if one["problem"]]
     assert listed["dataset"] == "twins"
     assert "1 damaged snapshot" in run("verify", "--store", "cache").out
-
-
-def test_usage_counts_an_entry_in_two_packs_once(tmp_path: Path) -> None:
-    """What two builders wrote is one entry."""
-    key = precook.Recipe("test", {}).key(1)
-    for name in ("cache", "twin"):
-        with precook.open(tmp_path / name) as store:
-            store.put(key, np.arange(100))
-    (pack,) = (tmp_path / "twin").glob("packs/*/*.safetensors")
-    target = tmp_path / "cache" / "packs" / pack.parent.name
-    target.mkdir(exist_ok=True)
-    pack.rename(target / pack.name)
-    with precook.open(tmp_path / "cache") as store:
-        assert store.stats().packs == 2
-        usage = measure_usage(store)
-        assert (usage.unnamed.entries, usage.unnamed.nbytes) == (1, 800)
 
 
 def test_ls_lists_what_a_dataset_needs(here: Path) -> None:

@@ -38,6 +38,7 @@ from precook.store.snapshot import SnapshotContent, read_snapshot
 from precook.store.tree import take_apart
 from tests.support.projects import Watched, dataset, project
 from tests.support.snapshots import repeated
+from tests.support.stores import flip, state
 from tests.support.trees import same, trees
 
 
@@ -66,17 +67,6 @@ def target(tmp_path: Path) -> Iterator[precook.Store]:
     with precook.open(tmp_path / "target") as store:
         store.put(precook.Recipe("other", {}).key(1), {"x": np.arange(5)})
         yield store
-
-
-def state(store: precook.Store) -> tuple[Any, ...]:
-    """Every pack and snapshot of a store, byte for byte, and every row of its index."""
-    files = {
-        str(path.relative_to(store.path)): path.read_bytes()
-        for folder in ("packs", "snapshots")
-        for path in sorted((store.path / folder).rglob("*"))
-        if path.is_file()
-    }
-    return files, list(store.entries())
 
 
 def bring(store: precook.Store, content: bytes, **options: Any) -> Any:
@@ -158,10 +148,7 @@ def test_a_damaged_entry_is_brought_again(home: Path, archive: bytes, target: pr
     """An entry that rotted in the store is not taken for present."""
     bring(target, archive)
     key = precook.Key(target.snapshot("test").content.picture_keys["pixels"][0].tobytes())
-    located = target.locate(key)
-    content = bytearray(located.pack.read_bytes())
-    content[located.table.table.leaves[0].span(located.row)[0]] ^= 1
-    located.pack.write_bytes(content)
+    flip(target, key)
     with precook.open(target.path) as fresh:
         assert bring(fresh, archive).new == 1
         assert fresh.get(key) is not None
@@ -223,10 +210,7 @@ def test_damaged_and_missing_entries_stop_an_export_with_a_list(home: Path, tmp_
         content = store.snapshot("test").content
         keys = [precook.Key(row.tobytes()) for row in content.picture_keys["pixels"]]
         for key in keys[:2]:
-            located = store.locate(key)
-            data = bytearray(located.pack.read_bytes())
-            data[located.table.table.leaves[0].span(located.row)[0]] ^= 1
-            located.pack.write_bytes(data)
+            flip(store, key)
     with precook.open(tmp_path / "cache") as store:
         with pytest.raises(precook.SnapshotEntriesError) as caught:
             export_bundle(store, "test", tmp_path / "out.tar", pack_bytes=4000)

@@ -6,7 +6,6 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,6 @@ from tests.support.commands import run
 from tests.support.snapshots import columns, disk_bytes, freeze, make_older, packs, put_packs
 
 DAY = 24 * 3600.0
-STRANGER, OURSELVES = 65533, 65534
-"""Users that own nothing here."""
 
 
 def collect(store: precook.Store, **options: object) -> tuple[RemovalPlan, Removal]:
@@ -259,87 +256,6 @@ def test_no_link_leads_a_removal_out_of_the_store(store: precook.Store, recipe: 
     with pytest.raises(precook.StoreError):
         plan_gc(store, grace=0).execute()
     assert (outside / pack.name).exists()
-
-
-def test_a_directory_that_anybody_may_write_to_is_refused(store: precook.Store, recipe: precook.Recipe) -> None:
-    """Somebody may have planted what lies there; the error says how to go on, and nothing is removed."""
-    put_packs(store, recipe, [range(3)])
-    store.path.chmod(0o777)
-    with pytest.raises(precook.ReadOnlyError, match="chmod o-w"):
-        plan_gc(store, grace=0).execute()
-    assert len(store) == 3
-    store.path.chmod(0o755)
-    assert plan_gc(store, grace=0).execute().entries == 3
-
-
-@pytest.fixture
-def planted() -> Iterator[Path]:
-    """A store of another user's: the directory is his, and all that is in it may be written by anybody."""
-    if os.geteuid() != 0:
-        pytest.skip("giving a store to another user needs root")
-    # Not in pytest's own folder, which is closed to other users.
-    folder = Path(tempfile.mkdtemp(prefix="precook-planted-"))
-    folder.chmod(0o755)
-    recipe = precook.Recipe("planted", {})
-    mask = os.umask(0o022)
-    try:
-        if not all(place.stat().st_mode & 0o001 for place in folder.parents):
-            pytest.skip("the folder for temporary files is closed to other users")
-        # Open all the while: its index has the files beside it that nobody else could make in that directory.
-        with precook.open(folder / "cache") as store:
-            put_packs(store, recipe, [range(3), range(3, 6)])
-            freeze(store, "cats", keys(recipe, range(3)))
-            for file in (folder / "cache", *(folder / "cache").rglob("*")):
-                os.chown(file, STRANGER, STRANGER)
-                if file != folder / "cache":
-                    file.chmod(0o777 if file.is_dir() else 0o666)
-            plan_gc(store, grace=0)  # imports what a user without rights could not read
-            yield folder / "cache"
-    finally:
-        os.seteuid(0)
-        os.umask(mask)
-        shutil.rmtree(folder)
-
-
-def test_a_store_that_belongs_to_somebody_else_is_refused(planted: Path) -> None:
-    """Whatever its files allow, nothing is removed from another user's directory; its owner may, and so may root."""
-    before = disk_bytes(planted)
-    os.seteuid(OURSELVES)
-    with precook.open(planted) as store:
-        plan = plan_gc(store, grace=0)
-        assert plan.entries == 3
-        with pytest.raises(precook.ReadOnlyError, match="belongs to somebody else") as caught:
-            plan.execute()
-        assert caught.value.exit_code == 13
-        assert "run it as its owner" in str(caught.value.hint)
-    os.seteuid(0)
-    assert disk_bytes(planted) == before
-    for user in (STRANGER, 0):
-        os.seteuid(user)
-        with precook.open(planted) as store:
-            assert plan_gc(store, grace=0).execute().entries == (3 if user else 0)
-
-
-def test_a_store_that_we_may_not_write_to_is_read_and_left_alone(planted: Path) -> None:
-    """Another user reads its entries and sees what could go; removing it is refused."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(OURSELVES)
-            os.setuid(OURSELVES)
-            with precook.open(planted) as store:
-                read = store.get(precook.Recipe("planted", {}).key(1))["number"]
-                plan = plan_gc(store, grace=0)
-                try:
-                    plan.execute()
-                except precook.ReadOnlyError as error:
-                    code = error.exit_code if (read, plan.entries) == (1, 3) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 13
-    assert len(packs(planted)) == 2
 
 
 def test_leases_behind_a_link_are_refused(store: precook.Store, recipe: precook.Recipe, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-"""Verifying and repairing: what is damaged is named with its samples, and exactly that is dropped."""
+"""Repairing: exactly what is damaged is dropped."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,63 +12,11 @@ from hypothesis import strategies as st
 
 import precook
 from precook.maintain import lock
-from precook.maintain.owners import find_owners
 from precook.maintain.repair import plan_repair
-from precook.maintain.verify import Scope, last_full_verification, save_cursor, unfinished_verifications, verify_scope
-from tests.maintain.test_bundle import state
 from tests.support.commands import run
-from tests.support.projects import Watched, dataset, project
+from tests.support.projects import Watched
 from tests.support.snapshots import repeated
-
-RECIPE = precook.Recipe("test", {"version": 1})
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[precook.Project]:
-    """A project of four pictures, built; its snapshot keeps paths."""
-    dataset(tmp_path / "data", 4)
-    encoders = {"pixels": {"uses": "image"}, "words": Watched()}
-    with project(tmp_path, encoders=encoders, keep=["paths"]) as opened:
-        assert not opened.build().failed
-        yield opened
-
-
-def flip(store: precook.Store, key: precook.Key) -> None:
-    """Change a byte of an entry on the disk."""
-    located = store.locate(key)
-    content = bytearray(located.pack.read_bytes())
-    content[located.table.table.leaves[0].span(located.row)[0]] ^= 1
-    located.pack.write_bytes(content)
-
-
-def keys_of(store: precook.Store, encoder: str = "pixels") -> list[precook.Key]:
-    return [precook.Key(row.tobytes()) for row in store.snapshot("test").content.picture_keys[encoder]]
-
-
-def fill(path: Path, packs: int, rows: int = 3) -> list[precook.Key]:
-    """A store of so many packs."""
-    with precook.open(path) as store:
-        for pack in range(packs):
-            with store.writer() as writer:
-                for row in range(rows):
-                    writer.put(RECIPE.key(pack, row), {"x": np.arange(50) + row}, recipe=RECIPE)
-    return [RECIPE.key(pack, row) for pack in range(packs) for row in range(rows)]
-
-
-def test_damage_is_named_with_dataset_and_sample(made: precook.Project) -> None:
-    """Who needs a damaged entry: dataset, encoder, concept, sample, and its picture where paths are kept."""
-    key = keys_of(made.store)[2]
-    flip(made.store, key)
-    (damage,) = made.store.verify().damage
-    assert damage.key == key
-    (owner,) = find_owners(made.store, [key.bytes])[key.bytes]
-    ids = made.store.snapshot("test").content.samples.id
-    assert (owner.dataset, owner.encoder, owner.concept) == ("test", "pixels", "things")
-    assert owner.sample == ids[2].tobytes().hex()
-    assert owner.path is not None
-    assert os.path.basename(owner.path).startswith("p")
-    empty = made.store.snapshot("test").content.empty_keys["words"].tobytes()
-    assert [one.sample for one in find_owners(made.store, [empty])[empty]] == [None]
+from tests.support.stores import RECIPE, fill, flip, keys_of, state
 
 
 def test_a_repair_drops_exactly_what_is_damaged(made: precook.Project) -> None:
@@ -187,71 +133,6 @@ def test_a_damaged_snapshot_goes_only_when_a_newer_one_stands_in_its_place(made:
     assert [file.number for file in store.snapshots()] == [2]
 
 
-def test_a_subset_looks_at_what_is_meant(made: precook.Project) -> None:
-    """By key, by recipe and by dataset: damage elsewhere is not found."""
-    store = made.store
-    pixels, word = keys_of(store), store.snapshot("test").content.line_keys["words"][0]
-    flip(store, pixels[0])
-    outside = RECIPE.key("outside")
-    store.put(outside, np.arange(500))
-    flip(store, outside)
-    recipe = store.locate(pixels[0]).recipe
-    digests = {form: digest.hex() for digest, form in store.recipes().items()}
-    cases = [
-        (Scope(keys=(pixels[0].hex,)), {pixels[0]}, 1),
-        (Scope(keys=(pixels[1].hex, word.tobytes().hex())), set(), 2),
-        (Scope(recipes=(digests[recipe],)), {pixels[0]}, 4),
-        (Scope(dataset="test"), {pixels[0]}, 9),
-        (Scope(), {pixels[0], outside}, 10),
-    ]
-    for scope, damaged, entries in cases:
-        found, _ = verify_scope(store, scope)
-        assert ({damage.key for damage in found.damage}, found.entries) == (damaged, entries)
-    with pytest.raises(precook.NoSnapshotError):
-        verify_scope(store, Scope(dataset="nothing"))
-
-
-def test_what_a_look_found_damaged_is_missing_from_then_on(tmp_path: Path) -> None:
-    """SCENARIOS D3: after `precook verify` a plan counts damaged entries as missing, and one build makes them all."""
-    dataset(tmp_path / "data", 4)
-    config = tmp_path / "precook.yaml"
-    sections = "dataset: test\nconcepts: [{name: things, path: data}]\nencoders: {pixels: {uses: image}}\n"
-    config.write_text(sections + "image: {resolutions: [64], step: 16}\n")
-    with precook.load(config) as made:
-        made.build()
-        for key in keys_of(made.store)[:2]:
-            flip(made.store, key)
-    for _ in range(2):
-        assert run("verify", "--config", config).code == 4
-        assert "pixels: 2 entry damaged" in run("plan", "--config", config).out
-    assert run("build", "--config", config).code == 0
-    with precook.load(config) as made:
-        assert len(list(made.feed(batch_size=4).epoch(0))) == 1
-    assert run("verify", "--config", config, "--repair", "--yes").code == 4
-    assert run("verify", "--config", config).code == 0
-    assert "to build: nothing" in run("plan", "--config", config).out
-
-
-def test_short_looks_go_on_until_everything_was_seen(path: Path) -> None:
-    """With a limit of time each run goes on behind the last one; the pass is complete when all packs were seen."""
-    fill(path, packs=5)
-    with precook.open(path) as store:
-        seen = 0
-        for _ in range(20):
-            found, done = verify_scope(store, Scope(), max_seconds=0.0)
-            seen += found.packs
-            save_cursor(store, done)
-            if done.finished is not None:
-                break
-            assert last_full_verification(store) is None
-            assert [one.packs for one in unfinished_verifications(store)] == [seen]
-        assert seen == 5
-        finished = last_full_verification(store)
-        assert finished is not None
-        assert (finished.packs, finished.damaged) == (5, 0)
-        assert verify_scope(store, Scope(), max_seconds=60.0)[0].packs == 5  # the next pass begins anew
-
-
 def test_the_command_shows_what_a_repair_would_drop_before_it_does(made: precook.Project) -> None:
     """A preview changes no file; with --yes it is done; the code says damage was found, until there is none."""
     key = keys_of(made.store)[1]
@@ -279,29 +160,6 @@ def test_the_command_shows_what_a_repair_would_drop_before_it_does(made: precook
     assert run("verify", "--store", store).code == 0
     with precook.open(store) as opened:
         assert opened.missing(keys_of(opened)) == [key]
-
-
-def test_the_command_takes_subsets(made: precook.Project) -> None:
-    """By the first digits of a key, by a recipe's kind, by dataset; what is not there is an error."""
-    keys = keys_of(made.store)
-    made.close()
-    store = made.store_path
-    for option, value, entries in (("--key", keys[0].hex[:12], 1), ("--recipe", "image", 4), ("--dataset", "test", 9)):
-        document = run("verify", "--store", store, option, value, "--json").document
-        assert (document["entries"], document["clean"]) == (entries, True)
-    assert run("verify", "--store", store, "--recipe", "nothing").code == 1
-    assert run("verify", "--store", store, "--dataset", "nothing").code == 1
-
-
-def test_verifying_writes_nothing_but_when_it_was(path: Path) -> None:
-    """Packs and snapshots stay byte for byte, and so do the index's entries."""
-    fill(path, packs=2)
-    with precook.open(path, read_only=True) as store:
-        before = state(store)
-    assert run("verify", "--store", path).code == 0
-    with precook.open(path, read_only=True) as store:
-        assert state(store) == before
-        assert last_full_verification(store) is not None
 
 
 def test_a_repair_waits_for_whoever_moves_entries(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

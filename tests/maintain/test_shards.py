@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 import precook
 from precook.maintain.shards import export_shards
-from tests.maintain.test_repair import flip
 from tests.support.projects import Watched, dataset, picture, project
+from tests.support.stores import flip
 
 
 @pytest.fixture

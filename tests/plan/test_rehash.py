@@ -12,9 +12,9 @@ import pytest
 import precook
 from precook.fs.stamps import FILES, read_stamps, stamp_keys
 from precook.maintain.gc import plan_gc
-from tests.maintain.test_bundle import state
 from tests.support.commands import run
 from tests.support.projects import Watched, dataset, picture, project
+from tests.support.stores import state
 
 
 @pytest.fixture
