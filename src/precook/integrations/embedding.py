@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from precook.encode.results import WrongResultsError, count_results
 from precook.errors import EncodeError, PrecookError, SourceChangedError, printable
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest
@@ -212,12 +213,14 @@ def cache_dataset(
     for name, function in encode.items():
         types = name if isinstance(name, tuple) else (name,)
         hashes = _hashes(manager, types[0], samples)
-        by_hash = {each: sample for each, sample in zip(hashes, samples, strict=True) if each is not None}
-        lacking = {each for cache_type in types for each in manager.missing(cache_type, by_hash)}
-        missing = [each for each in by_hash if each in lacking]
+        by_hash = {
+            file_hash: sample for file_hash, sample in zip(hashes, samples, strict=True) if file_hash is not None
+        }
+        lacking = {file_hash for cache_type in types for file_hash in manager.missing(cache_type, by_hash)}
+        missing = [file_hash for file_hash in by_hash if file_hash in lacking]
         with report.task(", ".join(types), total=len(missing), unit="entries") as task:
             for start in range(0, len(missing), batch_size):
-                batch = {each: by_hash[each] for each in missing[start : start + batch_size]}
+                batch = {file_hash: by_hash[file_hash] for file_hash in missing[start : start + batch_size]}
                 _encode_batch(manager, types, function, batch)
                 task.advance(len(batch))
         counts.update(dict.fromkeys(types, len(missing)))
@@ -230,10 +233,11 @@ def _encode_batch(
 ) -> None:
     """Encode samples, by their hashes, and save the results, if there is one for each and no picture has changed."""
     samples = list(batch.values())
-    results = function(samples)
-    if not isinstance(results, Sequence) or len(results) != len(samples):
-        got = len(results) if isinstance(results, Sequence) else f"a {type(results).__name__}"
-        raise EncodeError(f"the encoder of {', '.join(types)} returned {got} for {len(samples)} samples")
+    encoder = f"the encoder of {', '.join(types)}"
+    try:
+        results = count_results(function(samples), len(samples))
+    except WrongResultsError as wrong:
+        raise EncodeError(f"{encoder} returned {wrong.returned} for {len(samples)} samples") from None
     # A picture that was edited between its hash and its encoding must not be found under the old hash.
     for before, now, sample in zip(batch, _hashes(manager, types[0], samples), samples, strict=True):
         if before != now:
@@ -241,7 +245,7 @@ def _encode_batch(
     for file_hash, result in zip(batch, results, strict=True):
         parts = (result,) if len(types) == 1 else result
         if type(parts) is not tuple or len(parts) != len(types):
-            raise EncodeError(f"the encoder of {', '.join(types)} must return a tuple of {len(types)} for each sample")
+            raise EncodeError(f"{encoder} must return a tuple of {len(types)} for each sample")
         for cache_type, part in zip(types, parts, strict=True):
             manager.save_cache(cache_type, file_hash, part)
 

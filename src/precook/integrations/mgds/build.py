@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from precook.errors import EncodeError, PrecookError, SourceChangedError, StoppedError, StoreError, printable
+from precook.encode.results import described
+from precook.errors import EncodeError, SourceChangedError, StoppedError, StoreError, printable
 from precook.integrations.mgds.cache import Cache, CacheOptions, GroupVariation, MgdsPipeline
 from precook.integrations.mgds.entries import Values, aggregates_key, entry_parts
 from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSettings, gather_groups
@@ -119,8 +120,8 @@ class BuildingCache(Cache):
         self._inputs = _Inputs(rules, sources, keys)
         self._built_before.clear()
         with self._only_traced():
-            for each in self._keys:
-                self._keys[each] = self._make_keys(each, memory)
+            for pair in self._keys:
+                self._keys[pair] = self._make_keys(pair, memory)
 
     def _only_traced(self) -> AbstractContextManager[None]:
         return only_traced(self._pipeline.modules, self.inputs.rules.upstream)
@@ -128,18 +129,18 @@ class BuildingCache(Cache):
     def _missing(self, wanted: list[GroupVariation], memory: Memory) -> list[tuple[GroupVariation, int]]:
         """The members that have no sound entry."""
         with self._only_traced():
-            for each in wanted:
-                if each not in self._keys:
-                    self._keys[each] = self._make_keys(each, memory)
+            for pair in wanted:
+                if pair not in self._keys:
+                    self._keys[pair] = self._make_keys(pair, memory)
         missing = self._absent(wanted, memory)
         if missing and self.inputs.rules.content is not None:
             # The text that was drawn first cannot be made any more, if its sample stands elsewhere now.
             rows: dict[GroupVariation, list[int]] = {}
-            for each, member in missing:
-                rows.setdefault(each, []).append(member)
+            for pair, member in missing:
+                rows.setdefault(pair, []).append(member)
             with self._only_traced():
-                for each, members in rows.items():
-                    self._keys[each][members] = self._make_keys(each, memory, redraw=members)
+                for pair, members in rows.items():
+                    self._keys[pair][members] = self._make_keys(pair, memory, redraw=members)
             missing = self._absent(wanted, memory)
         return missing
 
@@ -209,22 +210,24 @@ class BuildingCache(Cache):
                 write_group(self.store, name, snapshot, group, self.inputs.rules.recipe)
 
     def _group_snapshot(
-        self, number: int, group: CacheGroup, shared: SharedSettings, memory: Memory
+        self, group_number: int, group: CacheGroup, shared: SharedSettings, memory: Memory
     ) -> GroupSnapshot | None:
         """What a group is made of; None where no variation of it is in the store as a whole."""
-        whole = {variation: self._built_keys((number, variation), memory) for variation in range(group.variations)}
+        whole = {
+            variation: self._built_keys((group_number, variation), memory) for variation in range(group.variations)
+        }
         keys = {variation: rows for variation, rows in whole.items() if rows is not None}
         members = group.members.tolist()
         if not keys or not members:
             return None
-        settings = [shared.number(index) for index in members]
+        numbers = [shared.number(index) for index in members]
         # In the order in which they first appear: the concepts that a run without sources gives have no other name.
-        concepts = {each: concept for concept, each in enumerate(dict.fromkeys(settings))}
+        concepts = {number: concept for concept, number in enumerate(dict.fromkeys(numbers))}
         aggregates = {variation: aggregates_key(rows) for variation, rows in keys.items()}
         return GroupSnapshot(
             keys=keys,
             paths={name: [self._paths[name][index] for index in members] for name in sorted(self._path_names)},
-            concepts=np.array([concepts[each] for each in settings], np.int32),
+            concepts=np.array([concepts[number] for number in numbers], np.int32),
             aggregates={
                 variation: np.frombuffer(key.bytes, np.uint8)
                 for variation, key in aggregates.items()
@@ -274,7 +277,7 @@ class _BuildState:
 
     def failure(self, total: int) -> EncodeError:
         """One error for all tasks that failed."""
-        reasons = [f"{printable(task.name)}: {_reason(error)}" for task, error in self.failed[:_SHOWN]]
+        reasons = [f"{printable(task.name)}: {described(error)}" for task, error in self.failed[:_SHOWN]]
         more = len(self.failed) - len(reasons)
         rest = f"; and {more} more" if more else ""
         kept = f"{self.done - len(self.failed)} of {total} are made and kept"
@@ -282,10 +285,6 @@ class _BuildState:
         error = EncodeError(f"samples could not be cached: {'; '.join(reasons)}{rest} ({kept})", hint=hint)
         error.__cause__ = self.failed[0][1]
         return error
-
-
-def _reason(error: Exception) -> str:
-    return error.message if isinstance(error, PrecookError) else f"{type(error).__name__}: {error}"
 
 
 def build_tasks(

@@ -155,7 +155,8 @@ class Cache(abc.ABC):
                 values = split_values(tree, self._pipeline.device)
         else:
             return {}
-        return {each: self.path(group, member, each) if each in self._path_names else values[each] for each in names}
+        paths = {path: self.path(group, member, path) for path in names if path in self._path_names}
+        return {name: paths[name] if name in paths else values[name] for name in names}
 
     def _read_by(self, epoch: int) -> list[GroupVariation]:
         """What an epoch reads."""
@@ -166,7 +167,7 @@ class Cache(abc.ABC):
         """The members without a sound entry; what the others have is protected from here on."""
         if not wanted:
             return []
-        keys = np.concatenate([self._keys[each] for each in wanted])
+        keys = np.concatenate([self._keys[pair] for pair in wanted])
         # Protected before they are looked up: what is there now must be there for the whole epoch.
         if self._lease is None and not self.store.read_only:
             self._lease = self.store.lease(f"mgds {self._options.label}")
@@ -174,7 +175,7 @@ class Cache(abc.ABC):
             self._lease.protect(keys)
         self._checks.check(self.store, keys, memory, self._pipeline.executor)
         absent = np.flatnonzero(~self.store.present(keys))
-        sizes = [len(self._keys[each]) for each in wanted]
+        sizes = [len(self._keys[pair]) for pair in wanted]
         ends = np.cumsum(sizes)
         owners = np.searchsorted(ends, absent, side="right")
         firsts = ends - sizes

@@ -102,7 +102,7 @@ def _damaged_keys(internals: StoreInternals, table: TableFile) -> list[bytes]:
     """The keys of a pack's entries that are not what was put, read from the disk."""
     try:
         pack = internals.open_pack(table.pack.head.id)
-        keys = [key for each in pack.tables for key in split(each.table.keys)]
+        keys = [key for other in pack.tables for key in split(other.table.keys)]
         return [keys[row] for row, _ in pack.damage()]
     except (FileNotFoundError, DamagedPackError):
-        return [each.key(row) for each in table.pack.tables for row in range(each.table.rows)]
+        return [other.key(row) for other in table.pack.tables for row in range(other.table.rows)]

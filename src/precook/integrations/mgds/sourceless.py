@@ -63,9 +63,9 @@ def snapshot_name(options: CacheOptions, group: str) -> str:
 def write_group(store: Store, name: str, snapshot: GroupSnapshot, group: CacheGroup, recipe: Recipe) -> None:
     """Keep a snapshot; one that is the latest already is not written again."""
     count, variations = len(snapshot.concepts), sorted(snapshot.keys)
-    members = np.arange(count, dtype=np.int32)
-    targets = [np.stack([np.zeros(count, np.int32), np.full(count, each, np.int32)], axis=1) for each in variations]
-    keys = np.concatenate([snapshot.keys[each] for each in variations])
+    keys = np.concatenate([snapshot.keys[variation] for variation in variations])
+    targets = np.zeros((len(keys), 2), np.int32)
+    targets[:, 1] = np.repeat(variations, count)
     content = SnapshotContent(
         dataset=name,
         image=FrozenImage(resolutions=[], variations=group.variations, pick="random"),
@@ -75,20 +75,20 @@ def write_group(store: Store, name: str, snapshot: GroupSnapshot, group: CacheGr
         ],
         encoders={
             "entry": FrozenEncoder("image", recipe.form.decode("ascii")),
-            **{f"aggregates-{each}": FrozenEncoder("image", recipe="") for each in snapshot.aggregates},
+            **{f"aggregates-{variation}": FrozenEncoder("image", recipe="") for variation in snapshot.aggregates},
         },
         samples=SampleColumns(
             id=snapshot.keys[variations[0]], image=snapshot.keys[variations[0]], concept=snapshot.concepts
         ),
         pictures=PictureColumns(
-            sample=np.tile(members, len(variations)),
-            target=np.concatenate(targets),
+            sample=np.tile(np.arange(count, dtype=np.int32), len(variations)),
+            target=targets,
             size=np.zeros((len(keys), 2), np.int32),
         ),
         picture_keys={"entry": keys},
         lines=LineColumns(np.zeros(0, np.int32)),
         line_keys={},
-        empty_keys={f"aggregates-{each}": key for each, key in snapshot.aggregates.items()},
+        empty_keys={f"aggregates-{variation}": key for variation, key in snapshot.aggregates.items()},
         extra={
             "mgds": {"variations": variations, "paths": {name: _pack(texts) for name, texts in snapshot.paths.items()}}
         },
@@ -102,7 +102,7 @@ def read_group(store: Store, name: str) -> GroupSnapshot:
     variations: list[int] = content.extra["mgds"]["variations"]
     concepts = content.samples.concept
     keys = content.picture_keys["entry"].reshape(len(variations), len(concepts), 32)
-    paths = {each: _unpack(texts) for each, texts in content.extra["mgds"]["paths"].items()}
+    paths = {path_name: _unpack(texts) for path_name, texts in content.extra["mgds"]["paths"].items()}
     return GroupSnapshot(dict(zip(variations, keys, strict=True)), paths, concepts, {})
 
 
