@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precook import digest
-from precook.sources.draws import Digests, Purpose, draw, pick
+from precook.sources.draws import Purpose, draw, pick
+from precook.values import Bytes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "geometry.md").read_text(encoding="utf-8")
 VECTORS = re.findall(r"^\| `(.+)` \| (\d) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
@@ -20,12 +21,12 @@ WORDS = st.integers(0, 2**63 - 1) | st.integers(0, 9)
 DIGESTS = st.binary(min_size=32, max_size=32)
 
 
-def rows(digests: list[bytes]) -> Digests:
+def rows(digests: list[bytes]) -> Bytes:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
 
 
-def some(count: int) -> Digests:
-    """Digests as real files have them, the same in every run."""
+def some(count: int) -> Bytes:
+    """Bytes as real files have them, the same in every run."""
     return rows([digest(f"picture {number}").bytes for number in range(count)])
 
 

@@ -20,7 +20,7 @@ from precook.units import format_count
 
 if TYPE_CHECKING:
     from precook.config.template import FoundConcept, TemplateFacts
-    from precook.sources.survey import Surveyed
+    from precook.sources.survey import SurveyedConcept
 
 _RESOLUTIONS = (1024, 768, 512, 256)
 _USUAL = 512
@@ -87,7 +87,7 @@ def _check_target(target: Path, *, force: bool) -> None:
 
 def _look_at(
     folder: Path, base: Path, *, dataset: str | None, store: Path | None, vae: Path | None, text: Path | None
-) -> tuple[TemplateFacts, list[Surveyed]]:
+) -> tuple[TemplateFacts, list[SurveyedConcept]]:
     """What the config is to say; its paths begin at `base`."""
     from precook.config.template import TemplateFacts
     from precook.sources.survey import folder_name, relative_path, survey
@@ -133,7 +133,7 @@ def _replace(target: Path, content: str) -> None:
         raise PrecookError(message, hint="--output names another place") from error
 
 
-def _show(target: Path, facts: TemplateFacts, surveyed: list[Surveyed], encoders: list[str]) -> None:
+def _show(target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], encoders: list[str]) -> None:
     output.text("\n".join(printable(_sentence(survey)) for survey in surveyed))
     said = f"dataset {facts.dataset}, {facts.resolution} pixels a side; encoders: {', '.join(encoders)}"
     output.text(printable(f"wrote {target}: {said}"))
@@ -147,7 +147,7 @@ def _show(target: Path, facts: TemplateFacts, surveyed: list[Surveyed], encoders
     output.hint(f"`precook plan{named}` shows what a build would do")
 
 
-def _sentence(survey: Surveyed) -> str:
+def _sentence(survey: SurveyedConcept) -> str:
     """What was found of a concept, in a sentence."""
     concept = survey.concept
     captions = {"filename": "file names for captions", "none": "no captions"}
@@ -167,7 +167,9 @@ def _part(number: int, concept: FoundConcept) -> str:
     return "all" if number == concept.images else f"{number:,}"
 
 
-def _document(target: Path, facts: TemplateFacts, surveyed: list[Surveyed], encoders: list[str]) -> dict[str, Any]:
+def _document(
+    target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], encoders: list[str]
+) -> dict[str, Any]:
     return {
         "config": str(target),
         "dataset": facts.dataset,
@@ -189,7 +191,7 @@ def _document(target: Path, facts: TemplateFacts, surveyed: list[Surveyed], enco
     }
 
 
-def _resolution(surveyed: list[Surveyed]) -> int:
+def _resolution(surveyed: list[SurveyedConcept]) -> int:
     import statistics
 
     sides = [survey.usual_side for survey in surveyed if survey.usual_side]

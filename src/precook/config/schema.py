@@ -53,6 +53,14 @@ class Resolution:
     height: int
     exact: bool
 
+    @classmethod
+    def of(cls, value: int | str) -> Resolution:
+        """The resolution that the config gives as the side of a square or as a size such as 768x512."""
+        if isinstance(value, int):
+            return cls(value, value, exact=False)
+        width, height = map(int, value.split("x"))
+        return cls(width, height, exact=True)
+
 
 def _resolution(value: object) -> object:
     if type(value) is int and 1 <= value <= _SIDE:
@@ -141,7 +149,7 @@ class ImageSettings(Section):
     @property
     def sizes(self) -> tuple[Resolution, ...]:
         """The resolutions as numbers."""
-        return tuple(_parsed(value) for value in self.resolutions)
+        return tuple(Resolution.of(value) for value in self.resolutions)
 
     @property
     def rgb(self) -> tuple[int, int, int]:
@@ -167,13 +175,6 @@ class ImageSettings(Section):
         if flaws:
             raise refusal(*flaws)
         return self
-
-
-def _parsed(value: int | str) -> Resolution:
-    if isinstance(value, int):
-        return Resolution(value, value, exact=False)
-    width, height = map(int, value.split("x"))
-    return Resolution(width, height, exact=True)
 
 
 class TextSettings(Section):

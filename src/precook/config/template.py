@@ -126,20 +126,23 @@ def _settings(facts: TemplateFacts) -> dict[str, Any]:
         encoders["mask"] = {**_BLOCKS["mask"], "factor": 8 if facts.vae is not None else 1}
     if facts.vae is None and facts.text is None:
         encoders["pixels"] = _BLOCKS["pixels"]
+    concepts = [
+        {
+            "name": concept.name,
+            "path": concept.path,
+            "captions": {"text": ""} if concept.captions == "none" else concept.captions,
+            **({} if concept.masks is None else {"masks": concept.masks}),
+        }
+        for concept in facts.concepts
+    ]
     return {
         "store": facts.store,
         "dataset": facts.dataset,
-        "concepts": [_concept(concept) for concept in facts.concepts],
+        "concepts": concepts,
         "image": {"resolutions": [facts.resolution], "step": 64, "crop": "center", "flip": "none", "variations": 1},
         "text": {"variations": "all", "empty_prompt": True},
         "encoders": encoders,
     }
-
-
-def _concept(concept: FoundConcept) -> dict[str, Any]:
-    captions = {"text": ""} if concept.captions == "none" else concept.captions
-    masks = {} if concept.masks is None else {"masks": concept.masks}
-    return {"name": concept.name, "path": concept.path, "captions": captions, **masks}
 
 
 def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
@@ -155,8 +158,10 @@ def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
     yield from _heading("encoders")
     yield from _indented("  ", _texts(*_ENCODERS_HEAD))
     for name, block in _BLOCKS.items():
-        given = settings["encoders"].get(name)
-        yield from _indented("  " if given else "  #", _encoder(name, given or block))
+        switched_on = name in settings["encoders"]
+        given = settings["encoders"].get(name, block)
+        lines = [(f"{name}:", ""), *_indented("  ", _fields(ENCODERS[kind_of(given) or ""], given))]
+        yield from _indented("  " if switched_on else "  #", lines)
     yield from _texts("")
     yield from (_setting(name, fields[name], settings) for name in ("keep", "stamps"))
 
@@ -176,11 +181,6 @@ def _concept_lines(concept: FoundConcept, given: Mapping[str, Any], *, every: bo
     first, *others = _fields(Concept, given, every=every)
     yield from _indented("- ", [first])
     yield from _indented("  ", others)
-
-
-def _encoder(name: str, given: Mapping[str, Any]) -> Iterator[_Line]:
-    yield f"{name}:", ""
-    yield from _indented("  ", _fields(ENCODERS[kind_of(given) or ""], given))
 
 
 def _fields(section: type[Section], given: Mapping[str, Any], *, every: bool = True) -> Iterator[_Line]:

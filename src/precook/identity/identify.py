@@ -60,11 +60,13 @@ def _identify(obj: Any, where: str, depth: int) -> object:
 
 
 def _identify_whole(obj: Any, where: str, depth: int) -> object:
-    """An object with parts that are identified in their turn."""
+    """An object as its own parts, which are identified in their turn."""
 
     def identify_part(part: object, place: str) -> object:
         return _identify(part, place, depth + 1)
 
+    if isinstance(obj, Recipe):
+        return {"kind": "recipe", "name": obj.kind, "data": obj.data, "digest": obj.digest}
     if is_function(obj):
         return identify_function(obj, version=None, identify_owner=identify_part, where=where)
     if processor_kind(obj) is not None:
@@ -75,10 +77,6 @@ def _identify_whole(obj: Any, where: str, depth: int) -> object:
         fields = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
         return {"kind": "dataclass", "class": class_identity(obj), "fields": identify_part(fields, where)}
     raise _refusal(obj, where)
-
-
-def _identify_recipe(recipe: Recipe, *, where: str) -> dict[str, object]:  # noqa: ARG001
-    return {"kind": "recipe", "name": recipe.kind, "data": recipe.data, "digest": recipe.digest}
 
 
 def _is_numpy(obj: object, name: str) -> bool:
@@ -110,7 +108,6 @@ def _refusal(obj: object, where: str) -> IdentityError:
 
 _KINDS: tuple[tuple[Callable[[Any], bool], Callable[..., object]], ...] = (
     (lambda obj: isinstance(obj, Path), identify_path),
-    (lambda obj: isinstance(obj, Recipe), _identify_recipe),
     (is_module, identify_module),
     (is_tensor, identify_tensor),
     (is_tokenizer, identify_tokenizer),

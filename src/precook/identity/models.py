@@ -54,16 +54,13 @@ def identify_module(module: Any, *, where: str = "") -> dict[str, object]:
         raise IdentityError(where, "the scale and state of its adapters are not among its weights", hint=hint)
     config = getattr(module, "config", None)
     if config is None:
-        nature = {"structure": condensed(_structure(module))}
+        # Each part's class and arguments: an activation or a stride has no weight to know it by.
+        parts = {name: (type(part), part.extra_repr()) for name, part in module.named_modules()}
+        structure = {name: f"{kind.__module__}.{kind.__qualname__}({text})" for name, (kind, text) in parts.items()}
+        nature = {"structure": condensed(structure)}
     else:
         nature = {"config": _config(config, f"{where}.config")}
     return {"kind": "torch-module", "class": class_identity(module), **nature, "weights": _weights(module, where)}
-
-
-def _structure(module: Any) -> dict[str, object]:
-    """Each part's class and arguments: an activation or a stride has no weight to know it by."""
-    parts = {name: (type(part), part.extra_repr()) for name, part in module.named_modules()}
-    return {name: f"{kind.__module__}.{kind.__qualname__}({arguments})" for name, (kind, arguments) in parts.items()}
 
 
 def _config(config: object, where: str) -> object:

@@ -65,8 +65,8 @@ class Recipe:
         after = form[len(before) + 64 :]
         text = digests.hex().encode("ascii")
         return b"".join(
-            derived_digest(_KEY_CONTEXT, b"%b%b%b" % (before, text[at : at + 64], after))
-            for at in range(0, len(text), 64)
+            derived_digest(_KEY_CONTEXT, b"%b%b%b" % (before, text[start : start + 64], after))
+            for start in range(0, len(text), 64)
         )
 
     def __eq__(self, other: object) -> bool:

@@ -42,8 +42,8 @@ def decode_caption(content: bytes, encoding: str = "utf-8") -> str:
     try:
         text = content.decode(name)
     except UnicodeDecodeError as error:
-        found = f"byte 0x{content[error.start]:02x} at offset {error.start} is not {name.upper()}"
-        raise CaptionError(_looks_like_utf16(found, content) or f"{found}: {_SAVE}") from None
+        problem = f"byte 0x{content[error.start]:02x} at offset {error.start} is not {name.upper()}"
+        raise CaptionError(_looks_like_utf16(problem, content) or f"{problem}: {_SAVE}") from None
     except LookupError:
         # Python has codecs from bytes to bytes too, such as zlib.
         raise CaptionError(_unknown(encoding)) from None
@@ -89,9 +89,9 @@ def from_file_name(stem: str) -> str:
 def checked(text: str) -> str:
     """The text itself, if it can be a caption: lone surrogates are no text, and a NUL ends one for many readers."""
     # The first two questions take no time, and most captions need no third.
-    if ("\0" in text or not text.isascii()) and (found := _UNUSABLE.search(text)):
-        kind = "a NUL character" if found[0] == "\0" else "a lone surrogate"
-        raise CaptionError(f"the text has {kind} (U+{ord(found[0]):04X}) at position {found.start()}: remove it")
+    if ("\0" in text or not text.isascii()) and (unusable := _UNUSABLE.search(text)):
+        kind = "a NUL character" if unusable[0] == "\0" else "a lone surrogate"
+        raise CaptionError(f"the text has {kind} (U+{ord(unusable[0]):04X}) at position {unusable.start()}: remove it")
     return text
 
 
@@ -114,8 +114,8 @@ def _codec(content: bytes, encoding: str) -> str:
     return name
 
 
-def _looks_like_utf16(found: str, content: bytes) -> str | None:
-    """What was found and the UTF-16 that explains it, judging by where the zero bytes are; None where nothing does."""
+def _looks_like_utf16(problem: str, content: bytes) -> str | None:
+    """The problem and the UTF-16 that explains it, judging by where the zero bytes are; None where it does not."""
     first, second = content[0::2].count(0), content[1::2].count(0)
     # One byte of each Latin letter is zero; with fewer than most, a stray NUL in an ASCII text would look like it.
     if max(first, second) <= len(content) / 4:
@@ -126,7 +126,7 @@ def _looks_like_utf16(found: str, content: bytes) -> str | None:
             return None
     except UnicodeDecodeError:
         return None
-    return f"{found}, and its zero bytes look like UTF-16 without a byte order mark: {_SAVE} to {name}"
+    return f"{problem}, and its zero bytes look like UTF-16 without a byte order mark: {_SAVE} to {name}"
 
 
 def _unknown(encoding: str) -> str:

@@ -8,13 +8,11 @@ docs/concepts/geometry.md states the arithmetic.
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Digests = npt.NDArray[np.uint8]
-"""One digest of 32 bytes per row."""
+from precook.values import Array, Bytes, Numbers
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -37,8 +35,8 @@ class Purpose(enum.IntEnum):
     NOISE = 12
 
 
-def draw(digests: Digests, purpose: Purpose, *, number: int, seed: int) -> npt.NDArray[np.uint64]:
-    """64 random bits for each digest.
+def draw(digests: Bytes, purpose: Purpose, *, number: int, seed: int) -> npt.NDArray[np.uint64]:
+    """64 random bits for each digest; a row of `digests` is one digest of 32 bytes.
 
     >>> import numpy
     >>> draw(numpy.zeros((1, 32), "u1"), Purpose.LEFT, number=0, seed=0).tolist()
@@ -51,7 +49,7 @@ def draw(digests: Digests, purpose: Purpose, *, number: int, seed: int) -> npt.N
     return state
 
 
-def pick(bits: npt.NDArray[np.uint64], counts: npt.NDArray[Any] | int) -> npt.NDArray[np.int64]:
+def pick(bits: npt.NDArray[np.uint64], counts: Array | int) -> Numbers:
     """A number from 0 to count - 1 for each draw; counts go up to 2**32.
 
     >>> import numpy

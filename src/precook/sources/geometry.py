@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from precook.config.schema import ImageSettings, Resampling, Resolution
 from precook.errors import ConfigError, ConfigProblem
-from precook.sources.draws import Digests, Purpose, draw, pick
+from precook.sources.draws import Purpose, draw, pick
+from precook.values import Bytes, Flags, Numbers
 
 RESAMPLINGS: tuple[Resampling, ...] = get_args(Resampling)
 """A row holds a name's place in here, and rows are remembered on disk: new names go to the end."""
@@ -29,6 +30,7 @@ TARGET = slice(6, 8)
 MAX_BUCKETS = 1 << 18
 """About twice what the largest resolution has with the smallest step and the usual `max_aspect`."""
 _NEAR = 1e-9
+"""Relative distance to a border between two sizes within which floating point is not relied on."""
 
 GeometryRows = npt.NDArray[np.int32]
 
@@ -108,7 +110,7 @@ def buckets(resolution: Resolution, *, step: int, max_aspect: float) -> list[tup
     return sizes
 
 
-def nearest(sizes: npt.NDArray[np.int64], choices: list[tuple[int, int]]) -> npt.NDArray[np.intp]:
+def nearest(sizes: Numbers, choices: list[tuple[int, int]]) -> npt.NDArray[np.intp]:
     """Which choice comes nearest to each size's aspect ratio, by the ratio of the two ratios.
 
     `choices` go from the tallest to the widest. Halfway between two, the larger area wins, then the wider.
@@ -117,7 +119,7 @@ def nearest(sizes: npt.NDArray[np.int64], choices: list[tuple[int, int]]) -> npt
     # Between neighbours the border lies where (width / height)^2 is the product of their ratios.
     borders = (widths / heights)[:-1] * (widths / heights)[1:]
     squared = (sizes[:, 0] / sizes[:, 1]) ** 2
-    found = np.searchsorted(borders, squared)
+    chosen = np.searchsorted(borders, squared)
 
     @cache
     def exactly(width: int, height: int) -> int:
@@ -131,12 +133,12 @@ def nearest(sizes: npt.NDArray[np.int64], choices: list[tuple[int, int]]) -> npt
     # Floating point cannot tell sizes that lie on a border: those that come close are compared in whole numbers.
     close = np.searchsorted(borders * (1 - _NEAR), squared) != np.searchsorted(borders * (1 + _NEAR), squared)
     for row in np.flatnonzero(close).tolist():
-        found[row] = exactly(*sizes[row].tolist())
-    return found
+        chosen[row] = exactly(*sizes[row].tolist())
+    return chosen
 
 
 def cut_rows(
-    sizes: npt.NDArray[np.int64], digests: Digests, settings: ImageSettings, *, resolution: Resolution, variation: int
+    sizes: Numbers, digests: Bytes, settings: ImageSettings, *, resolution: Resolution, variation: int
 ) -> Cuts:
     """Work out how pictures of these sizes (width, height after orientation) are cut for one target."""
     choices = buckets(resolution, step=settings.step, max_aspect=settings.max_aspect)
@@ -154,14 +156,17 @@ def cut_rows(
         )
     else:
         crop = room // 2
-    flip = _flips(digests, settings, variation)
+    if settings.flip == "random":
+        flip = pick(draw(digests, Purpose.FLIP, number=variation, seed=settings.seed), 2)
+    else:
+        flip = np.full(len(digests), int(settings.flip == "always"))
     resampling = np.full(len(sizes), RESAMPLINGS.index(settings.resampling))
     rows = np.concatenate([sizes, scaled, crop, target, flip[:, None], resampling[:, None]], axis=1)
     rows[list(refused)] = 0  # nobody uses it, and it may be beyond what `pick` and 32 bits can hold
     return Cuts(rows.astype(np.int32), refused)
 
 
-def _cover(sizes: npt.NDArray[np.int64], target: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _cover(sizes: Numbers, target: Numbers) -> Numbers:
     """The smallest size with the picture's aspect ratio that covers the target: one side fits, the other is rounded."""
     width, height = sizes.T
     to_width, to_height = target.T
@@ -175,16 +180,10 @@ def _cover(sizes: npt.NDArray[np.int64], target: npt.NDArray[np.int64]) -> npt.N
     )
 
 
-def _flips(digests: Digests, settings: ImageSettings, variation: int) -> npt.NDArray[np.int64]:
-    if settings.flip == "random":
-        return pick(draw(digests, Purpose.FLIP, number=variation, seed=settings.seed), 2)
-    return np.full(len(digests), int(settings.flip == "always"))
-
-
 def _refusals(
-    sizes: npt.NDArray[np.int64],
-    scaled: npt.NDArray[np.int64],
-    target: npt.NDArray[np.int64],
+    sizes: Numbers,
+    scaled: Numbers,
+    target: Numbers,
     longest: tuple[int, int],
     settings: ImageSettings,
 ) -> dict[int, str]:
@@ -192,13 +191,13 @@ def _refusals(
     refused: dict[int, str] = {}
     if settings.upscale == "refuse":
         for row in np.flatnonzero((target > sizes).any(axis=1)).tolist():
-            refused[row] = f"too small for {_told(target[row])}, and image.upscale is refuse"
+            refused[row] = f"too small for {_size_text(target[row])}, and image.upscale is refuse"
     if settings.extreme_aspect == "refuse":
         beyond = sizes.max(axis=1) * min(longest) > sizes.min(axis=1) * max(longest)
         for row in np.flatnonzero(beyond).tolist():
-            refused[row] = f"more elongated than {_told(target[row])}, and image.extreme_aspect is refuse"
+            refused[row] = f"more elongated than {_size_text(target[row])}, and image.extreme_aspect is refuse"
     for row in np.flatnonzero(_too_many(scaled, settings.max_pixels)).tolist():
-        scaling = f"to cover {_told(target[row])} it would be scaled to {_told(scaled[row])}"
+        scaling = f"to cover {_size_text(target[row])} it would be scaled to {_size_text(scaled[row])}"
         refused[row] = f"{scaling}, more pixels than image.max_pixels, {settings.max_pixels}"
     for row in np.flatnonzero(_too_many(sizes, settings.max_pixels)).tolist():
         # Mostly found before, by `check_pixels`, in these words.
@@ -207,10 +206,10 @@ def _refusals(
     return refused
 
 
-def _too_many(sizes: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.bool_]:
+def _too_many(sizes: Numbers, limit: int) -> Flags:
     """Which sizes have more pixels than that: their number itself may be beyond 64 bits."""
     return sizes[:, 0] > limit // sizes[:, 1]
 
 
-def _told(size: npt.NDArray[np.int64]) -> str:
+def _size_text(size: Numbers) -> str:
     return "{}x{}".format(*size.tolist())

@@ -15,7 +15,7 @@ from precook.sources.image import RefusedError, read_facts
 from precook.sources.sample_files import CAPTION, NOT_SAMPLES, PICTURE, SUFFIXES, mask_path
 from precook.sources.walk import walk
 
-_LOOKED_AT = 100
+_MEASURED = 100
 """Pictures whose size is read: enough to tell the usual one."""
 _LONGEST_NAME = 200
 _MASKS = ("{stem}-masklabel.png", "{stem}-mask.png", "{stem}_mask.png")
@@ -25,7 +25,7 @@ _ROLES = {**dict.fromkeys(SUFFIXES, PICTURE), "txt": CAPTION}
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class SurveyedConcept:
     """A concept as it was found, and how much of it there is."""
 
     concept: FoundConcept
@@ -45,7 +45,7 @@ class _FileGroup:
     pictures: tuple[str, ...]
 
 
-def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surveyed]:
+def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[SurveyedConcept]:
     """The concepts in a folder: each of its folders that holds pictures, or the folder itself if pictures lie in it.
 
     `base` is where the config file will lie; paths are relative to it. `SourceError` where there are no pictures.
@@ -57,12 +57,18 @@ def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surve
     paths = [listing.path(row) for row in range(len(listing.names))]
     files = {path for path, regular in zip(paths, listing.regular().tolist(), strict=True) if regular}
     # A FIFO or a link to nothing counts as a picture, as it does in a plan, which says what is wrong with it.
-    groups = _groups([paths[row] for row, role in enumerate(listing.roles) if role == PICTURE and _sample(paths[row])])
+    pictures = [path for path, role in zip(paths, listing.roles, strict=True) if role == PICTURE]
+    groups = _groups([path for path in pictures if not _stem(path).endswith(NOT_SAMPLES)])
     if not groups:
         hint = f"pictures end in {', '.join('.' + suffix for suffix in SUFFIXES)}; hidden files do not count"
         raise SourceError(folder, "no pictures in there", hint=hint)
     patterns = {group.folder: _mask_pattern(group, files) for group in groups}
-    masks = {mask_path(path, one) for group in groups if (one := patterns[group.folder]) for path in group.pictures}
+    masks = {
+        mask_path(picture, pattern)
+        for group in groups
+        if (pattern := patterns[group.folder])
+        for picture in group.pictures
+    }
     # Masks in a folder of their own look like a concept.
     groups = [group for group in groups if not masks.issuperset(group.pictures)] or groups
     with report.task("looking at pictures", total=None, unit="files") as task:
@@ -78,7 +84,7 @@ def relative_path(path: Path, base: Path) -> str:
     """A path as a config file in `base` writes it: relative, unless the two have nothing but the root in common."""
     absolute = os.path.abspath(path)  # noqa: PTH100 - a link to the data stays the link it is
     relative = os.path.relpath(absolute, os.path.abspath(base))  # noqa: PTH100
-    if not _same(base / relative, path):
+    if os.path.realpath(base / relative) != os.path.realpath(path):
         # A link on the way: `..` leads to where it points, not to where it stands.
         absolute = os.path.realpath(path)
         relative = os.path.relpath(absolute, os.path.realpath(base))
@@ -86,19 +92,12 @@ def relative_path(path: Path, base: Path) -> str:
     return (absolute if apart else relative).replace(os.sep, "/")
 
 
-def _same(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-def _sample(path: str) -> bool:
-    return not _stem(path).endswith(NOT_SAMPLES)
-
-
 def _stem(path: str) -> str:
     return path.rpartition(".")[0]
 
 
 def _groups(pictures: list[str]) -> list[_FileGroup]:
+    """Pictures by the first folder of their path; all together where some lie in no folder, or there is just one."""
     direct = any("/" not in path for path in pictures)
     by_folder: dict[str, list[str]] = {}
     for path in sorted(pictures):
@@ -121,7 +120,7 @@ def _mask_pattern(group: _FileGroup, files: set[str]) -> str | None:
 
 def _surveyed(
     group: _FileGroup, pattern: str | None, masks: set[str], files: set[str], folder: Path, base: Path, task: Task
-) -> Surveyed:
+) -> SurveyedConcept:
     samples = [path for path in group.pictures if path not in masks]
     captioned = sum(f"{_stem(path)}.txt" in files for path in samples)
     sides = _sides(folder, [path for path in samples if path in files], task)
@@ -130,19 +129,17 @@ def _surveyed(
         name=printable(folder_name(root))[:_LONGEST_NAME] or "pictures",
         path=relative_path(root, base),
         images=len(samples),
-        captions=_captions(captioned, samples),
+        captions="sidecar" if captioned else _captions_without_files(samples),
         masks=pattern,
         min_side=min(sides, default=0),
         max_side=max(sides, default=0),
     )
     masked = sum(mask_path(path, pattern) in files for path in samples) if pattern else 0
-    return Surveyed(concept, captioned, masked, round(statistics.median(sides)) if sides else 0)
+    return SurveyedConcept(concept, captioned, masked, round(statistics.median(sides)) if sides else 0)
 
 
-def _captions(captioned: int, samples: list[str]) -> Literal["sidecar", "filename", "none"]:
-    if captioned:
-        return "sidecar"
-    # File names that read like captions: several words, most of them.
+def _captions_without_files(samples: list[str]) -> Literal["filename", "none"]:
+    """Whether file names read like captions: most of them have several words."""
     names = [_stem(os.path.basename(path)) for path in samples]  # noqa: PTH119
     telling = sum(len(name.split()) > 2 and any(char.isalpha() for char in name) for name in names)  # noqa: PLR2004
     return "filename" if 2 * telling > len(names) else "none"
@@ -151,7 +148,7 @@ def _captions(captioned: int, samples: list[str]) -> Literal["sidecar", "filenam
 def _sides(root: Path, paths: list[str], task: Task) -> list[int]:
     """The side of a square of the same area, of some pictures."""
     sides = []
-    for path in paths[:: len(paths) // _LOOKED_AT + 1]:
+    for path in paths[:: len(paths) // _MEASURED + 1]:
         task.advance()
         try:
             facts = read_facts((root / path).read_bytes())
