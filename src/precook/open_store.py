@@ -17,7 +17,7 @@ from precook.maintain.repack import sweep_doomed
 from precook.maintain.verify import EVERYTHING, PackSelection, Verification, verify_store
 from precook.report import SILENT, Reporter
 from precook.store.copy import Verify
-from precook.store.index.index import Index
+from precook.store.internals import StoreInternals
 from precook.store.snapshot import Snapshot
 from precook.store.store import FLUSH_BYTES, FLUSH_SECONDS, Store
 from precook.store.tree import Tree
@@ -46,10 +46,10 @@ class FeedSnapshot(Snapshot):
 class LocalStore(Store):
     """A store on a disk of this machine: what `precook.open` returns."""
 
-    def tidy(self, index: Index) -> None:
+    def tidy(self, internals: StoreInternals) -> None:
         """Go on with removals that were cut off, and keep the reserve."""
-        sweep_doomed(self._layout, index)
-        keep_reserve(self._layout, index.pack_bytes())
+        sweep_doomed(internals.layout, internals.index)
+        keep_reserve(internals.layout, internals.index.pack_bytes())
 
     def make_room(self, nbytes: int) -> None:
         """Evict so that a pack of this size fits."""
@@ -58,8 +58,8 @@ class LocalStore(Store):
 
     def snapshot(self, dataset: str) -> FeedSnapshot:
         """The latest snapshot of a dataset, read and checked; `NoSnapshotError` where there is none."""
-        found = super().snapshot(dataset)
-        return FeedSnapshot(found.file, found.created, found.content, found.store)
+        snapshot = super().snapshot(dataset)
+        return FeedSnapshot(snapshot.file, snapshot.created, snapshot.content, snapshot.store)
 
     def cached(
         self,

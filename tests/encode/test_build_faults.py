@@ -26,7 +26,7 @@ from precook.encode import run as share
 from precook.plan.ready import read_failures
 from precook.store import claims
 from precook.store.claims import Claims
-from precook.store.index import packs
+from precook.store.index import schema
 from precook.store.index.index import Index
 from tests.encode.test_build import TEXTS, assert_built, planned, told
 from tests.support import projects
@@ -704,7 +704,7 @@ def test_claims_last_while_a_batch_takes_long(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(claims, "SECONDS", 0.2)
     monkeypatch.setattr(Index, "keep_claims", counted)
-    monkeypatch.setattr(packs, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(schema, "time", SimpleNamespace(time=lambda: now))
     taken: list[set[bytes]] = []
 
     def slow(_: object) -> None:

@@ -21,7 +21,7 @@ from precook.encode.prepare import Job
 from precook.encode.progress import FlushPolicy
 from precook.encode.registry import EncoderSpec
 from precook.plan.entries import PlannedEntry
-from precook.store import writer as writer_module
+from precook.store import commit
 from precook.store.tree import Parts
 from tests.support.projects import Watched, content, dataset, project
 
@@ -71,7 +71,7 @@ def test_results_told_together_are_those_told_one_by_one(kinds: list[str], size:
 def test_one_entry_that_no_pack_could_hold_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others of its batch are stored, it is named with the reason, and the next build does not try it again."""
     dataset(tmp_path / "data", 6)
-    monkeypatch.setattr(writer_module, "MAX_TEXT", 1000)
+    monkeypatch.setattr(commit, "MAX_TEXT", 1000)
 
     def make(item: Item) -> Any:
         return {"text": np.zeros(3), "note": "x" * (2000 if item.text == BAD else 10)}

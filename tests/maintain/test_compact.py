@@ -192,16 +192,16 @@ def test_a_place_that_was_found_while_its_pack_was_forgotten_is_looked_up_again(
     """A thread that remembers a place in a pack which another thread forgets meanwhile still finds what was moved."""
     with precook.open(path) as store, precook.open(path) as other:
         put_packs(store, recipe, [range(2), range(2, 4)])
-        reader = store.internals().reader
-        confirm = reader.confirm
+        lookup = store.internals().lookup
+        confirm = lookup.confirm
 
-        def confirm_and_forget(index: Any, place: Any) -> Any:
-            found = confirm(index, place)
-            reader.let_go([place.pack])
-            return found
+        def confirm_and_forget(place: Any) -> Any:
+            verdict = confirm(place)
+            lookup.packs.let_go([place.pack])
+            return verdict
 
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(reader, "confirm", confirm_and_forget)
+            meanwhile.setattr(lookup, "confirm", confirm_and_forget)
             store.get(recipe.key(0))
         plan_compact(other).execute()
         looks = itertools.count()

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import precook
 from precook.maintain.evict import plan_clear, plan_evict, plan_prune
 from precook.maintain.remove import Removal, RemovalPlan
-from precook.store import reader, uses
+from precook.store import internals, pack_cache
+from precook.store.index.index import Index
 from tests.support.snapshots import columns, disk_bytes, freeze, make_older, packs, put_packs
 
 DAY = 24 * 3600.0
@@ -233,9 +234,9 @@ def test_a_use_that_cannot_be_recorded_is_not_tried_at_every_read(
     with precook.open(path) as store:
         put_packs(store, recipe, [range(2)])
         store.get(recipe.key(0))
-        monkeypatch.setattr(uses.Uses, "write", refuse)
-        later = time.monotonic() + 2 * uses.PERIOD
-        monkeypatch.setattr(uses, "time", SimpleNamespace(monotonic=lambda: later))
+        monkeypatch.setattr(Index, "record_uses", refuse)
+        later = time.monotonic() + 2 * internals._RECORD_SECONDS
+        monkeypatch.setattr(internals, "time", SimpleNamespace(monotonic=lambda: later))
         for _ in range(5):
             store.get_many([recipe.key(0)])
         assert tries == [1]
@@ -245,10 +246,10 @@ def test_what_was_used_is_remembered_in_bounded_memory(
     path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that opens and forgets packs for ever keeps each key that it used once, not each use."""
-    monkeypatch.setattr(reader, "_HEADS", 0)
-    monkeypatch.setattr(reader, "_TOUCHES", 20)
+    monkeypatch.setattr(pack_cache, "_HEADS", 0)
+    monkeypatch.setattr(pack_cache, "_TOUCHES", 20)
     with precook.open(path) as store:
         put_packs(store, recipe, [[0], [1]])
         for number in range(100):
             store.get(recipe.key(number % 2))
-        assert len(store.internals().reader.touched()) < 30
+        assert len(store.internals().packs.touched()) < 30

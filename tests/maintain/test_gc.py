@@ -17,7 +17,7 @@ import precook
 from precook.fs.trust import file_system_time
 from precook.maintain.gc import plan_gc
 from precook.maintain.remove import Removal, RemovalPlan, Thresholds
-from precook.store import uses
+from precook.store import internals
 from tests.support.commands import run
 from tests.support.snapshots import columns, disk_bytes, freeze, make_older, packs, put_packs
 
@@ -335,12 +335,12 @@ def test_putting_an_entry_again_and_again_keeps_it(
     writer, collector = precook.open(path), precook.open(path)
     with writer, collector:
         with monkeypatch.context() as earlier:
-            earlier.setattr(uses, "file_system_time", lambda root: file_system_time(root) - int(2 * DAY * 1e9))
+            earlier.setattr(internals, "file_system_time", lambda root: file_system_time(root) - int(2 * DAY * 1e9))
             writer.put(recipe.key(0), {"x": np.full(1000, 0), "number": 0}, recipe=recipe)
         plan = plan_gc(collector)
         assert plan.entries == 2
         # At what the clock calls the same moment as the plan.
-        monkeypatch.setattr(uses, "file_system_time", lambda _: plan._scan.now)
+        monkeypatch.setattr(internals, "file_system_time", lambda _: plan._scan.now)
         writer.put(recipe.key(0), {"x": np.full(1000, 0), "number": 0}, recipe=recipe)
         done = plan.execute()
         assert (done.entries, done.spared) == (1, 1)

@@ -260,7 +260,7 @@ def test_many_single_additions_stay_few_segments(path: Path) -> None:
     """Small segments are merged as they come: a look-up never passes through one for each addition."""
     with precook.open(path) as store:
         memory = store.memory()
-        index = store._created()
+        index = store._created().index
         for number in range(100):
             memory.remember(PLAIN, keys_of([(number, 7)]), values_of([(number, 7, number)]))
             memory.flush(index)

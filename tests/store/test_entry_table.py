@@ -119,7 +119,7 @@ def test_damage_that_another_thread_finds_disturbs_no_look_up(store: precook.Sto
     """While one thread finds damaged entries, others go on looking theirs up."""
     put_packs(store, recipe, [range(3)])
     places = places_of(store, [recipe.key(number) for number in range(3)])
-    bad = store.internals().reader.bad_rows
+    bad = store.internals().packs.bad_rows
     found = threading.Thread(target=lambda: bad.update(Place(bytes(32), "elsewhere", row) for row in range(20_000)))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)

@@ -11,7 +11,7 @@ import pytest
 import safetensors
 
 import precook
-from precook.store import leaves, writer
+from precook.store import commit, leaves
 from precook.store.format import header, pack
 from precook.store.format.build import build_pack, make_entry
 from precook.store.tree import take_apart
@@ -95,4 +95,4 @@ def test_the_limits_on_the_page_are_those_in_the_code(number: str) -> None:
     """A limit that changes in the code has to change on the page."""
     assert number in PAGE.read_text()
     assert (header.MAX_HEADER, header.MAX_COLUMNS, pack.MAX_HEAD) == (16 << 20, 65_536, 1 << 30)
-    assert (leaves.MAX_RANK, leaves.MAX_DIM, leaves.MAX_BYTES, writer.MAX_TEXT) == (15, 2**32 - 1, 2**40, 256 << 20)
+    assert (leaves.MAX_RANK, leaves.MAX_DIM, leaves.MAX_BYTES, commit.MAX_TEXT) == (15, 2**32 - 1, 2**40, 256 << 20)

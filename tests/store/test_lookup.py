@@ -17,8 +17,7 @@ from precook.maintain.compact import plan_compact
 from precook.maintain.evict import plan_clear, plan_evict
 from precook.maintain.gc import plan_gc
 from precook.store import keysets, lookup
-from precook.store.index import packs as packs_module
-from precook.store.index import scan
+from precook.store.index import scan, schema
 from precook.store.lookup import ReshapedError
 from tests.support.snapshots import columns, freeze, make_older, packs, put_packs
 
@@ -116,7 +115,7 @@ def test_keys_that_are_asked_for_again_and_again_are_no_sign_of_damage(
 ) -> None:
     """However many there are: the index is not made anew for them."""
     put_packs(store, recipe, [range(3)])
-    monkeypatch.setattr(packs_module, "_CHUNK", 2)
+    monkeypatch.setattr(schema, "_CHUNK", 2)
     keys = [recipe.key(number) for number in (1, 2, 1, 5, 2, 1)]
     assert store.present(columns(keys)).tolist() == [True, True, True, False, True, True]
     assert [tree["number"] for tree in store.get_many([keys[0], keys[1], keys[0]])] == [1, 2, 1]
@@ -167,10 +166,10 @@ def test_a_plan_outlives_a_new_index(store: precook.Store, recipe: precook.Recip
     kept = [recipe.key(number) for number in range(0, 12, 2)]
     freeze(store, "cats", kept)
     plan = plan_gc(store, grace=0)
-    before = store.internals().index.read(packs_module.names).packs
+    before = store.internals().index.read(schema.names).packs
     with precook.open(store.path) as other:
         other.reindex()
-    assert store.internals().index.read(packs_module.names).packs != before
+    assert store.internals().index.read(schema.names).packs != before
     done = plan.execute()
     assert (done.entries, done.freed) == (plan.entries, plan.freed) == (18, plan.freed)
     assert store.missing(kept) == []

@@ -40,7 +40,7 @@ def test_a_store_opened_before_a_fork_works_on_both_sides(store: precook.Store, 
 
     def work() -> None:
         # SQLite's own rule: a connection must not be carried across a fork.
-        assert store._index._connection is None  # type: ignore[union-attr]
+        assert store.internals().index._connection is None
         assert same(store.get(recipe.key(0)), np.arange(10_000))
         assert recipe.key(1) not in store
         store.put(recipe.key(1), "child")

@@ -1,4 +1,4 @@
-"""Two at once, step by step: each process stops at a sync point while the other does what would hurt it most."""
+"""Two at once, step by step: each process stops at some step while the other does what would hurt it most."""
 
 from __future__ import annotations
 

@@ -256,11 +256,26 @@ def test_a_closed_store_says_so(store: precook.Store, recipe: precook.Recipe) ->
             call()
 
 
-def test_closing_waits_for_a_put_under_way(path: Path, recipe: precook.Recipe) -> None:
-    """A close that meets an entry not yet committed commits it, and neither waits for the other for ever."""
+def test_closing_waits_for_a_put_under_way(path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close that meets an entry not yet committed lets it be, and neither waits for the other for ever."""
     store = precook.open(path)
-    store._writer().put(recipe.key(1), 1)  # what another thread's `put` has done before its flush
-    store.close()
+    published, closing = threading.Event(), threading.Event()
+
+    def wait(_: str) -> None:
+        published.set()
+        closing.wait(5)
+
+    monkeypatch.setattr(files, "reached", wait)
+    putting = threading.Thread(target=store.put, args=(recipe.key(1), 1))
+    putting.start()
+    assert published.wait(5)
+    close = threading.Thread(target=store.close)
+    close.start()
+    close.join(0.1)
+    assert close.is_alive(), "it closed a store whose put is under way"
+    closing.set()
+    putting.join()
+    close.join()
     with precook.open(path) as again:
         assert again.get(recipe.key(1)) == 1
 
@@ -323,7 +338,7 @@ def test_two_stores_are_not_mixed_up(tmp_path: Path, recipe: precook.Recipe) -> 
     with precook.open(tmp_path / "a") as a, precook.open(tmp_path / "b") as b:
         a.put(recipe.key(1), "a")
         b.put(recipe.key(2), "b")
-        a._index.mark_damaged(Place(recipe.key(9).bytes, "00" * 32, 0), "a's own damage")  # type: ignore[union-attr]
+        a.internals().index.mark_damaged(Place(recipe.key(9).bytes, "00" * 32, 0), "a's own damage")  # type: ignore[union-attr]
         assert a.stats().damaged
     (tmp_path / "a" / "index.sqlite").replace(tmp_path / "b" / "index.sqlite")
     with precook.open(tmp_path / "b") as b:

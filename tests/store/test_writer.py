@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precook
-from precook.store import writer as writer_module
+from precook.store import files
+from precook.store.commit import ready_entry
 from precook.store.format.build import Entry
 from precook.store.tree import take_apart
-from precook.store.writer import ready_entry
 
 SIZE = 1000
 
@@ -72,7 +72,7 @@ def test_a_group_that_could_not_be_stored_is_not_durable(
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer_module.files, "publish", fail)
+    monkeypatch.setattr(files, "publish", fail)
     with pytest.raises(precook.NoSpaceError):
         writer.flush()
     assert writer.durable < group

@@ -1,4 +1,4 @@
-"""Processes that stop at a sync point, so that a test decides what happens while they stand there."""
+"""Processes that stop at a step of the order of writes, so that a test decides what happens meanwhile."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+_HOOK = """
+from precook.store import files as hooked
+
+def _wait_once(point, left=[{point!r}]):
+    if point in left:
+        left.remove(point)
+        with open({fifo!r}, "rb") as file:  # blocks until somebody opens the other end
+            file.read()
+
+hooked.reached = _wait_once
+"""
+
 
 class Stopped:
-    """A Python process that runs a script and stops at a sync point. A context manager; `arrive`, then `go`."""
+    """A Python process that runs a script and stops where it calls `files.reached`. A context manager."""
 
     def __init__(self, folder: Path, point: str, script: str, *args: object) -> None:
         self._fifo = folder / f"{point}.fifo"
         os.mkfifo(self._fifo)
-        environment = {
-            **os.environ,
-            "PRECOOK_SYNCPOINTS": f"{point}={self._fifo}",
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
-        command = [sys.executable, "-c", script, *map(str, args)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        hook = _HOOK.format(point=point, fifo=str(self._fifo))
+        command = [sys.executable, "-c", hook + script, *map(str, args)]
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 
 from precook.errors import EncodeError, PrecookError, TreeError
 from precook.identity.recipe import Recipe
+from precook.store.commit import ready_entry
 from precook.store.leaves import is_finite
 from precook.store.tree import Parts, Tree, take_apart
-from precook.store.writer import Writer, ready_entry
+from precook.store.writer import Writer
 
 Shape = tuple[int, ...]
 

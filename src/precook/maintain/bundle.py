@@ -59,6 +59,7 @@ from precook.maintain.export import (
 from precook.maintain.verify import check_pack
 from precook.report import SILENT, Reporter, Task
 from precook.store import files
+from precook.store.commit import commit, commit_pack
 from precook.store.format.build import Entry, build_pack, make_entry
 from precook.store.internals import StoreInternals
 from precook.store.lookup import EntryTable
@@ -413,8 +414,7 @@ def _receive_pack(archive: ArchiveReader, member: Member, staging: Staging, task
             os.close(descriptor)
         _check_pack(archive, member, partial, hasher.hexdigest())
         with files.explained(staging.root):
-            os.rename(partial, staging.path(member))  # noqa: PTH104 - the order of writes stands here by name
-            files.sync_directory(staging.folder)
+            files.publish_file(partial, staging.path(member))
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(partial)  # noqa: PTH108
@@ -467,7 +467,7 @@ def _move_in(internals: StoreInternals, staging: Staging, member: Member) -> int
     pack = staging.pack(member)
     keys = [table.key(row) for table in pack.tables for row in range(table.table.rows)]
     (places,) = EntryTable.find_all(
-        internals.reader, internals.index, [np.concatenate([table.table.keys for table in pack.tables])], verify=True
+        internals.lookup, [np.concatenate([table.table.keys for table in pack.tables])], verify=True
     )
     absent = {keys[number] for number in places.missing.tolist()}
     for number in np.flatnonzero(places.there(np.arange(len(keys)))).tolist():
@@ -478,7 +478,7 @@ def _move_in(internals: StoreInternals, staging: Staging, member: Member) -> int
             absent.add(keys[number])
     added = len(absent)
     if added == len(keys) and not internals.layout.pack(member.pack).exists():
-        internals.take_in(staging.path(member), pack)
+        commit_pack(internals, staging.path(member), pack)
         # What a pack of this name lost before may count as removed: it is written to another one.
         absent -= internals.index.present(keys)
         pack = internals.open_pack(member.pack) if absent else pack
@@ -489,5 +489,5 @@ def _move_in(internals: StoreInternals, staging: Staging, member: Member) -> int
                 if key in absent:
                     table, row = pack.locate(number)
                     entries.append(stored_entry(table, row, table.verify(descriptor, row)))
-        internals.commit(entries)
+        commit(internals, entries)
     return added

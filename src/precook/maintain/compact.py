@@ -15,14 +15,14 @@ from precook.maintain.remove import DEFAULT, Thresholds
 from precook.maintain.repack import check_space, planned_size, rewrite_packs, unlink_packs
 from precook.maintain.rowset import LivingRows, RowSet
 from precook.report import SILENT, Reporter
+from precook.store.commit import MAX_ROWS
 from precook.store.format.header import HeaderError
 from precook.store.index.index import Place
-from precook.store.index.packs import RowChoice
 from precook.store.index.scan import Chunk, EntryScan
+from precook.store.index.schema import RowChoice
 from precook.store.internals import StoreInternals
 from precook.store.keysets import split
 from precook.store.store import Store
-from precook.store.writer import MAX_ROWS
 
 TARGET = 64 << 20
 """Bytes of a pack that is large enough; merged ones are no larger."""

@@ -22,7 +22,7 @@ from typing import Literal
 from precook.errors import PrecookError
 from precook.fs.trust import find_mount
 from precook.store import files
-from precook.store.index import schema
+from precook.store.index import database
 from precook.store.layout import Layout, list_packs, read_marker
 from precook.store.mapping import map_file
 
@@ -231,7 +231,7 @@ def _probe_mapping(folder: Path) -> Finding:
 
 
 def _probe_wal(folder: Path) -> Finding:
-    mode, seen = schema.try_wal(folder / "probe.sqlite")
+    mode, seen = database.try_wal(folder / "probe.sqlite")
     if mode != "wal" or not seen:
         hint = "keep the store on a local file system"
         return Finding("problem", "sqlite wal", f"not possible here: the journal mode stays {mode}", hint)

@@ -51,7 +51,7 @@ def make_room(internals: StoreInternals, nbytes: int, max_bytes: int) -> None:
         size = internals.index.pack_bytes()
         if size <= target:
             return
-        touched = internals.reader.touched()
+        touched = internals.packs.touched()
         plan = plan_eviction(internals, least, touched=touched)
         if least < plan.size_after <= target:
             # The slack is not to be had: no more goes than must.
@@ -74,7 +74,7 @@ def plan_evict(store: Store, max_bytes: int, *, grace: float = 0.0, report: Repo
     `plan.size_after` is larger than what was asked for.
     """
     internals = store.internals(create=False)
-    return plan_eviction(internals, max_bytes, grace=grace, touched=internals.reader.touched(), report=report)
+    return plan_eviction(internals, max_bytes, grace=grace, touched=internals.packs.touched(), report=report)
 
 
 def plan_eviction(

@@ -101,11 +101,11 @@ class EntryReader:
     def find(self, keys: Bytes) -> EntryList:
         """Where some entries lie; those that are missing are noted."""
         internals = self._store.internals()
-        (table,) = EntryTable.find_all(internals.reader, internals.index, [keys], verify=True)
+        (table,) = EntryTable.find_all(internals.lookup, [keys], verify=True)
         damaged = self._store.damaged() if len(table.missing) else {}
         for number in table.missing.tolist():
             key = keys[number].tobytes()
-            bad_pack = internals.reader.bad_packs.get(table.refused.get(key, ""))
+            bad_pack = internals.packs.bad_packs.get(table.refused.get(key, ""))
             self._lost[key] = damaged.get(key) or bad_pack or "there is no such entry"
         numbers = np.flatnonzero(table.there(np.arange(len(keys))))
         owners, rows = table.locate(numbers)

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 
 from precook.errors import ReadOnlyError, printable
 from precook.store import files
-from precook.store.files import syncpoint
 from precook.store.internals import StoreInternals
 from precook.store.layout import Layout
 from precook.store.lease import sweep_leases
@@ -46,7 +45,7 @@ def maintaining(internals: StoreInternals, command: str) -> Iterator[None]:
                 files.unlink_inside(layout.root, layout.reserve)
             sweep_leases(layout)
         internals.index.widen_cache(_CACHE)
-        syncpoint("maintenance.locked")
+        files.reached("maintenance.locked")
         yield
         keep_reserve(layout, internals.index.pack_bytes())
 

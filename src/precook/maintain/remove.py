@@ -20,9 +20,9 @@ from precook.maintain.protect import Protection, Protector
 from precook.maintain.repack import planned_size, rewrite_packs, unlink_packs
 from precook.maintain.rowset import LivingRows, RowSet
 from precook.report import SILENT, Reporter
-from precook.store.files import syncpoint
-from precook.store.index.packs import RowChoice
+from precook.store import files
 from precook.store.index.scan import Chunk, EntryScan
+from precook.store.index.schema import RowChoice
 from precook.store.internals import StoreInternals
 from precook.store.keysets import ManyKeys, split
 from precook.store.snapshot import SnapshotFile, list_snapshots, remove_snapshot
@@ -244,11 +244,11 @@ class RemovalPlan:
     def execute(self, report: Reporter = SILENT) -> Removal:
         """Do it. What has been leased, named by a snapshot or used since the plan was made is spared."""
         with maintaining(self._internals, self.command):
-            syncpoint("removal.planned")
+            files.reached("removal.planned")
             # What names entries goes before the entries.
             snapshot_sizes = self._remove_snapshots()
             entries, nbytes, spared = self._drop_entries(report)
-            syncpoint("removal.dropped")
+            files.reached("removal.dropped")
             unlinked = unlink_packs(self._internals, self.unlink)
             rewritten, rewrite_freed, left = self._rewrite(report)
         return Removal(
@@ -308,7 +308,7 @@ class RemovalPlan:
         needed = np.zeros(len(batch.keys), bool)
         for keys in self._late:
             needed |= keys.among(batch.starts)
-        syncpoint("removal.checked")
+        files.reached("removal.checked")
         packs = np.unique(batch.packs).tolist()
         parts = [batch.take((batch.packs == pack) & ~needed) for pack in packs]
         choices = [
@@ -326,8 +326,8 @@ class RemovalPlan:
             entries += int((gone & part.fresh).sum())
             nbytes += int(part.nbytes[gone & part.fresh].sum())
             spared += int(stays.sum())
-        self._internals.reader.let_go(self._scan.ids[pack] for pack in packs)
-        syncpoint("removal.batch")
+        self._internals.packs.let_go(self._scan.ids[pack] for pack in packs)
+        files.reached("removal.batch")
         return entries, nbytes, spared
 
     def _rewrite(self, report: Reporter) -> tuple[int, int, str]:

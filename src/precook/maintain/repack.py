@@ -24,7 +24,6 @@ from precook.errors import DamagedEntryError, DamagedPackError, LockedError, NoS
 from precook.fs.trust import file_system_time
 from precook.store import files
 from precook.store.dtypes import DType
-from precook.store.files import syncpoint
 from precook.store.format.build import assemble, text_form
 from precook.store.format.header import HeaderError, header_length
 from precook.store.format.pack import (
@@ -38,7 +37,7 @@ from precook.store.format.pack import (
     parse_pack_header,
 )
 from precook.store.index.index import Index, Place
-from precook.store.index.packs import ReplacedPack
+from precook.store.index.schema import ReplacedPack
 from precook.store.internals import StoreInternals
 from precook.store.keysets import split
 from precook.store.layout import Layout
@@ -268,11 +267,11 @@ def rewrite_packs(internals: StoreInternals, names: Sequence[str]) -> Rewrite:
     if image is not None:
         check_space(internals, image.nbytes)
         _publish(internals, image, packs)
-        syncpoint("compact.published")
+        files.reached("compact.published")
     old = {pack.head.id: ReplacedPack(_keys(pack), pack.path.stat().st_mtime_ns) for pack in packs}
     head, origins = (image.parsed, image.origins) if image is not None else (None, ())
     internals.index.replace_packs(head, origins, old)
-    syncpoint("compact.switched")
+    files.reached("compact.switched")
     unlink_doomed(internals.layout, internals.index)
     entries, nbytes = (image.parsed.rows, image.nbytes) if image is not None else (0, 0)
     return Rewrite(len(packs), living - entries, nbytes, sum(pack.nbytes for pack in packs) - nbytes)

@@ -25,7 +25,7 @@ from precook.plan.targets import Samples, Target, Targets, frame
 from precook.plan.wanted import Encoding, WantedEntries, rows_with, want
 from precook.report import SILENT, Reporter
 from precook.sources.samples import ConceptSamples, collect_samples
-from precook.store.files import syncpoint
+from precook.store import files
 from precook.store.lease import Lease
 from precook.store.snapshot import Snapshot
 from precook.store.store import Store
@@ -273,5 +273,5 @@ def look_up(
         encoders[wants.encoding.name] = EncoderPlan(wants, ready, failures, samples, plan.framed.targets, finder)
     if write:
         store.remember(memory)
-    syncpoint("plan.looked_up")
+    files.reached("plan.looked_up")
     return Plan(plan.settings, plan.base, store, memory, samples, plan.framed, encoders, generation)

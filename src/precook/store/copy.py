@@ -48,8 +48,8 @@ def read_rows(
     done = 0
     try:
         with table.pack.open() as descriptor:
-            for at in some:
-                table.read_from(descriptor, rows[at], arrays[at], check=check)
+            for position in some:
+                table.read_from(descriptor, rows[position], arrays[position], check=check)
                 done += 1
     except (RowDamagedError, OSError):
         return some[done:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -29,10 +29,12 @@ class DType:
     lanes: int = 1
     """safetensors elements in one of ours: torch packs two F4 values into one byte."""
 
-    @property
-    def bits(self) -> np.dtype[Any]:
-        """The numpy type the bytes travel in: itself, or unsigned integers of its size."""
-        return np.dtype(f"u{self.size}") if self.foreign else np.dtype(self.numpy)
+    bits: np.dtype[Any] = field(init=False, repr=False, compare=False)
+    """The numpy type the bytes travel in: itself, or unsigned integers of its size."""
+
+    def __post_init__(self) -> None:
+        # Once, not at each row that is read.
+        object.__setattr__(self, "bits", np.dtype(f"u{self.size}" if self.foreign else self.numpy))
 
     def numpy_type(self) -> np.dtype[Any]:
         """The numpy type of a leaf."""
@@ -85,11 +87,11 @@ _BY_TORCH = {f"torch.{dtype.torch}": dtype for dtype in DTYPES.values()}
 
 def from_numpy_type(dtype: np.dtype[Any]) -> DType | None:
     """Ours for a numpy type, if there is one; types of other byte order are not the same type."""
-    found = _BY_NUMPY.get(dtype.name)
-    if found is None or not dtype.isnative:
+    candidate = _BY_NUMPY.get(dtype.name)
+    if candidate is None or not dtype.isnative:
         return None
-    known = dtype.type.__module__ == "ml_dtypes" if found.foreign else dtype == np.dtype(found.numpy)
-    return found if known else None
+    known = dtype.type.__module__ == "ml_dtypes" if candidate.foreign else dtype == np.dtype(candidate.numpy)
+    return candidate if known else None
 
 
 def from_torch_type(dtype: object) -> DType | None:

@@ -38,19 +38,24 @@ def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int
     partial, descriptor = _create_partial(path)
     try:
         try:
-            for some in [buffers] if isinstance(buffers, Sequence) else ([one] for one in buffers):
+            for some in [buffers] if isinstance(buffers, Sequence) else ([buffer] for buffer in buffers):
                 write_all(descriptor, some)
             if modified is not None:
                 os.utime(descriptor, ns=(modified, modified))
             sync_file(descriptor)
             # While it is still locked: a sweep takes it for what a dead writer has left.
-            os.rename(partial, path)  # noqa: PTH104 - each step of the order of writes stands here by name
+            publish_file(partial, path)
         finally:
             os.close(descriptor)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(partial)  # noqa: PTH108
         raise
+
+
+def publish_file(durable: Path, path: Path) -> None:
+    """Give a file whose content is durable its name, which then stays."""
+    os.rename(durable, path)  # noqa: PTH104 - each step of the order of writes stands here by name
     try:
         sync_directory(path.parent)
     except BaseException:
@@ -63,17 +68,17 @@ def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int
 def write_all(descriptor: int, buffers: Sequence[Any]) -> None:
     """Write every byte of every buffer: a write that takes only some of them is continued."""
     pending = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
-    at = 0
-    while at < len(pending):
-        end = _reach(pending, at)
-        written = os.writev(descriptor, pending[at:end])
+    first = 0
+    while first < len(pending):
+        end = _reach(pending, first)
+        written = os.writev(descriptor, pending[first:end])
         if end < len(pending):
             begin_writeback(descriptor)
-        while at < len(pending) and written >= pending[at].nbytes:
-            written -= pending[at].nbytes
-            at += 1
+        while first < len(pending) and written >= pending[first].nbytes:
+            written -= pending[first].nbytes
+            first += 1
         if written:
-            pending[at] = pending[at][written:]
+            pending[first] = pending[first][written:]
 
 
 def _reach(pending: Sequence[memoryview], at: int) -> int:
@@ -190,8 +195,8 @@ def explain(path: Path, error: OSError) -> StoreError:
     return StoreWriteError(path, f"writing failed: {reason}", hint=hint)
 
 
-_WRITE = 2
-"""SYNC_FILE_RANGE_WRITE: begin, and wait for nothing."""
+_SYNC_FILE_RANGE_WRITE = 2
+"""Begin to write, and wait for nothing."""
 
 
 def begin_writeback(descriptor: int) -> None:
@@ -200,11 +205,12 @@ def begin_writeback(descriptor: int) -> None:
     No promise is made here and no error is told: what goes wrong with the data, fsync reports, because only waiting for
     pages would use an error up.
     """
-    if _CALL is not None:
-        _CALL(descriptor, 0, 0, _WRITE)  # from the beginning to the end: what is on its way is not written twice
+    if _SYNC_FILE_RANGE is not None:
+        # From the beginning to the end: what is on its way is not written twice.
+        _SYNC_FILE_RANGE(descriptor, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
 
-def _find() -> Any:
+def _find_sync_file_range() -> Any:
     if sys.platform != "linux":
         return None
     call = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -213,23 +219,8 @@ def _find() -> Any:
     return call
 
 
-_CALL = _find()
+_SYNC_FILE_RANGE = _find_sync_file_range()
 
 
-ENVIRONMENT = "PRECOOK_SYNCPOINTS"
-
-
-def _named() -> dict[str, str]:
-    pairs = (item.partition("=") for item in os.environ.get(ENVIRONMENT, "").split(os.pathsep))
-    return {name: fifo for name, _, fifo in pairs if name and fifo}
-
-
-_POINTS = _named()
-
-
-def syncpoint(name: str) -> None:
-    """Wait here, once, if a test asks for it."""
-    fifo = _POINTS.pop(name, None) if _POINTS else None
-    if fifo is not None:
-        with open(fifo, "rb") as file:  # noqa: PTH123 - blocks until somebody opens the other end
-            file.read()
+def reached(point: str) -> None:
+    """Say that a step of the order of writes is done. Does nothing; a test puts a function in its place that waits."""

@@ -31,7 +31,9 @@ def remember(forkable: Forkable) -> None:
 
 def _before() -> None:
     # Until nobody is new: while we wait for one, another thread may make another.
-    while new := [one for ref in list(_REMEMBERED) if (one := ref()) is not None and one not in _FORKING]:
+    while new := [
+        forkable for ref in list(_REMEMBERED) if (forkable := ref()) is not None and forkable not in _FORKING
+    ]:
         for forkable in new:
             forkable.before_fork()
             _FORKING.append(forkable)

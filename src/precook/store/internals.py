@@ -1,98 +1,61 @@
-"""The parts of a store, for code that looks after it."""
+"""What an opened store is made of: the one handle for code that looks after it."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
+import threading
+import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
+from precook.errors import LockedError, StoreError
+from precook.fs.trust import file_system_time
 from precook.store import files
+from precook.store.copy import Verify
 from precook.store.index.index import Index
-from precook.store.layout import Layout
+from precook.store.layout import Layout, Marker
 from precook.store.lease import Lease
+from precook.store.lookup import Lookup
+from precook.store.pack_cache import PackCache
 from precook.store.packfile import Guard, PackFile
 from precook.store.reader import Reader
-from precook.store.uses import Uses
-from precook.store.writer import Commit, Upkeep
 from precook.values import Key
 
+_log = logging.getLogger("precook")
 
-class Session:
-    """The leases, uses and bounds of one opened store."""
+_RECORD_SECONDS = 300.0
+"""Seconds between two records of what was used, of a store that stays open."""
+_PATIENCE = 5.0
+"""Seconds to wait for the lock: a record may be late."""
+
+
+class StoreInternals:
+    """The parts of a store that exists, and what its leases, its record of uses and its bound ask of a commit."""
 
     def __init__(
-        self, layout: Layout, reader: Reader, make_room: Callable[[int], None], *, max_bytes: int | None
+        self,
+        layout: Layout,
+        marker: Marker,
+        directories: files.Directories,
+        *,
+        read_only: bool,
+        verify: Verify,
+        make_room: Callable[[int], None] | None,
     ) -> None:
-        self._layout = layout
+        self.layout = layout
+        self.marker = marker
+        self.directories = directories
+        self.packs = PackCache(layout)
+        self.index = Index(layout, marker.id, self.packs.heads, read_only=read_only)
+        self.lookup = Lookup(layout, self.index, self.packs)
+        self.reader = Reader(layout, self.lookup, verify=verify)
+        self.putting = threading.Lock()
+        """Held by a thread that puts single entries: a second one finds what the first has put."""
         self._make_room = make_room
-        self._reader = reader
-        self._uses = Uses(layout)
         self._leases: list[weakref.ref[Lease]] = []
         """Not kept alive: a lease that its holder has dropped ends."""
-        self.max_bytes = max_bytes
-
-    def lease(self, index: Index | None, purpose: str) -> Lease:
-        """A lease that ends with the session at the latest."""
-        lease = Lease(self._layout, index, purpose)
-        self._leases = [*(other for other in self._leases if other() is not None), weakref.ref(lease)]
-        return lease
-
-    def check(self) -> None:
-        """Stop where a lease of ours was broken, while this machine slept perhaps: what it protected may be gone."""
-        for lease in self._held():
-            if lease.protects:
-                lease.check()
-
-    def record(self, index: Index, *, now: bool = False) -> None:
-        """Write down what was read since the last time, if it is time for it or must be `now`."""
-        if index.read_only or not (now or self._uses.due):
-            return
-        marks = self._reader.take_uses()
-        if not self._uses.record(index, marks):
-            self._reader.give_back(marks)
-
-    def keep(self, index: Index) -> None:
-        """Make it known that what was just read is in use, or fail; the caller holds the store's lock."""
-        marks = self._reader.take_uses()
-        try:
-            self._uses.write(index, marks)
-        except BaseException:
-            self._reader.give_back(marks)
-            raise
-
-    def make_room(self, nbytes: int) -> None:
-        """See to it that a pack of this size fits, or refuse it."""
-        if self.max_bytes is not None:
-            self._make_room(nbytes)
-
-    def close(self, index: Index | None) -> None:
-        """Let go of the leases and write down what was used."""
-        for lease in self._held():
-            lease.close()
-        if index is not None:
-            self.record(index, now=True)
-
-    def _held(self) -> list[Lease]:
-        return [lease for one in self._leases if (lease := one()) is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class StoreInternals:
-    """What a store is made of."""
-
-    layout: Layout
-    index: Index
-    reader: Reader
-    directories: files.Directories
-    upkeep: Upkeep | None = None
-
-    @property
-    def commit(self) -> Commit:
-        """What makes packs of entries."""
-        return Commit(self.layout, self.index, self.reader, self.directories, self.upkeep)
+        self._recorded = time.monotonic()
 
     def open_pack(self, name: str) -> PackFile:
         """A pack, opened for whoever reads it once."""
@@ -100,23 +63,72 @@ class StoreInternals:
 
     def is_sound(self, key: bytes) -> bool:
         """Whether an entry is there and, read from the disk, what was put; one that is not becomes a miss."""
-        return self.reader.checksum(self.index, Key(key)) is not None
+        return self.reader.checksum(Key(key)) is not None
 
-    def take_in(self, staged: Path, pack: PackFile) -> None:
-        """Make a pack that lies durable on the same disk part of the store; nobody else may know of it yet."""
-        if self.upkeep is not None:
-            self.upkeep.check()
-            self.upkeep.make_room(pack.nbytes)
-        path = self.layout.pack(pack.head.id)
-        with files.explained(self.layout.root):
-            self.directories.make(self.layout.packs)
-            self.directories.make(path.parent)
-            os.rename(staged, path)  # noqa: PTH104 - each step of the order of writes stands here by name
-            try:
-                files.sync_directory(path.parent)
-            except BaseException:
-                # A name that may vanish must not be found by others, who would take it for durable.
-                with contextlib.suppress(OSError):
-                    os.unlink(path)  # noqa: PTH108
-                raise
-        self.index.add([pack.head])
+    def make_room(self, nbytes: int) -> None:
+        """See to it that a pack of this size fits into a store that is bounded, or refuse it."""
+        if self._make_room is not None:
+            self._make_room(nbytes)
+
+    def lease(self, purpose: str) -> Lease:
+        """A lease that ends with this store at the latest; one of a read-only store protects nothing."""
+        lease = Lease(self.layout, None if self.index.read_only else self.index, purpose)
+        self._leases = [*(other for other in self._leases if other() is not None), weakref.ref(lease)]
+        return lease
+
+    def check_leases(self) -> None:
+        """Stop where a lease of ours was broken, while this machine slept perhaps: what it protected may be gone."""
+        for reference in self._leases:
+            lease = reference()
+            if lease is not None and lease.protects:
+                lease.check()
+
+    def record_uses(self, *, now: bool = False) -> None:
+        """Write down what was read since the last time, if it is time for it or must be `now`."""
+        if self.index.read_only or not (now or time.monotonic() - self._recorded > _RECORD_SECONDS):
+            return
+        # Also where it cannot be done: who reads must not wait for the lock at every step.
+        self._recorded = time.monotonic()
+        marks = self.packs.take_uses()
+        if not marks:
+            return
+        try:
+            with self.index.exclusive(patience=_PATIENCE):
+                self.index.record_uses(marks, file_system_time(self.layout.root))
+        except StoreError as error:
+            # A full disk, say: reading must go on, and the order of eviction is all that suffers.
+            if not isinstance(error, LockedError):
+                _log.debug("uses could not be recorded: %s", error)
+            self.packs.give_back(marks)
+
+    def keep_uses(self) -> None:
+        """Make it known that what was just read is in use, or fail; the caller holds the store's lock."""
+        self._recorded = time.monotonic()
+        marks = self.packs.take_uses()
+        try:
+            if marks:
+                self.index.record_uses(marks, file_system_time(self.layout.root))
+        except BaseException:
+            self.packs.give_back(marks)
+            raise
+
+    def close(self) -> None:
+        """Let go of the leases and of the index, and write down what was used."""
+        for reference in self._leases:
+            lease = reference()
+            if lease is not None:
+                lease.close()
+        with contextlib.ExitStack() as after:
+            after.callback(self.index.close)
+            self.record_uses(now=True)
+
+    def before_fork(self) -> None:
+        """Leave no SQLite state for the child to inherit."""
+        self.index.before_fork()
+
+    def after_fork(self, *, child: bool) -> None:
+        """Go on; in the child with locks that no thread of the parent holds."""
+        if child:
+            self.putting = threading.Lock()
+            self.packs.after_fork()
+        self.index.after_fork(child=child)

@@ -23,7 +23,7 @@ _PART = 1 << 18
 def split(keys: npt.NDArray[np.uint8]) -> list[bytes]:
     """Each key by itself, of many that stand one per row of 32 bytes."""
     raw = keys.tobytes()
-    return [raw[at : at + 32] for at in range(0, len(raw), 32)]
+    return [raw[start : start + 32] for start in range(0, len(raw), 32)]
 
 
 def beginnings(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
@@ -34,18 +34,18 @@ def beginnings(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 
 def keyset(parts: Iterable[npt.NDArray[np.uint64]]) -> KeySet:
     """One set of many beginnings."""
-    found = np.sort(np.concatenate([np.zeros(0, np.uint64), *parts]))
+    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *parts]))
     # Not `np.unique`, which takes ten times as long for numbers that hardly ever repeat.
-    new: npt.NDArray[np.bool_] = np.append(True, found[1:] != found[:-1])[: len(found)]
-    return found[new]
+    new: npt.NDArray[np.bool_] = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    return ordered[new]
 
 
-def among(keys: npt.NDArray[np.uint64], found: KeySet) -> npt.NDArray[np.bool_]:
+def among(keys: npt.NDArray[np.uint64], keyset: KeySet) -> npt.NDArray[np.bool_]:
     """Which of some beginnings are in a set."""
-    if not len(found):
+    if not len(keyset):
         return np.zeros(len(keys), bool)
-    at = np.minimum(np.searchsorted(found, keys), len(found) - 1)
-    same: npt.NDArray[np.bool_] = found[at] == keys
+    nearest = np.minimum(np.searchsorted(keyset, keys), len(keyset) - 1)
+    same: npt.NDArray[np.bool_] = keyset[nearest] == keys
     return same
 
 
@@ -65,12 +65,12 @@ class ManyKeys:
 
     def among(self, starts: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Which of some beginnings are among these keys."""
-        found = np.zeros(len(starts), bool)
+        present = np.zeros(len(starts), bool)
         parts = starts >> self._shift
         for part in sorted({*parts[:1].tolist(), *parts[1:][parts[1:] != parts[:-1]].tolist()}):
             here = parts == np.uint64(part)
-            found[here] = among(starts[here], self._ordered(part))
-        return found
+            present[here] = among(starts[here], self._ordered(part))
+        return present
 
     def _ordered(self, part: int) -> KeySet:
         if part != self._held:
@@ -88,7 +88,7 @@ def in_columns(columns: Sequence[npt.NDArray[np.uint8]]) -> ManyKeys:
 
     def blocks() -> Iterator[npt.NDArray[np.uint64]]:
         for column in columns:
-            for at in range(0, len(column), BLOCK):
-                yield beginnings(column[at : at + BLOCK])
+            for start in range(0, len(column), BLOCK):
+                yield beginnings(column[start : start + BLOCK])
 
     return ManyKeys(sum(map(len, columns)), blocks)

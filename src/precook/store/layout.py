@@ -102,20 +102,25 @@ def read_marker(layout: Layout) -> Marker | None:
         raise NotAStoreError(layout.root, f"store.toml cannot be read: {error.strerror}", hint=_RESTORE) from error
     except UnicodeDecodeError as error:
         raise NotAStoreError(layout.root, "store.toml is not text", hint=_RESTORE) from error
-    found: dict[str, str] = {}
+    return _parse_marker(layout.root, text)
+
+
+def _parse_marker(root: Path, text: str) -> Marker:
+    """The few lines of TOML that precook writes, and nothing else."""
+    fields: dict[str, str] = {}
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         match = _LINE.fullmatch(line.strip())
         if match is None:
-            raise NotAStoreError(layout.root, f"store.toml has a line {line[:60]!a} that precook does not write")
-        found[match[1]] = match[2] if match[2] is not None else match[3]
-    if not found.get("format", "").isdigit():
-        raise NotAStoreError(layout.root, "store.toml does not say which format it has")
-    version = int(found["format"])
+            raise NotAStoreError(root, f"store.toml has a line {line[:60]!a} that precook does not write")
+        fields[match[1]] = match[2] if match[2] is not None else match[3]
+    if not fields.get("format", "").isdigit():
+        raise NotAStoreError(root, "store.toml does not say which format it has")
+    version = int(fields["format"])
     if version > FORMAT:
-        raise NewerFormatError(layout.root, version, FORMAT)
-    return Marker(version, found.get("id", ""), found.get("created", ""))
+        raise NewerFormatError(root, version, FORMAT)
+    return Marker(version, fields.get("id", ""), fields.get("created", ""))
 
 
 def create_store(layout: Layout) -> Marker:

@@ -166,10 +166,10 @@ class Lease:
             descriptor = os.open(self.id, flags, 0o666, dir_fd=folder)
         finally:
             os.close(folder)
-        told = {"purpose": purpose[:200], "pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
+        holder = {"purpose": purpose[:200], "pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         try:
             _lock(descriptor, self.path)
-            files.write_all(descriptor, [json.dumps(told).encode() + b"\n"])
+            files.write_all(descriptor, [json.dumps(holder).encode() + b"\n"])
         except BaseException:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -194,8 +194,8 @@ class LeaseKeys:
         """The beginnings of all keys but the first so many, a block at a time, as often as they are asked for."""
 
         def blocks() -> Iterator[npt.NDArray[np.uint64]]:
-            for at in range(seen, self.count, BLOCK):
-                raw = os.pread(self._descriptor, 32 * min(BLOCK, self.count - at), self.begin + 32 * at)
+            for start in range(seen, self.count, BLOCK):
+                raw = os.pread(self._descriptor, 32 * min(BLOCK, self.count - start), self.begin + 32 * start)
                 yield beginnings(np.frombuffer(raw, np.uint8, len(raw) // 32 * 32).reshape(-1, 32))
 
         return blocks
@@ -235,13 +235,13 @@ def sweep_leases(layout: Layout) -> None:
 def break_lease(layout: Layout, index: Index, prefix: str) -> Holder:
     """Take a lease away from its holder, by the first digits of its id; the holder stops at its next step."""
     with index.exclusive():
-        found = [path for path in _paths(layout) if prefix and path.name.startswith(prefix)]
-        if len(found) != 1:
-            raise NoLeaseError(layout.root, prefix, len(found))
-        with found[0].open("rb") as file:
-            holder, _ = _parse(found[0].name, file.fileno())
+        matching = [path for path in _paths(layout) if prefix and path.name.startswith(prefix)]
+        if len(matching) != 1:
+            raise NoLeaseError(layout.root, prefix, len(matching))
+        with matching[0].open("rb") as file:
+            holder, _ = _parse(matching[0].name, file.fileno())
         with files.explained(layout.root):
-            found[0].unlink()
+            matching[0].unlink()
     return holder
 
 
@@ -280,12 +280,14 @@ def _parse(name: str, descriptor: int) -> tuple[Holder, int]:
     line, end, _ = os.pread(descriptor, _LINE, 0).partition(b"\n")
     begin = len(line) + 1
     keys = (os.fstat(descriptor).st_size - begin) // 32 if end else 0
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     with contextlib.suppress(ValueError, RecursionError):
         read = json.loads(line)
-        told = read if isinstance(read, dict) else {}
-    numbers = [value if type(value := told.get(field)) is int else 0 for field in ("pid", "since")]
-    return Holder(name, str(told.get("purpose", "")), numbers[0], str(told.get("host", "")), numbers[1], keys), begin
+        fields = read if isinstance(read, dict) else {}
+    numbers = [value if type(value := fields.get(field)) is int else 0 for field in ("pid", "since")]
+    return Holder(
+        name, str(fields.get("purpose", "")), numbers[0], str(fields.get("host", "")), numbers[1], keys
+    ), begin
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -48,8 +48,8 @@ def _acquire(descriptor: int, path: Path, deadline: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                told = printable(os.pread(descriptor, _HOLDER, 0).decode("utf-8", "replace"))
-                who = f"{told} holds" if told else "another process holds"
+                holder = printable(os.pread(descriptor, _HOLDER, 0).decode("utf-8", "replace"))
+                who = f"{holder} holds" if holder else "another process holds"
                 raise LockedError(path, f"{who} the lock of this store") from None
             time.sleep(pause)
             pause = min(pause * 2, 0.05)

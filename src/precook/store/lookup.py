@@ -1,91 +1,243 @@
-"""Looking up very many keys at once: one pass through the index, and each pack confirms what it is said to hold.
+"""The look-up: from keys to the packs and rows that hold them. There is no other way.
 
-Nothing is made for a single key. Keys are told apart by how they begin until their pack confirms them whole; what it
-does not confirm is left to a look-up key by key, which finds out what is wrong.
+The index proposes places, and a pack confirms by its own key column what it is said to hold. Where it does not, the
+index was behind or wrong: it is mended and asked again. `Lookup.find` finds one key, an `EntryTable` very many at once:
+keys are then told apart by how they begin until their pack confirms them whole, and nothing is made for a single key.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from precook.errors import DamagedEntryError, MissingEntryError
+from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, StoreError
 from precook.store.copy import Verify, copy_leaves, copy_mapped, copy_row, read_rows
 from precook.store.index.index import Index, Place
 from precook.store.index.scan import find_pages, read_pages
 from precook.store.keysets import beginnings
-from precook.store.packfile import RowDamagedError, TableFile
-from precook.store.reader import Admission, Reader
-from precook.values import Array, Bytes, Key, Numbers
+from precook.store.layout import Layout
+from precook.store.pack_cache import PackCache
+from precook.store.packfile import USED, PackFile, RowDamagedError, TableFile, damage_reason
+from precook.values import Array, Bytes, Flags, Key, Numbers
+
+_log = logging.getLogger("precook")
 
 _Result = TypeVar("_Result")
 
 NOWHERE = -1
 _DENSE = 6
 """Walking past an entry takes so much less time than looking for one."""
-ROW_BITS = 32
-"""Bits of a row, where it stands in one number with its pack."""
-
-
-def propose(index: Index, columns: Sequence[Bytes]) -> tuple[Numbers, dict[int, str]]:
-    """Where the index says each key of some columns lies, one column after the other: a place or `NOWHERE`.
-
-    A place is the pack's number and the row in one; the packs' names come with them. Of the places of one key it is the
-    first one in the index's order.
-    """
-    starts = np.concatenate([np.zeros(0, np.uint64), *(beginnings(keys) for keys in columns)])
-    order = np.argsort(starts)
-    starts = starts[order]
-    edges = np.cumsum([0, *map(len, columns)])
-
-    def in_order(begin: int, end: int) -> Bytes:
-        numbers = order[begin:end]
-        keys = np.empty((len(numbers), 32), np.uint8)
-        for number, column in enumerate(columns):
-            here = (numbers >= edges[number]) & (numbers < edges[number + 1])
-            keys[here] = column[numbers[here] - edges[number]]
-        return keys
-
-    proposed = np.full(len(starts), NOWHERE, np.int64)
-    names: dict[int, str] = {}
-    dense = len(starts) * _DENSE > index.places()
-    for page in read_pages(index) if dense else find_pages(index, in_order, len(order)):
-        names = page.names.packs
-        begins = beginnings(page.keys)
-        places = page.packs << ROW_BITS | page.rows
-        first, last = np.searchsorted(starts, begins), np.searchsorted(starts, begins, side="right")
-        counts = last - first
-        # Each place, once for every time that its key was asked for.
-        at = np.repeat(np.arange(len(begins)), counts)
-        numbers = order[np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts - first, counts)]
-        new = proposed[numbers] == NOWHERE
-        # Backwards: of several the first one stays.
-        proposed[numbers[new][::-1]] = places[at[new]][::-1]
-    return proposed, names
-
-
-def by_pack(places: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """The packs of some places, each with the numbers of those that lie in it, in the order of their rows."""
-    order = np.argsort(places)
-    order = order[np.searchsorted(places, 0, sorter=order) :]
-    packs = places[order] >> ROW_BITS
-    edges = np.flatnonzero(np.diff(packs, prepend=-1))
-    for begin, end in itertools.pairwise([*edges.tolist(), len(order)]):
-        yield int(packs[begin]), order[begin:end]
-
-
 _CHUNK = 100_000
-"""Keys that are looked up at a time: Python objects are made for so many only."""
-_ROW_MASK = (1 << ROW_BITS) - 1
+"""Keys that are looked up one by one at a time: Python objects are made for so many only."""
+_ATTEMPTS = 3
+"""How often an entry is looked for when the index turns out to be behind: compaction may have moved it."""
+_NO_KEY = bytes(32)
+
+_ROW_BITS = 32
+"""Bits of a row, where it stands in one number with its pack or table."""
+_ROW_MASK = (1 << _ROW_BITS) - 1
 _READ = 1 << 62
 """Set where this process has read the entry from the disk, checked it, and may take it from the mapped file."""
-_TABLE_MASK = (_READ >> ROW_BITS) - 1
-_ATTEMPTS = 3
-"""How often an entry is looked for again when its pack is gone: compaction may have moved it."""
+_TABLE_MASK = (_READ >> _ROW_BITS) - 1
+
+
+class Verdict(enum.Enum):
+    """Why a place that the index proposed is not one."""
+
+    REFUSED = enum.auto()
+    """Its pack or row is damaged."""
+    STALE = enum.auto()
+    """The index was wrong and has been mended: ask it again."""
+
+
+class Lookup:
+    """Finds the entries of one store; safe to use from several threads and after a fork."""
+
+    def __init__(self, layout: Layout, index: Index, packs: PackCache) -> None:
+        self.index = index
+        self.packs = packs
+        self._layout = layout
+        self._known = packs.known
+
+    def find(self, key: bytes) -> tuple[TableFile, int] | None:
+        """The table and row of a key's entry, None where there is none."""
+        place = self._known.get(key)
+        if place is None:
+            place = self.find_some([key]).get(key)
+            if place is not None:
+                self.packs.remember(key, *place)
+        return place
+
+    def find_many(self, keys: Iterable[bytes]) -> None:
+        """Find many keys at once, so that `find` knows them."""
+        unknown = [key for key in keys if key not in self._known]
+        for key, place in (self.find_some(unknown) if unknown else {}).items():
+            self.packs.remember(key, *place)
+
+    def visit(
+        self, key: Key, use: Callable[[TableFile, int], _Result], *, place: tuple[TableFile, int] | None = None
+    ) -> _Result:
+        """Use an entry where it lies, first at a `place`; where that is gone or damaged, look for it elsewhere.
+
+        `MissingEntryError`, or `DamagedEntryError` if all copies of it are damaged.
+        """
+        damaged: DamagedEntryError | None = None
+        while True:
+            place = place or self.find(key.bytes)
+            if place is None:
+                raise damaged or MissingEntryError(key)
+            try:
+                return use(*place)
+            except (RowDamagedError, OSError) as error:
+                damaged = self.failed(key, *place, error) or damaged
+            place = None
+
+    def failed(self, key: Key, table: TableFile, row: int, error: Exception) -> DamagedEntryError | None:
+        """Mend what is known after a read that failed: look again. None where the pack is gone, not the entry."""
+        if isinstance(error, FileNotFoundError):
+            self.forget_pack(table.pack)
+            return None
+        # A damaged place becomes a miss, here and in the index.
+        reason = damage_reason(error, table.pack.path)
+        self._known.pop(key.bytes, None)
+        place = Place(key.bytes, table.pack.head.id, table.pack.first_row(table) + row)
+        damaged = DamagedEntryError(key, table.pack.path, reason)
+        if place not in self.packs.bad_rows:
+            _log.warning("%s", damaged)
+        self.packs.bad_rows.add(place)
+        if not self.index.read_only and isinstance(error, RowDamagedError):
+            # A read error may pass; bytes that differ from their checksum will not.
+            try:
+                self.index.mark_damaged(place, reason)
+            except StoreError as refused:
+                _log.warning("cannot note the damage: %s", refused)
+        return damaged
+
+    def forget_pack(self, pack: PackFile) -> None:
+        """A pack is gone, its entries perhaps moved to another: forget it and bring the index up to date."""
+        self.packs.forget(pack)
+        self.index.refresh()
+
+    def present(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Those of the keys that have an entry, by the word of the index."""
+        if not (self.packs.bad_rows or self.packs.bad_packs):
+            return self.index.present(keys)
+        # A read-only store cannot drop what it found damaged from its index.
+        return {place.key for place in self.index.find(keys) if not self.packs.is_bad(place)}
+
+    def find_some(
+        self, keys: Iterable[bytes], refused: dict[bytes, str] | None = None
+    ) -> dict[bytes, tuple[TableFile, int]]:
+        """The tables and rows of those of some keys that have an entry, as their packs confirm it.
+
+        `refused` takes the keys that were found where nothing can be read, with the pack.
+        """
+        found: dict[bytes, tuple[TableFile, int]] = {}
+        pending = set(keys) - {_NO_KEY}
+        for left in reversed(range(_ATTEMPTS)):
+            if not pending or not self._ask(pending, found, refused, last=not left):
+                break
+            pending -= found.keys()
+        return found
+
+    def _ask(
+        self,
+        keys: set[bytes],
+        found: dict[bytes, tuple[TableFile, int]],
+        refused: dict[bytes, str] | None,
+        *,
+        last: bool,
+    ) -> bool:
+        """Ask the index for some keys; whether it was wrong and should be asked again.
+
+        At once, unless it is the `last` time: what else it said is wrong, too, and would be mended row by row.
+        """
+        proposed, names = self.index.find_rows(list(keys))
+        by_pack: dict[int, list[tuple[bytes, int]]] = {}
+        for key, pack, row in proposed:
+            by_pack.setdefault(pack, []).append((key, row))
+        doubtful: list[Place] = []
+        for pack, places in by_pack.items():
+            name = names.packs[pack]
+            confirmed = self.confirm_all(name, *_columns(places)) if len(places) > 1 else []
+            for table, numbers, rows in confirmed:
+                for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
+                    found[places[number][0]] = table, row
+            if not confirmed:
+                doubtful += [Place(key, name, row) for key, row in places]
+        stale = False
+        for place in doubtful:
+            verdict = self.confirm(place) if place.key not in found else None
+            if isinstance(verdict, tuple):
+                found[place.key] = verdict
+            elif verdict is Verdict.REFUSED and refused is not None:
+                refused[place.key] = place.pack
+            stale |= verdict is Verdict.STALE
+            if stale and not last:
+                return True
+        return stale
+
+    def confirm(self, place: Place) -> tuple[TableFile, int] | Verdict:
+        """The table and row of a place, if its pack's own key column agrees."""
+        if self.packs.is_bad(place):
+            return Verdict.REFUSED
+        try:
+            pack = self.packs.open(place.pack)
+            table, row = pack.locate(place.row)
+        except FileNotFoundError:
+            self.index.refresh()
+            return Verdict.STALE
+        except (DamagedPackError, OSError) as error:
+            self.packs.note_bad_pack(place.pack, error)
+            if not self.index.read_only and isinstance(error, DamagedPackError):
+                self.index.drop_packs([place.pack])
+            return Verdict.REFUSED
+        except RowDamagedError:
+            table, row = pack.tables[0], -1
+        if row < 0 or table.key(row) != place.key:
+            _log.warning("the index of %s names a wrong row and is made anew", self._layout.root)
+            self.index.rebuild()
+            return Verdict.STALE
+        table.used[row] = USED
+        return table, row
+
+    def confirm_all(self, name: str, keys: Bytes, rows: Numbers) -> list[tuple[TableFile, Numbers, Numbers]]:
+        """The same for many places in one pack: by table, the numbers of those that lie there, and their rows.
+
+        Nothing where a single one is in doubt: `confirm` then tells which, and what is wrong with it.
+        """
+        packs = self.packs
+        # A copy, made in one step: other threads may find more of them meanwhile.
+        if name in packs.bad_packs or any(place.pack == name for place in packs.bad_rows.copy()):
+            return []
+        try:
+            pack = packs.open(name)
+        except (DamagedPackError, OSError):
+            return []
+        confirmed = []
+        for table in pack.tables:
+            first = pack.first_row(table)
+            numbers = np.flatnonzero((rows >= first) & (rows < first + table.table.rows))
+            if len(numbers):
+                inside = rows[numbers] - first
+                if (table.table.keys[inside] != keys[numbers]).any():
+                    return []
+                confirmed.append((table, numbers, inside))
+        if sum(len(numbers) for _, numbers, _ in confirmed) < len(rows):
+            return []
+        for table, _, inside in confirmed:
+            np.frombuffer(table.used, np.uint8)[inside] = USED
+        return confirmed
+
+
+def _columns(places: Sequence[tuple[bytes, int]]) -> tuple[Bytes, Numbers]:
+    keys = np.frombuffer(b"".join(key for key, _ in places), np.uint8).reshape(-1, 32)
+    return keys, np.array([row for _, row in places], np.int64)
 
 
 class ReshapedError(Exception):
@@ -99,7 +251,8 @@ class FoundRows(NamedTuple):
     """Some entries, and the table and row of each at one moment."""
 
     numbers: Numbers
-    at: Numbers
+    codes: Numbers
+    """Table and row in one number, as the `EntryTable` keeps them."""
     tables: list[TableFile]
     rows: list[int]
     read: bool
@@ -114,52 +267,52 @@ class FoundRows(NamedTuple):
 class EntryTable:
     """Where the entries of some keys lie, as columns; safe to use from several threads."""
 
-    def __init__(self, reader: Reader, index: Index, keys: npt.NDArray[np.uint8], *, verify: Verify) -> None:
-        self._reader = reader
-        self._index = index
+    def __init__(self, lookup: Lookup, keys: Bytes, *, verify: Verify) -> None:
+        self._lookup = lookup
         self._verify = verify
         self.keys = keys
         self.tables: dict[int, TableFile] = {}
         self._numbers: dict[int, int] = {}
         self._fresh = itertools.count()
         # Table and row in one number: whoever reads it while another thread looks again gets both of one moment.
-        self._at = np.full(len(keys), NOWHERE, np.int64)
+        self._codes = np.full(len(keys), NOWHERE, np.int64)
         self.refused: dict[bytes, str] = {}
         """Keys that were found only where nothing can be read, with the pack."""
 
     @classmethod
-    def find_all(
-        cls, reader: Reader, index: Index, columns: Sequence[npt.NDArray[np.uint8]], *, verify: Verify
-    ) -> list[EntryTable]:
+    def find_all(cls, lookup: Lookup, columns: Sequence[Bytes], *, verify: Verify) -> list[EntryTable]:
         """The places of several columns of keys, found in one pass through the index."""
-        found = [cls(reader, index, keys, verify=verify) for keys in columns]
-        proposed, names = propose(index, columns)
+        entries = [cls(lookup, keys, verify=verify) for keys in columns]
+        proposed, names = _propose(lookup.index, columns)
         edges = np.cumsum([0, *map(len, columns)])
-        doubtful: list[list[Numbers]] = [[] for _ in found]
-        for pack, numbers in by_pack(proposed):
-            name = names.get(pack)
+        doubtful: list[list[Numbers]] = [[] for _ in entries]
+        for pack, numbers in _by_pack(proposed):
             owners = np.searchsorted(edges, numbers, side="right") - 1
             for owner in np.unique(owners).tolist():
                 here = numbers[owners == owner]
                 inside = here - edges[owner]
-                if not found[owner]._confirm_all(name, inside, proposed[here] & _ROW_MASK):  # noqa: SLF001
+                rows = proposed[here] & _ROW_MASK
+                confirmed = lookup.confirm_all(names[pack], columns[owner][inside], rows) if pack in names else []
+                for table, some, table_rows in confirmed:
+                    entries[owner]._set(inside[some], table, table_rows)  # noqa: SLF001 - its own class
+                if not confirmed:
                     doubtful[owner].append(inside)
-        for places, some in zip(found, doubtful, strict=True):
+        for entry_table, parts in zip(entries, doubtful, strict=True):
             # Key by key: what the index says is behind, or wrong, or the pack is damaged.
-            for numbers in some:
-                for at in range(0, len(numbers), _CHUNK):
-                    places.look_again(numbers[at : at + _CHUNK])
-        return found
+            for numbers in parts:
+                for start in range(0, len(numbers), _CHUNK):
+                    entry_table.look_again(numbers[start : start + _CHUNK])
+        return entries
 
     @property
     def missing(self) -> Numbers:
         """Which of the keys have no entry."""
-        return np.flatnonzero(self._at < 0)
+        return np.flatnonzero(self._codes < 0)
 
     @property
     def unread(self) -> bool:
         """Whether an entry was not read from the disk yet."""
-        return bool(((self._at >= 0) & (self._at & _READ == 0)).any())
+        return bool(((self._codes >= 0) & (self._codes & _READ == 0)).any())
 
     @property
     def most_bytes(self) -> int:
@@ -169,46 +322,40 @@ class EntryTable:
     @property
     def table(self) -> Numbers:
         """The number of each entry's table; -1 where there is no entry."""
-        return _split(self._at)[0]
+        return _split(self._codes)[0]
 
-    def there(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
+    def there(self, numbers: Numbers) -> Flags:
         """Which of some entries are there."""
-        return self._at[numbers] >= 0
+        return self._codes[numbers] >= 0
 
     def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """For each of some entries the number of its table, -1 where there is none, and its row."""
-        return _split(self._at[numbers])
+        return _split(self._codes[numbers])
 
     def look_again(self, numbers: Numbers) -> None:
         """Look some entries up anew, equal ones once: they were made, or moved, meanwhile.
 
         A place counts once its pack's own key column confirms it.
         """
-        keys = self.keys[numbers]
-        raw = keys.tobytes()
-        asked: dict[bytes, int] = {}
-        alike = [asked.setdefault(raw[at : at + 32], at // 32) for at in range(0, len(raw), 32)]
-        asked.pop(bytes(32), None)  # no key: nobody has asked for an entry there
-        found = np.full(len(numbers), NOWHERE, np.int64)
-        for left in reversed(range(_ATTEMPTS)):
-            if not asked or not self._find_some(keys, asked, found, last=not left):
-                break
-            asked = {key: at for key, at in asked.items() if found[at] < 0}
-        self._at[numbers] = found[alike]
+        raw = self.keys[numbers].tobytes()
+        keys = [raw[start : start + 32] for start in range(0, len(raw), 32)]
+        found = self._lookup.find_some(keys, self.refused)
+        codes = {key: self._number(table) << _ROW_BITS | row for key, (table, row) in found.items()}
+        self._codes[numbers] = [codes.get(key, NOWHERE) for key in keys]
 
     def place(self, number: int) -> tuple[TableFile, int]:
         """An entry's table and row; `MissingEntryError` where there is none."""
-        found = self.place_all(np.array([number]))
-        return found.tables[0], found.rows[0]
+        places = self.place_all(np.array([number]))
+        return places.tables[0], places.rows[0]
 
     def place_all(self, numbers: Numbers) -> FoundRows:
         """The same for many entries."""
-        at = self._at[numbers]
-        lowest = at.min(initial=_READ)
+        codes = self._codes[numbers]
+        lowest = codes.min(initial=_READ)
         if lowest < 0:
-            raise MissingEntryError(self._key(int(numbers[at < 0][0])))
-        tables = [self.tables[table] for table in (at >> ROW_BITS & _TABLE_MASK).tolist()]
-        return FoundRows(numbers, at, tables, (at & _ROW_MASK).tolist(), read=bool(lowest >= _READ))
+            raise MissingEntryError(self._key(int(numbers[codes < 0][0])))
+        tables = [self.tables[table] for table in (codes >> _ROW_BITS & _TABLE_MASK).tolist()]
+        return FoundRows(numbers, codes, tables, (codes & _ROW_MASK).tolist(), read=bool(lowest >= _READ))
 
     def copy(self, number: int, arrays: Sequence[Array]) -> None:
         """Copy an entry's leaves into arrays of their shapes, checked as the store is told to check.
@@ -239,11 +386,8 @@ class EntryTable:
                 raise damaged or MissingEntryError(self._key(number)) from None
             try:
                 return use(table, row)
-            except FileNotFoundError:
-                self._reader.forget_pack(self._index, table)
-                self.look_again(np.array([number]))
             except (RowDamagedError, OSError) as error:
-                damaged = self._reader.damaged(self._index, self._key(number), table, row, error)
+                damaged = self._lookup.failed(self._key(number), table, row, error) or damaged
                 self.look_again(np.array([number]))
         raise damaged or MissingEntryError(self._key(number))
 
@@ -258,10 +402,10 @@ class EntryTable:
                 return
         self._copy_each(found, list(zip(*leaves, strict=True)) if leaves else [()] * len(found.rows))
 
-    def announce(self, numbers: npt.NDArray[np.int64]) -> None:
+    def announce(self, numbers: Numbers) -> None:
         """Ask the system to read entries ahead that were not read yet."""
-        at = self._at[numbers]
-        unread = at[(at >= 0) & (at & _READ == 0)]
+        codes = self._codes[numbers]
+        unread = codes[(codes >= 0) & (codes & _READ == 0)]
         if not len(unread):
             return
         tables, rows = _split(unread)
@@ -277,58 +421,28 @@ class EntryTable:
         always = self._verify == "always"
         unread: dict[TableFile, list[int]] = {}
         again: list[int] = []
-        for at, (table, row) in enumerate(zip(found.tables, found.rows, strict=True)):
+        for position, (table, row) in enumerate(zip(found.tables, found.rows, strict=True)):
             if not table.checked[row] or not table.pack.whole:
-                unread.setdefault(table, []).append(at)
+                unread.setdefault(table, []).append(position)
                 continue
             try:
-                copy_mapped(table, row, entries[at], check=always)
+                copy_mapped(table, row, entries[position], check=always)
             except (RowDamagedError, OSError):
-                again.append(at)
+                again.append(position)
         for table, some in unread.items():
             again += read_rows(table, found.rows, some, entries, check=self._verify is not False)
-        for at in again:
-            self.copy(int(found.numbers[at]), entries[at])
+        for position in again:
+            self.copy(int(found.numbers[position]), entries[position])
         if found.read:
             return
         read = [table.pack.whole and table.checked[row] for table, row in zip(found.tables, found.rows, strict=True)]
         # Of those that are still there: in another place the entry has to be checked first.
-        now = self._at[found.numbers]
-        self._at[found.numbers] = np.where((now == found.at) & np.array(read, bool), now | _READ, now)
+        now = self._codes[found.numbers]
+        self._codes[found.numbers] = np.where((now == found.codes) & np.array(read, bool), now | _READ, now)
 
-    def _confirm_all(self, pack: str | None, numbers: Numbers, rows: Numbers) -> bool:
-        """Believe that some entries lie in rows of a pack if all of its own keys say so; whether they do."""
-        sure = self._reader.confirm_all(pack, self.keys[numbers], rows) if pack is not None else []
-        for table, at, row in sure:
-            self._at[numbers[at]] = self._number(table) << ROW_BITS | row
-        return bool(sure)
-
-    def _find_some(self, keys: npt.NDArray[np.uint8], asked: dict[bytes, int], found: Numbers, *, last: bool) -> bool:
-        """Look up where some rows of `keys` lie; whether the index was wrong and should be asked again.
-
-        At once, unless it is the `last` time: what else it said is wrong, too, and would be mended row by row.
-        """
-        listed, names = self._index.find_rows(list(asked))
-        numbers = np.array([asked[key] for key, _, _ in listed], np.int64)
-        owners = np.array([pack for _, pack, _ in listed], np.int64)
-        rows = np.array([row for _, _, row in listed], np.int64)
-        order = np.argsort(owners, kind="stable")
-        stale = False
-        for some in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1) if listed else ():
-            name, inside = names.packs[int(owners[some[0]])], numbers[some]
-            sure = self._reader.confirm_all(name, keys[inside], rows[some])
-            for table, at, row in sure:
-                found[inside[at]] = self._number(table) << ROW_BITS | row
-            for at, row in zip(inside.tolist(), rows[some].tolist(), strict=True) if not sure else ():
-                place = self._reader.confirm(self._index, Place(keys[at].tobytes(), name, row))
-                stale |= place is Admission.STALE
-                if stale and not last:
-                    return True
-                if place is Admission.REFUSED:
-                    self.refused[keys[at].tobytes()] = name
-                if not isinstance(place, Admission):
-                    found[at] = self._number(place[0]) << ROW_BITS | place[1]
-        return stale
+    def _set(self, numbers: Numbers, table: TableFile, rows: Numbers) -> None:
+        """Say that some entries lie in rows of a table."""
+        self._codes[numbers] = self._number(table) << _ROW_BITS | rows
 
     def _number(self, table: TableFile) -> int:
         number = self._numbers.get(id(table))
@@ -343,6 +457,53 @@ class EntryTable:
         return Key(self.keys[number].tobytes())
 
 
-def _split(at: Numbers) -> tuple[Numbers, Numbers]:
+def _split(codes: Numbers) -> tuple[Numbers, Numbers]:
     """The numbers of tables and the rows in them; -1 and whatever where there is no entry."""
-    return np.where(at < 0, NOWHERE, at >> ROW_BITS & _TABLE_MASK), at & _ROW_MASK
+    return np.where(codes < 0, NOWHERE, codes >> _ROW_BITS & _TABLE_MASK), codes & _ROW_MASK
+
+
+def _propose(index: Index, columns: Sequence[Bytes]) -> tuple[Numbers, dict[int, str]]:
+    """Where the index says each key of some columns lies, one column after the other: a place or `NOWHERE`.
+
+    A place is the pack's number and the row in one; the packs' names come with them. Of the places of one key it is the
+    first one in the index's order.
+    """
+    starts = np.concatenate([np.zeros(0, np.uint64), *(beginnings(keys) for keys in columns)])
+    order = np.argsort(starts)
+    starts = starts[order]
+    edges = np.cumsum([0, *map(len, columns)])
+
+    def in_order(begin: int, end: int) -> Bytes:
+        numbers = order[begin:end]
+        keys = np.empty((len(numbers), 32), np.uint8)
+        for number, column in enumerate(columns):
+            here = (numbers >= edges[number]) & (numbers < edges[number + 1])
+            keys[here] = column[numbers[here] - edges[number]]
+        return keys
+
+    proposed = np.full(len(starts), NOWHERE, np.int64)
+    names: dict[int, str] = {}
+    dense = len(starts) * _DENSE > index.places()
+    for page in read_pages(index) if dense else find_pages(index, in_order, len(order)):
+        names = page.names.packs
+        begins = beginnings(page.keys)
+        places = page.packs << _ROW_BITS | page.rows
+        first, last = np.searchsorted(starts, begins), np.searchsorted(starts, begins, side="right")
+        counts = last - first
+        # Each place, once for every time that its key was asked for.
+        positions = np.repeat(np.arange(len(begins)), counts)
+        numbers = order[np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts - first, counts)]
+        new = proposed[numbers] == NOWHERE
+        # Backwards: of several the first one stays.
+        proposed[numbers[new][::-1]] = places[positions[new]][::-1]
+    return proposed, names
+
+
+def _by_pack(places: Numbers) -> Iterator[tuple[int, Numbers]]:
+    """The packs of some places, each with the numbers of those that lie in it, in the order of their rows."""
+    order = np.argsort(places)
+    order = order[np.searchsorted(places, 0, sorter=order) :]
+    packs = places[order] >> _ROW_BITS
+    edges = np.flatnonzero(np.diff(packs, prepend=-1))
+    for begin, end in itertools.pairwise([*edges.tolist(), len(order)]):
+        yield int(packs[begin]), order[begin:end]

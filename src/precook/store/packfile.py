@@ -214,11 +214,11 @@ class TableFile:
 
     def converters(self, tensors: Library | None) -> list[Callable[[Array], Any]]:
         """What makes a tensor of each leaf's array, in the library asked for or in its own."""
-        found = self._converters.get(tensors)
-        if found is None:
-            found = [converter(leaf.dtype, tensors or leaf.library) for leaf in self.table.leaves]
-            self._converters[tensors] = found
-        return found
+        converters = self._converters.get(tensors)
+        if converters is None:
+            converters = [converter(leaf.dtype, tensors or leaf.library) for leaf in self.table.leaves]
+            self._converters[tensors] = converters
+        return converters
 
     def read(self, row: int, *, check: bool) -> list[Array]:
         """A row's leaves, read from the disk into memory of their own."""
@@ -238,9 +238,9 @@ class TableFile:
         self._read(descriptor, row, whole)
         if check:
             self.check(row, whole)
-        for array, one in zip(arrays, whole, strict=True):
-            if one is not array:
-                array[...] = one
+        for array, buffer in zip(arrays, whole, strict=True):
+            if buffer is not array:
+                array[...] = buffer
         self.checked[row] = 1
 
     def verify(self, descriptor: int, row: int) -> list[Array]:
@@ -267,7 +267,7 @@ class TableFile:
 
     def _compare(self, row: int, leaves: list[tuple[tuple[int, ...], Iterable[Array]]]) -> None:
         table = self.table
-        found = checksum(
+        computed = checksum(
             key=table.keys[row].tobytes(),
             recipe=self.pack.head.recipe_digests[table.recipes.item(row)],
             skeleton=table.skeleton,
@@ -275,7 +275,7 @@ class TableFile:
             labels=table.labels.row(row),
             leaves=leaves,
         )
-        if found != table.checksums[row].tobytes():
+        if computed != table.checksums[row].tobytes():
             raise RowDamagedError("its checksum does not match")
 
     def take(self, row: int) -> tuple[list[Array], bool]:
@@ -433,9 +433,9 @@ def _read_head(descriptor: int, path: Path, name: str) -> Head:
 def _pieces(descriptor: int, offset: int, size: int) -> Iterator[Array]:
     """Some bytes of a file, one piece after the other in the same memory."""
     buffer = np.empty(min(size, _PIECE), np.uint8)
-    for at in range(0, size, _PIECE):
-        piece = buffer[: min(_PIECE, size - at)]
-        _read_span(descriptor, piece, offset + at)
+    for start in range(0, size, _PIECE):
+        piece = buffer[: min(_PIECE, size - start)]
+        _read_span(descriptor, piece, offset + start)
         yield piece
 
 

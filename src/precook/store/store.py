@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -26,16 +27,16 @@ from precook.memo.memo import Memory
 from precook.store import files
 from precook.store import fork as forks
 from precook.store.claims import Claims
+from precook.store.commit import commit, labelled_entry
 from precook.store.copy import Verify
-from precook.store.index.index import Index
 from precook.store.index.scan import EntryRow, read_entries
-from precook.store.internals import Session, StoreInternals
+from precook.store.internals import StoreInternals
 from precook.store.keysets import split
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
 from precook.store.lease import Holder, Lease, break_lease, live_leases
 from precook.store.lock import locked
 from precook.store.lookup import EntryTable
-from precook.store.reader import Located, Reader
+from precook.store.reader import Located
 from precook.store.snapshot import (
     Snapshot,
     SnapshotContent,
@@ -49,12 +50,13 @@ from precook.store.snapshot import (
     write_snapshot,
 )
 from precook.store.stats import RecipeStats, Stats
-from precook.store.writer import Commit, Writer
+from precook.store.tree import Tree, take_apart
+from precook.store.writer import Writer
 from precook.values import Key
 
 if TYPE_CHECKING:
     from precook.identity.recipe import Recipe
-    from precook.store.tree import Tree
+    from precook.store.format.build import Entry
 
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 2.0
@@ -84,20 +86,19 @@ class Store:
         self._verify_reads: Verify = verify_reads
         self._flush_bytes = flush_bytes
         self._flush_seconds = flush_seconds
+        self.max_bytes = max_bytes
+        """What its packs may take together; None for no bound."""
         self._lock = threading.RLock()
         self._closed = False
-        self._own_writer: Writer | None = None
         self._directories = files.Directories()
-        self._marker = read_marker(self._layout)
-        if self._marker is None and read_only:
+        self._internals: StoreInternals | None = None
+        marker = read_marker(self._layout)
+        if marker is None and read_only:
             raise NoStoreError(path)
         # On a read-only mount every write would fail; without one, no file is created that a reader does not need.
-        self._read_only = read_only or (self._marker is not None and not os.access(path, os.W_OK))
-        self._reader = Reader(self._layout, read_only=self._read_only, verify=verify_reads)
-        self._session = Session(self._layout, self._reader, self.make_room, max_bytes=max_bytes)
-        self._index: Index | None = None
-        if self._marker is not None:
-            self._start(self._marker)
+        self._read_only = read_only or (marker is not None and not os.access(path, os.W_OK))
+        if marker is not None:
+            self._start(marker)
         forks.remember(self)
 
     @property
@@ -110,11 +111,6 @@ class Store:
         """Whether writing is refused."""
         return self._read_only
 
-    @property
-    def max_bytes(self) -> int | None:
-        """What its packs may take together; None for no bound."""
-        return self._session.max_bytes
-
     def put(
         self, key: Key, tree: Tree, *, recipe: Recipe | None = None, labels: Mapping[str, object] | None = None
     ) -> None:
@@ -122,15 +118,17 @@ class Store:
 
         The first tree under a key stays; a key says what made its entry, so a second one can only be the same.
         """
-        writer = self._writer()
-        writer.put(key, tree, recipe=recipe, labels=labels)
-        writer.flush()
+        self._check_writable()
+        entry = labelled_entry(key, take_apart(tree), recipe=recipe, labels=labels)
+        internals = self._created()
+        # One at a time: of two threads that put the same key, the second finds what the first has put.
+        with internals.putting:
+            self._ready()  # another thread may have closed the store meanwhile
+            commit(internals, [entry])
 
     def writer(self, *, flush_bytes: int | None = None, flush_seconds: float | None = None) -> Writer:
         """A writer that gathers entries into large commits; use it in a `with` block."""
-        self._ready()
-        if self._read_only:
-            raise ReadOnlyError(self.path, "opened read-only")
+        self._check_writable()
         return Writer(
             self._commit,
             self.path,
@@ -152,7 +150,7 @@ class Store:
         With `lazy=True` the leaves are `LazyTensor`s and nothing is read yet.
         """
         try:
-            return self._reader.get(self._existing(key), key, tensors=tensors, lazy=lazy)
+            return self._existing(key).reader.get(key, tensors=tensors, lazy=lazy)
         except MissingEntryError:
             if default is _RAISE:
                 raise
@@ -165,10 +163,10 @@ class Store:
         keys = list(keys)
         if not keys:
             return []
-        index = self._ready()
-        if index is not None:
-            self._session.record(index)
-            self._reader.resolve(index, keys)
+        internals = self._ready()
+        if internals is not None:
+            internals.record_uses()
+            internals.reader.find_many(keys)
         return [self.get(key, default, tensors=tensors) for key in keys]
 
     def stack(self, keys: Iterable[Key], *, tensors: Literal["numpy", "torch"] | None = None) -> Tree:
@@ -180,41 +178,40 @@ class Store:
         if not keys:
             message = "stack needs at least one key"
             raise ValueError(message)
-        index = self._existing(keys[0])
-        self._session.record(index)
-        return self._reader.stack(index, keys, tensors=tensors)
+        internals = self._existing(keys[0])
+        internals.record_uses()
+        return internals.reader.stack(keys, tensors=tensors)
 
     def missing(self, keys: Iterable[Key]) -> list[Key]:
         """The keys that have no entry, in order, each once."""
         wanted = dict.fromkeys(keys)
-        index = self._ready()
-        if index is None:
+        internals = self._ready()
+        if internals is None:
             return list(wanted)
-        present = self._present(index, [key.bytes for key in wanted])
+        present = internals.lookup.present([key.bytes for key in wanted])
         return [key for key in wanted if key.bytes not in present]
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, Key) and not self.missing([key])
 
     def __len__(self) -> int:
-        index = self._ready()
-        return index.count() if index is not None else 0
+        internals = self._ready()
+        return internals.index.count() if internals is not None else 0
 
     def entries(self, *, after: bytes = b"") -> Iterator[EntryRow]:
         """Every place of every entry in order of keys, beginning after these bytes; nothing is read but the index."""
-        index = self._ready()
-        if index is not None:
-            yield from read_entries(index, after)
+        internals = self._ready()
+        if internals is not None:
+            yield from read_entries(internals.index, after)
 
     def locate(self, key: Key) -> Located:
         """Where an entry lies and what its pack says about it, without reading its tensors."""
-        return self._reader.locate(self._existing(key), key)
+        return self._existing(key).reader.locate(key)
 
     def stats(self) -> Stats:
         """Counts and sizes."""
-        index, marker = self._ready(), self._marker
-        if index is None or marker is None:
-            raise NoStoreError(self.path)
+        internals = self.internals(create=False)
+        index, marker = internals.index, internals.marker
         recipes = tuple(RecipeStats(*row) for row in index.totals())
         packs = index.packs()
         index_bytes = self._layout.index.stat().st_size if self._layout.index.exists() else 0
@@ -230,62 +227,66 @@ class Store:
             index_bytes=index_bytes,
             recipes=recipes,
             damaged=tuple((Key(key), reason) for key, _, reason in index.damage()),
-            bad_packs=tuple(sorted(self._reader.bad_packs.items())),
+            bad_packs=tuple(sorted(internals.packs.bad_packs.items())),
         )
 
     def present(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         """Which of many keys, one per row of 32 bytes, have an entry."""
-        index = self._ready()
-        if index is None or not len(keys):
+        internals = self._ready()
+        if internals is None or not len(keys):
             return np.zeros(len(keys), bool)
         wanted = split(keys)
-        found = self._present(index, wanted)
-        return np.fromiter((key in found for key in wanted), bool, len(wanted))
+        present = internals.lookup.present(wanted)
+        return np.fromiter((key in present for key in wanted), bool, len(wanted))
 
     def places(self, keys: npt.NDArray[np.uint8]) -> EntryTable | None:
         """Where the entries of many keys lie, one key per row of 32 bytes, to read them from; None without a store."""
-        found = self.places_of([keys])
-        return found[0] if found is not None else None
+        tables = self.places_of([keys])
+        return tables[0] if tables is not None else None
 
     def places_of(self, columns: Sequence[npt.NDArray[np.uint8]]) -> list[EntryTable] | None:
         """The same for several columns of keys, in little more time than for one."""
-        index = self._ready()
-        return (
-            EntryTable.find_all(self._reader, index, columns, verify=self._verify_reads) if index is not None else None
-        )
+        internals = self._ready()
+        if internals is None:
+            return None
+        return EntryTable.find_all(internals.lookup, columns, verify=self._verify_reads)
 
     def generation(self) -> str:
         """Changes whenever entries may have been removed: what was present stays so until then."""
-        index = self._ready()
-        return index.generation() if index is not None else ""
+        internals = self._ready()
+        return internals.index.generation() if internals is not None else ""
 
     def recipes(self) -> dict[bytes, bytes]:
         """The canonical form of each recipe that entries were made with, by its digest."""
-        index = self._ready()
-        return {recipe_digest(form).bytes: form for form in index.recipes().values()} if index is not None else {}
+        internals = self._ready()
+        forms = internals.index.recipes().values() if internals is not None else ()
+        return {recipe_digest(form).bytes: form for form in forms}
 
     def totals(self) -> list[tuple[bytes, int, int]]:
         """For each recipe: its canonical form, and how many entries and bytes it made."""
-        index = self._ready()
-        return [(form, entries, nbytes) for form, entries, nbytes, _ in index.totals()] if index is not None else []
+        internals = self._ready()
+        totals = internals.index.totals() if internals is not None else ()
+        return [(form, entries, nbytes) for form, entries, nbytes, _ in totals]
 
     def damaged(self) -> dict[bytes, str]:
         """Entries that were found damaged: their keys, and why."""
-        index = self._ready()
-        return {key: reason for key, _, reason in index.damage()} if index is not None else {}
+        internals = self._ready()
+        damage = internals.index.damage() if internals is not None else ()
+        return {key: reason for key, _, reason in damage}
 
     def memory(self) -> Memory:
         """What is remembered about sources and keys."""
-        return Memory(self._ready())
+        internals = self._ready()
+        return Memory(internals.index if internals is not None else None)
 
     def remember(self, memory: Memory) -> None:
         """Keep what a memory has learnt; this creates the store where there is none yet."""
         if memory.changed and not self._read_only:
-            memory.flush(self._created())
+            memory.flush(self._created().index)
 
     def claims(self) -> Claims:
         """Claims of one builder, so that two of them do not encode the same; this creates the store if need be."""
-        return Claims(self._created())
+        return Claims(self._created().index)
 
     def lease(self, purpose: str) -> Lease:
         """A lease, for a builder or a feed: what it is given to protect is not removed while it is open.
@@ -293,7 +294,7 @@ class Store:
         This creates the store if need be. A store that cannot be written to gives one that protects nothing.
         """
         self._ready()
-        return self._session.lease(None if self._read_only else self._created(), purpose)
+        return self._created().lease(purpose)
 
     def leases(self) -> list[Holder]:
         """Who holds a lease."""
@@ -301,21 +302,21 @@ class Store:
 
     def break_lease(self, prefix: str) -> Holder:
         """Take a lease from its holder, by the first digits of its id; the holder stops with `LostLeaseError`."""
-        return break_lease(self._layout, self._created(), prefix)
+        return break_lease(self._layout, self._created().index, prefix)
 
     def pin(self, file: SnapshotFile) -> None:
         """Keep a snapshot and all it names, also when a newer one takes its place."""
-        with self._created().exclusive():
+        with self._created().index.exclusive():
             pin_snapshot(file)
 
     def unpin(self, file: SnapshotFile) -> None:
         """Keep a snapshot no longer than until a newer one takes its place."""
-        with self._created().exclusive():
+        with self._created().index.exclusive():
             unpin_snapshot(file)
 
     def remove_snapshot(self, file: SnapshotFile) -> None:
         """Remove a snapshot, not its entries; `PinnedError` where it is pinned."""
-        with self._created().exclusive():
+        with self._created().index.exclusive():
             remove_snapshot(file)
 
     def snapshots(self) -> list[SnapshotFile]:
@@ -324,10 +325,10 @@ class Store:
 
     def snapshot(self, dataset: str) -> Snapshot:
         """The latest snapshot of a dataset, read and checked; `NoSnapshotError` where there is none."""
-        found = [snapshot for snapshot in self.snapshots() if snapshot.dataset == dataset]
-        if not found:
+        snapshots = [snapshot for snapshot in self.snapshots() if snapshot.dataset == dataset]
+        if not snapshots:
             raise NoSnapshotError(self.path, dataset)
-        return dataclasses.replace(read_snapshot(found[-1]), store=self)
+        return dataclasses.replace(read_snapshot(snapshots[-1]), store=self)
 
     def freeze(
         self,
@@ -344,10 +345,11 @@ class Store:
         """
         if self._read_only:
             raise ReadOnlyError(self.path, "opened read-only")
-        index = self._created()
+        internals = self._created()
+        index = internals.index
         # Under the lock that removals take, too: a snapshot never names what is being removed.
         with index.exclusive():
-            self._session.check()
+            internals.check_leases()
             if needs is not None and self.generation() != seen:
                 lost = int((~self.present(needs)).sum())
                 if lost:
@@ -355,7 +357,7 @@ class Store:
                     raise IncompleteError(f"{lost:,} entries of {dataset} were removed meanwhile", hint=hint)
             return write_snapshot(self._layout, self._directories, index.exclusive, dataset, content)
 
-    def tidy(self, index: Index) -> None:
+    def tidy(self, internals: StoreInternals) -> None:
         """Called when the store is opened to be written to; whoever looks after it goes on with what was cut off."""
 
     def make_room(self, nbytes: int) -> None:
@@ -365,31 +367,26 @@ class Store:
         """Its parts, for code that looks after it; where there is no store yet one is made, or `NoStoreError`."""
         if self._ready() is None and not create:
             raise NoStoreError(self.path)
-        return StoreInternals(self._layout, self._created(), self._reader, self._directories, self._session)
+        return self._created()
 
     def reindex(self) -> int:
         """Make the index anew from the packs; the number of entries found."""
-        index = self._ready()
-        if index is None:
-            raise NoStoreError(self.path)
+        index = self.internals(create=False).index
         index.rebuild()
         return index.count()
 
     def close(self) -> None:
-        """Flush what `put` began and let go of the index. Tensors that were handed out stay valid."""
-        with self._lock:
-            writer, self._own_writer = self._own_writer, None
-        try:
-            # Outside the lock: the writer's thread may be waiting for it to commit.
-            if writer is not None and writer.usable:
-                writer.close()
-        finally:
-            if not self._closed:
-                self._session.close(self._index)
-            with self._lock:
+        """Wait for puts under way, record what was used, close the index. Tensors that were handed out stay valid."""
+        if self._closed:
+            return
+        internals = self._internals
+        # Not in the middle of another thread's put.
+        with internals.putting if internals is not None else contextlib.nullcontext():
+            try:
+                if internals is not None:
+                    internals.close()
+            finally:
                 self._closed = True
-                if self._index is not None:
-                    self._index.close()
 
     def __enter__(self) -> Store:
         return self
@@ -406,7 +403,7 @@ class Store:
             "verify_reads": self._verify_reads,
             "flush_bytes": self._flush_bytes,
             "flush_seconds": self._flush_seconds,
-            "max_bytes": self._session.max_bytes,
+            "max_bytes": self.max_bytes,
         }
         return _reopen, (type(self), self.path, options)
 
@@ -416,87 +413,82 @@ class Store:
     def before_fork(self) -> None:
         """Let nobody be in the middle of something, and leave no SQLite state for the child to inherit."""
         self._lock.acquire()
-        if self._index is not None:
-            self._index.before_fork()
+        if self._internals is not None:
+            self._internals.before_fork()
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
-        if self._index is not None:
-            self._index.after_fork(child=False)
+        if self._internals is not None:
+            self._internals.after_fork(child=False)
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
         """Go on with locks that no thread of the parent holds."""
         self._lock = threading.RLock()
-        self._reader.after_fork()
-        if self._index is not None:
-            self._index.after_fork(child=True)
+        if self._internals is not None:
+            self._internals.after_fork(child=True)
 
-    def _start(self, marker: Marker) -> Index:
-        index = Index(self._layout, marker.id, self._reader.heads, read_only=self._read_only)
+    def _start(self, marker: Marker) -> None:
+        """Bring the index of an existing store up to date, and clear away what was cut short."""
+        internals = StoreInternals(
+            self._layout,
+            marker,
+            self._directories,
+            read_only=self._read_only,
+            verify=self._verify_reads,
+            make_room=self.make_room if self.max_bytes is not None else None,
+        )
         packs, partials = list_packs(self._layout)
-        index.refresh(packs)
+        internals.index.refresh(packs)
         if not self._read_only:
-            index.sweep()
-            self.tidy(index)
+            internals.index.sweep()
+            self.tidy(internals)
             own = [path for path in self.path.glob(f"*{files.PARTIAL}") if not path.name.startswith("index.")]
             for partial in [*own, *partials, *list_partials(self._layout)]:
                 files.sweep_partial(partial)
-        self._marker = marker
-        self._index = index
-        return index
+        self._internals = internals
 
-    def _present(self, index: Index, keys: list[bytes]) -> set[bytes]:
-        if not (self._reader.bad_rows or self._reader.bad_packs):
-            return index.present(keys)
-        # A read-only store cannot drop what it found damaged from its index.
-        return {place.key for place in index.find(keys) if not self._reader.is_bad(place)}
+    def _check_writable(self) -> None:
+        self._ready()
+        if self._read_only:
+            raise ReadOnlyError(self.path, "opened read-only")
 
-    def _existing(self, key: Key) -> Index:
-        """The index; without a store there is nothing under any key."""
+    def _existing(self, key: Key) -> StoreInternals:
+        """The parts of the store; without one there is nothing under any key."""
         if type(key) is not Key:
             message = f"a key is a precook.Key, not a {type(key).__name__}"
             raise TypeError(message)
-        index = self._ready()
-        if index is None:
+        internals = self._ready()
+        if internals is None:
             raise MissingEntryError(key)
-        return index
+        return internals
 
-    def _ready(self) -> Index | None:
-        """The index, also of a store that another process has made since; None while there is no store."""
+    def _ready(self) -> StoreInternals | None:
+        """The parts of the store, also of one that another process has made since; None while there is none."""
         if self._closed:
             raise ClosedStoreError(self.path, "this store is closed")
-        if self._index is None:
+        if self._internals is None:
             with self._lock:
                 marker = read_marker(self._layout)
-                if marker is not None and self._index is None:
+                if marker is not None and self._internals is None:
                     self._start(marker)
-        return self._index
+        return self._internals
 
-    def _commit(self) -> Commit:
-        """What a writer commits with; the store is created here, before its first commit."""
-        index = self._created()
-        self._session.record(index)
-        return Commit(self._layout, index, self._reader, self._directories, self._session)
-
-    def _created(self) -> Index:
-        """The index of the store, which is made here if it is not there yet."""
+    def _created(self) -> StoreInternals:
+        """The parts of the store, which is made here if it is not there yet."""
         with self._lock:
-            if self._index is None:
+            if self._internals is None:
                 with files.explained(self.path):
                     self._directories.make(self.path)
                 with locked(self._layout.lock), files.explained(self.path):
                     marker = read_marker(self._layout) or create_store(self._layout)
                 self._start(marker)
-            assert self._index is not None
-            return self._index
+            assert self._internals is not None
+            return self._internals
 
-    def _writer(self) -> Writer:
-        """The writer behind `put`, made anew after a fork or a failure."""
-        with self._lock:
-            if self._own_writer is None or not self._own_writer.usable:
-                self._own_writer = self.writer()
-            return self._own_writer
+    def _commit(self, entries: list[Entry]) -> None:
+        """Commit what a writer has gathered; the store is created here, before its first commit."""
+        commit(self._created(), entries)
 
 
 def _reopen(kind: type[Store], path: Path, options: dict[str, Any]) -> Store:

@@ -5,24 +5,17 @@ A commit runs in a thread of its own, so that the caller prepares the next entri
 
 from __future__ import annotations
 
-import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from precook.errors import ClosedStoreError, PrecookError, TreeError
-from precook.identity.canonical import canonical
-from precook.store import files
-from precook.store.files import syncpoint
-from precook.store.format.build import Entry, build_pack, make_entry
-from precook.store.format.header import MAX_HEADER, header_length
-from precook.store.format.pack import pack_id, parse_head, parse_pack_header
+from precook.errors import ClosedStoreError, PrecookError
+from precook.store.commit import MAX_ROWS, MAX_TEXT, header_bytes, labelled_entry, text_bytes
+from precook.store.format.build import Entry
+from precook.store.format.header import MAX_HEADER
 from precook.store.tree import Parts, Tree, take_apart
 from precook.values import Key
 
@@ -30,90 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from precook.identity.recipe import Recipe
-    from precook.store.index.index import Index
-    from precook.store.layout import Layout
-    from precook.store.reader import Reader
-
-_log = logging.getLogger("precook")
-
-MAX_ROWS = 1_000_000
-MAX_TEXT = 256 << 20
-"""Most bytes of plain values and labels in one pack."""
-_COLUMN_FORM = 400
-"""Bytes of header a leaf can take, generously."""
-
-
-class Upkeep(Protocol):
-    """What stands beside every commit."""
-
-    def check(self) -> None:
-        """Refuse to go on where that is not safe."""
-
-    def keep(self, index: Index) -> None:
-        """Make it known that what was just read is in use; the caller holds the store's lock."""
-
-    def make_room(self, nbytes: int) -> None:
-        """See to it that a pack of this size fits, or refuse it."""
-
-
-class Commit:
-    """Makes packs of entries and tells the index; what a store does under its lock and its writers share."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        index: Index,
-        reader: Reader,
-        directories: files.Directories,
-        upkeep: Upkeep | None = None,
-    ) -> None:
-        self._upkeep = upkeep
-        self._layout = layout
-        self._index = index
-        self._reader = reader
-        self._directories = directories
-
-    @property
-    def root(self) -> Path:
-        """Where the store lies."""
-        return self._layout.root
-
-    def __call__(self, entries: list[Entry]) -> None:
-        """Make entries durable and visible, except those that are there already: the first result for a key stays."""
-        if self._upkeep is not None:
-            self._upkeep.check()
-        known = self._index.present([entry.key for entry in entries])
-        stored = {entry.key for entry in entries if entry.key in known and self._is_stored(entry)}
-        if stored and self._upkeep is not None:
-            # Durable when it returns: in use, under the lock of whoever may be about to remove it, or written again.
-            with self._index.exclusive():
-                stored = self._index.present(list(stored))
-                self._upkeep.keep(self._index)
-        entries = [entry for entry in entries if entry.key not in stored]
-        if not entries:
-            return
-        image = build_pack(entries, created=int(time.time()), salt=secrets.token_hex(8))
-        # Read back what is about to be written: nothing that our own limits refuse is ever published.
-        head = parse_head(parse_pack_header(image.head[: header_length(image.head)]), image.head)
-        assert head.id == pack_id(image.head) == image.id
-        if self._upkeep is not None:
-            self._upkeep.make_room(image.nbytes)
-        path = self._layout.pack(image.id)
-        with files.explained(self.root):
-            self._directories.make(self._layout.packs)
-            self._directories.make(path.parent)
-            files.publish(path, [image.head, *image.body])
-        syncpoint("commit.published")
-        self._index.add([head])
-        self._reader.touch(np.concatenate([table.keys for table in head.tables]))
-
-    def _is_stored(self, entry: Entry) -> bool:
-        """Whether the pack that the index names really has the entry."""
-        key = Key(entry.key)
-        stored = self._reader.checksum(self._index, key)
-        if stored is not None and stored != entry.checksum:
-            _log.warning("entry %s was made again with a different result; the first one stays", key.hex)
-        return stored is not None
 
 
 class Writer:
@@ -123,8 +32,10 @@ class Writer:
     Entries become visible to readers when their group is committed.
     """
 
-    def __init__(self, commit: Callable[[], Commit], root: Path, *, flush_bytes: int, flush_seconds: float) -> None:
-        self._open_commit = commit
+    def __init__(
+        self, commit: Callable[[list[Entry]], None], root: Path, *, flush_bytes: int, flush_seconds: float
+    ) -> None:
+        self._commit = commit
         self._root = root
         self._flush_bytes = flush_bytes
         self._flush_seconds = flush_seconds
@@ -155,11 +66,7 @@ class Writer:
         self, key: Key, parts: Parts, *, recipe: Recipe | None = None, labels: Mapping[str, object] | None = None
     ) -> None:
         """Add an entry that was taken apart already."""
-        if not isinstance(key, Key):
-            message = f"a key is a precook.Key, not a {type(key).__name__}"
-            raise TypeError(message)
-        text = canonical(dict(labels)) if labels else b"null"
-        self.put_entries([ready_entry(key.bytes, parts, recipe=recipe, labels=text)])
+        self.put_entries([labelled_entry(key, parts, recipe=recipe, labels=labels)])
 
     def put_entries(self, entries: Sequence[Entry]) -> int:
         """Add entries that are ready to be written, in one go; the number of the group that holds the last of them."""
@@ -231,7 +138,7 @@ class Writer:
         while (group := self._next_group()) is not None:
             error: PrecookError | None = None
             try:
-                self._open_commit()(list(group.entries.values()))
+                self._commit(list(group.entries.values()))
             except PrecookError as known:
                 error = known
             except BaseException as unknown:  # noqa: BLE001 - handed to the caller at its next call, never dropped
@@ -290,11 +197,11 @@ class _PendingGroup:
             self.since = time.monotonic()
         self.entries[entry.key] = entry
         self._bytes += entry.nbytes
-        self._text += _text_bytes(entry)
+        self._text += text_bytes(entry)
         self._header += len(entry.recipe)
         if entry.parts.skeleton not in self._skeletons:
             self._skeletons.add(entry.parts.skeleton)
-            self._header += _header_bytes(entry)
+            self._header += header_bytes(entry)
 
     def is_full(self, flush_bytes: int) -> bool:
         """Whether the group has reached the size asked for, or one of a pack's limits."""
@@ -304,22 +211,3 @@ class _PendingGroup:
             or self._text >= MAX_TEXT
             or self._header >= MAX_HEADER // 4
         )
-
-
-def ready_entry(key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels: bytes = b"null") -> Entry:
-    """An entry ready to be written, or a `TreeError` for what no pack could hold."""
-    entry = make_entry(key, parts, recipe=recipe, labels=labels)
-    # Twice each limit still fits, so one entry over it does too.
-    if _text_bytes(entry) > MAX_TEXT:
-        raise TreeError("tree", f"its plain values take {_text_bytes(entry)} bytes; at most {MAX_TEXT} can be stored")
-    if _header_bytes(entry) > MAX_HEADER // 4:
-        raise TreeError("tree", f"it has {len(parts.leaves)} tensors, too many for one entry")
-    return entry
-
-
-def _text_bytes(entry: Entry) -> int:
-    return len(entry.parts.values) + len(entry.labels)
-
-
-def _header_bytes(entry: Entry) -> int:
-    return len(entry.parts.skeleton) + _COLUMN_FORM * (len(entry.parts.leaves) + 4)

@@ -48,7 +48,7 @@ class PackChecks:
             row = _row(table)
             if row is None or self._known.get(name, row) != row:
                 # Gone, or written to: what was opened before is not what lies there now.
-                internals.reader.forget_pack(internals.index, table)
+                internals.lookup.forget_pack(table.pack)
             if row is None:
                 continue
             if self._known.get(name) == row or (written and name not in self._known):
@@ -74,7 +74,7 @@ class PackChecks:
                 sound.append(row)
                 continue
             self._known.pop(table.pack.head.id, None)
-            internals.reader.forget_pack(internals.index, table)
+            internals.lookup.forget_pack(table.pack)
             for key in damaged:
                 internals.is_sound(key)  # makes it a miss, here and for everybody
         return sound

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
-from precook.errors import LockedError, ReadOnlyError, StoreWriteError
+from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
 from precook.store import files
 from precook.store.format.pack import Head
-from precook.store.index import packs, schema
+from precook.store.index import schema
+from precook.store.index.schema import DoubtError, Names, NoIndexError
 from precook.store.layout import Layout, list_packs
 from precook.store.lock import PATIENCE, locked
 
@@ -50,7 +53,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._signature: object = None
         """What the file looked like when the connection was opened."""
-        self._names = packs.Names({}, {}, {})
+        self._names = Names({}, {}, {})
         """What numbers stand for in the file of this connection."""
 
     def close(self) -> None:
@@ -94,7 +97,7 @@ class Database:
     def read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         """The result of a query, which is called again where the index turns out to be damaged and is made anew."""
         with self.lock:
-            with contextlib.suppress(schema.DoubtError), self._named_errors():
+            with contextlib.suppress(DoubtError), self._named_errors():
                 return query(self._connected())
             with contextlib.nullcontext() if self.read_only else self.exclusive():
                 # Once more under the lock: another process may have been replacing the index just now.
@@ -102,12 +105,12 @@ class Database:
                 try:
                     with self._named_errors():
                         return query(self._connected())
-                except schema.DoubtError as doubt:
+                except DoubtError as doubt:
                     self._rebuild_for(doubt)
                 try:
                     with self._named_errors():
                         return query(self._connected())
-                except schema.DoubtError as doubt:
+                except DoubtError as doubt:
                     raise StoreWriteError(self._path, f"the index cannot be made: {doubt}") from doubt
 
     def write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -116,12 +119,12 @@ class Database:
             try:
                 with self._writing() as db:
                     result = change(db)
-            except schema.DoubtError as doubt:
+            except DoubtError as doubt:
                 self._rebuild_for(doubt)
                 try:
                     with self._writing() as db:
                         result = change(db)
-                except schema.DoubtError as again:
+                except DoubtError as again:
                     raise StoreWriteError(self._path, f"the index cannot be made: {again}") from again
             self._checkpoint()
             return result
@@ -134,11 +137,11 @@ class Database:
         if self.read_only:
             with self.lock:
                 self.close()
-                connection = schema.connect(":memory:")
+                connection = _connect(":memory:")
                 schema.create(connection, self._store_id)
                 _take_over(connection, self._open)
-                packs.fill(connection, self._read_heads(sorted(list_packs(self._layout)[0])))
-                self._connection, self._signature, self._names = connection, _IN_MEMORY, packs.Names({}, {}, {})
+                schema.fill(connection, self._read_heads(sorted(list_packs(self._layout)[0])))
+                self._connection, self._signature, self._names = connection, _IN_MEMORY, Names({}, {}, {})
             return
         with self.exclusive(), files.explained(self._layout.root), self._named_errors():
             self.close()
@@ -149,19 +152,18 @@ class Database:
             try:
                 # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
                 settings = ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144")
-                with contextlib.closing(schema.connect(str(partial), settings=settings)) as db:
+                with contextlib.closing(_connect(str(partial), settings=settings)) as db:
                     schema.create(db, self._store_id)
-                    _take_over(db, lambda: schema.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True))
-                    packs.fill(db, self._read_heads(sorted(names)))
+                    _take_over(db, lambda: _connect(f"{path.absolute().as_uri()}?mode=rw", uri=True))
+                    schema.fill(db, self._read_heads(sorted(names)))
                     db.execute("PRAGMA journal_mode=WAL")
-                schema.sync(partial)
+                _sync(partial)
                 # The database before its log: a log without its database is ignored, the reverse would be corrupt.
-                for old in (path, *schema.companions(path)):
+                for old in (path, *_companions(path)):
                     old.unlink(missing_ok=True)
-                partial.rename(path)
+                files.publish_file(partial, path)
             finally:
                 partial.unlink(missing_ok=True)
-            files.sync_directory(path.parent)
 
     def make_durable(self, names: Iterable[str]) -> None:
         """Sync the names of packs that are about to get rows, or whose rows are about to go.
@@ -190,8 +192,8 @@ class Database:
         """Let SQLite keep so much of the file in memory, until the connection is closed."""
         self.read(lambda db: db.execute(f"PRAGMA cache_size=-{kibibytes}"))
 
-    def _rebuild_for(self, doubt: schema.DoubtError) -> None:
-        level = logging.DEBUG if isinstance(doubt, schema.NoIndexError) else logging.WARNING
+    def _rebuild_for(self, doubt: DoubtError) -> None:
+        level = logging.DEBUG if isinstance(doubt, NoIndexError) else logging.WARNING
         _log.log(level, "making the index of %s anew: %s", self._layout.root, doubt)
         self.rebuild()
 
@@ -212,7 +214,7 @@ class Database:
     def _checkpoint(self) -> None:
         """Fold the log back into the database when it has grown; the caller holds the store's lock."""
         with contextlib.suppress(FileNotFoundError):
-            if schema.companions(self._path)[0].stat().st_size > _CHECKPOINT_BYTES:
+            if _companions(self._path)[0].stat().st_size > _CHECKPOINT_BYTES:
                 self.read(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
 
     @contextlib.contextmanager
@@ -222,12 +224,12 @@ class Database:
             yield
         except (AttributeError, TypeError) as error:
             # A torn page can hold values of types that we never write.
-            raise schema.DoubtError(f"unexpected values: {error}") from error
+            raise DoubtError(f"unexpected values: {error}") from error
         except sqlite3.DatabaseError as error:
             # Read-only, a second look at the file is all that could help, and an index in memory is better.
             if self.read_only:
-                raise schema.DoubtError(str(error)) from error
-            raise schema.named_error(self._path, str(error)) from error
+                raise DoubtError(str(error)) from error
+            raise _named_error(self._path, str(error)) from error
 
     def _connected(self) -> sqlite3.Connection:
         """The connection, opened anew if the file under it was replaced or, read-only, written to."""
@@ -237,9 +239,9 @@ class Database:
         if self._connection is not None and signature == self._signature:
             return self._connection
         self.close()
-        self._names = packs.Names({}, {}, {})
+        self._names = Names({}, {}, {})
         if signature is None:
-            raise schema.NoIndexError("there is no index")
+            raise NoIndexError("there is no index")
         connection = self._open()
         try:
             schema.check(connection, self._store_id)
@@ -252,12 +254,12 @@ class Database:
     def _open(self) -> sqlite3.Connection:
         path = self._path
         if not self.read_only:
-            return schema.connect(str(path), settings=("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0"))
+            return _connect(str(path), settings=("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0"))
         # A log that is not empty belongs to a living writer, or to a dead one: only its own shared memory can tell.
-        log = schema.companions(path)[0]
+        log = _companions(path)[0]
         live = log.exists() and log.stat().st_size > 0
         mode = "mode=ro&readonly_shm=1" if live else "mode=ro&immutable=1"
-        return schema.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
+        return _connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
 
     def _look(self) -> object:
         """What tells one index file from another: its inode; read-only also whether it was written to."""
@@ -267,7 +269,7 @@ class Database:
             return None
         if not self.read_only:
             return status.st_dev, status.st_ino
-        log = schema.companions(self._path)[0]
+        log = _companions(self._path)[0]
         return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, log.exists()
 
 
@@ -279,3 +281,59 @@ def _take_over(db: sqlite3.Connection, open_old: Callable[[], sqlite3.Connection
         return
     with contextlib.closing(source):
         schema.take_over(db, source)
+
+
+def _connect(path: str, *, settings: Sequence[str] = (), uri: bool = False) -> sqlite3.Connection:
+    """A connection that any thread may use, under a lock of its owner's."""
+    connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, uri=uri)
+    # A database from somewhere else gets no say: no code in its schema, no trust in its cells, no mapping to fault on.
+    safe = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
+    try:
+        for setting in (*safe, *settings):
+            connection.execute(f"PRAGMA {setting}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _named_error(path: Path, reason: str) -> StoreError | DoubtError:
+    """SQLite's complaint as ours; whatever casts doubt on the file itself becomes a `DoubtError`."""
+    # By message: Python 3.10 does not pass SQLite's error codes on.
+    if "locked" in reason or "busy" in reason:
+        return LockedError(path, f"the index is locked: {reason}")
+    if "full" in reason:
+        return NoSpaceError(path, f"no space left for the index: {reason}")
+    if "readonly" in reason and not os.access(path, os.W_OK):
+        return ReadOnlyError(path, f"the index cannot be written: {reason}")
+    if "readonly" in reason or "unable to open" in reason:
+        # SQLite says so, too, when the process has no descriptors left.
+        hint = "close some files or raise `ulimit -n`, and look at what lies there"
+        return StoreWriteError(path, f"the index cannot be opened: {reason}", hint=hint)
+    if "disk I/O error" in reason:
+        return StoreWriteError(path, f"the index could not be read or written: {reason}")
+    return DoubtError(reason)
+
+
+def _companions(path: Path) -> tuple[Path, Path]:
+    """SQLite's log and shared memory beside a database."""
+    return path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")
+
+
+def _sync(path: Path) -> None:
+    """Make a whole database file durable."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        files.sync_file(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_wal(path: Path) -> tuple[str, bool]:
+    """Make a database with a write-ahead log; the journal mode it got, and whether a second connection sees a write."""
+    with contextlib.closing(sqlite3.connect(path)) as writer, contextlib.closing(sqlite3.connect(path)) as reader:
+        mode = writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        writer.execute("CREATE TABLE probe (number INTEGER)")
+        writer.execute("INSERT INTO probe VALUES (7)")
+        writer.commit()
+        return mode, reader.execute("SELECT number FROM probe").fetchall() == [(7,)]

@@ -17,10 +17,10 @@ import numpy as np
 from precook.errors import StoreError
 from precook.memo.columns import Kind, Segment
 from precook.store.format.pack import Head
-from precook.store.index import memo, packs
+from precook.store.index import memo, schema
 from precook.store.index.database import Database
 from precook.store.index.memo import DamagedRow
-from precook.store.index.packs import Names, ReplacedPack, RowChoice
+from precook.store.index.schema import Names, ReplacedPack, RowChoice
 from precook.store.layout import list_packs
 from precook.values import Flags, Numbers
 
@@ -52,7 +52,7 @@ class Index(Database):
         ordered, wanted = _in_order(keys)
 
         def look(db: sqlite3.Connection) -> tuple[list[tuple[bytes, int, int]], Names]:
-            rows = packs.places(db, ordered, wanted)
+            rows = schema.places(db, ordered, wanted)
             # Of the same connection: an index that was made anew meanwhile numbers packs its own way.
             names = self._names_of(db, {pack for _, pack, _ in rows})
             return [row for row in rows if row[1] in names.packs and type(row[2]) is int], names
@@ -62,13 +62,13 @@ class Index(Database):
     def present(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that have an entry."""
         ordered, wanted = _in_order(keys)
-        return {key for key, _, _ in self.read(lambda db: packs.places(db, ordered, wanted))}
+        return {key for key, _, _ in self.read(lambda db: schema.places(db, ordered, wanted))}
 
-    def page(self, after: tuple[bytes, int, int], limit: int, *, details: bool) -> tuple[packs.PageColumns, Names]:
+    def page(self, after: tuple[bytes, int, int], limit: int, *, details: bool) -> tuple[schema.PageColumns, Names]:
         """Some places behind one place, in the order of keys, packs and rows; and what their numbers stand for."""
 
-        def look(db: sqlite3.Connection) -> tuple[packs.PageColumns, Names]:
-            columns = packs.page(db, after, limit, details=details)
+        def look(db: sqlite3.Connection) -> tuple[schema.PageColumns, Names]:
+            columns = schema.page(db, after, limit, details=details)
             return columns, self._names_of(db, set(columns.packs.tolist()), columns.recipes.tolist())
 
         return self.read(look)
@@ -76,7 +76,7 @@ class Index(Database):
     def _names_of(self, db: sqlite3.Connection, numbers: set[int], recipes: Iterable[int] = ()) -> Names:
         """What these numbers stand for and all others that are known; read again where one is not among them."""
         if not (numbers <= self._names.packs.keys() and self._names.recipes.keys() >= set(recipes)):
-            self._names = packs.names(db)
+            self._names = schema.names(db)
         return self._names
 
     def pack_ids(self) -> set[str]:
@@ -85,59 +85,59 @@ class Index(Database):
 
     def packs(self) -> list[tuple[str, int]]:
         """Each pack and the size of its file."""
-        return self.read(packs.packs)
+        return self.read(schema.packs)
 
     def pack_sizes(self) -> list[tuple[str, int, int, int]]:
         """Each pack, and its bytes, rows, and bytes of all rows, the living and the dead."""
-        return self.read(packs.pack_sizes)
+        return self.read(schema.pack_sizes)
 
     def pack_bytes(self) -> int:
         """Size of all packs together."""
-        return self.read(packs.pack_bytes)
+        return self.read(schema.pack_bytes)
 
     def places(self) -> int:
         """Number of places of all entries, as the packs' own rows count them."""
-        return self.read(packs.count_places)
+        return self.read(schema.count_places)
 
     def count(self) -> int:
         """Number of different keys."""
-        return self.read(packs.count_keys)
+        return self.read(schema.count_keys)
 
     def totals(self) -> list[tuple[bytes, int, int, int]]:
         """For each recipe: its form, entries, bytes, and when its newest pack was made."""
-        return self.read(packs.totals)
+        return self.read(schema.totals)
 
     def recipes(self) -> dict[int, bytes]:
         """The canonical form of every recipe that entries were made with, by its number in the index."""
-        return self.read(packs.recipes)
+        return self.read(schema.recipes)
 
     def damage(self) -> list[tuple[bytes, str, str]]:
         """Entries that were found damaged and are not to be had elsewhere: key, pack and reason."""
-        return self.read(packs.damage)
+        return self.read(schema.damage)
 
     def generation(self) -> str:
         """Changes whenever entries may have been removed: what was present stays so until then."""
-        return self.read(packs.generation)
+        return self.read(schema.generation)
 
     def dropped_rows(self, pack: str, rows: int) -> Flags:
         """Which of the rows of a pack were dropped."""
-        return self.read(lambda db: packs.read_dropped(db, bytes.fromhex(pack), rows))
+        return self.read(lambda db: schema.read_dropped(db, bytes.fromhex(pack), rows))
 
     def uses(self, pack: str, rows: int) -> Numbers:
         """When each row of a pack was last used, in nanoseconds; zeros where nobody says."""
-        return self.read(lambda db: packs.read_used(db, bytes.fromhex(pack), rows))
+        return self.read(lambda db: schema.read_used(db, bytes.fromhex(pack), rows))
 
     def row_sizes(self, pack: str, rows: int) -> Numbers:
         """Bytes of each row of a pack, zero where it does not live; slow, for nothing leads from a pack to its rows."""
         sizes = np.zeros(rows, np.int64)
-        for row, nbytes in self.read(lambda db: packs.row_sizes(db, pack)):
+        for row, nbytes in self.read(lambda db: schema.row_sizes(db, pack)):
             if 0 <= row < rows:
                 sizes[row] = nbytes
         return sizes
 
     def row_keys(self, pack: str) -> dict[int, bytes]:
         """The living rows of a pack and their keys; as slow."""
-        return self.read(lambda db: packs.row_keys(db, pack))
+        return self.read(lambda db: schema.row_keys(db, pack))
 
     def refresh(self, listed: set[str] | None = None) -> None:
         """Adopt packs that have no rows yet, and drop the rows of packs that are gone; `listed`: those on the disk."""
@@ -159,24 +159,24 @@ class Index(Database):
     def add(self, heads: Iterable[Head]) -> None:
         """Add the rows of durable packs."""
         heads = list(heads)
-        self.write(lambda db: packs.add_packs(db, heads))
+        self.write(lambda db: schema.add_packs(db, heads))
 
     def drop_packs(self, names: Iterable[str]) -> None:
         """Forget packs that are gone or damaged."""
         names = list(names)
         if names:
-            self.write(lambda db: packs.drop_packs(db, names))
+            self.write(lambda db: schema.drop_packs(db, names))
 
     def mark_damaged(self, place: Place, reason: str) -> None:
         """Turn a damaged entry into a miss."""
-        self.write(lambda db: packs.mark_damaged(db, place.key, place.pack, place.row, reason))
+        self.write(lambda db: schema.mark_damaged(db, place.key, place.pack, place.row, reason))
 
     def drop_rows(self, choices: Sequence[RowChoice]) -> list[tuple[Flags, Flags]]:
         """Drop rows for good, and doom packs that have lost their last one.
 
         For each choice which of its rows were there and are dropped now, and which stay for what the choice says.
         """
-        return self.write(lambda db: packs.drop_choices(db, choices))
+        return self.write(lambda db: schema.drop_choices(db, choices))
 
     def replace_packs(
         self, head: Head | None, origins: Sequence[tuple[str, Numbers]], old: Mapping[str, ReplacedPack]
@@ -185,42 +185,42 @@ class Index(Database):
 
         `origins` says of which pack and rows the new pack is made, in its order.
         """
-        self.write(lambda db: packs.replace_packs(db, head, origins, old))
+        self.write(lambda db: schema.replace_packs(db, head, origins, old))
 
     def condemn(self, pack: str, reason: str) -> int:
         """Drop all rows of a pack that cannot be read, as damaged, and doom it; how many there were."""
-        return self.write(lambda db: packs.condemn(db, pack, reason))
+        return self.write(lambda db: schema.condemn(db, pack, reason))
 
     def doom(self, names: Sequence[str]) -> None:
         """Mark packs as doomed of which nothing is left to use."""
-        self.write(lambda db: packs.doom(db, names))
+        self.write(lambda db: schema.doom(db, names))
 
     def doomed_packs(self) -> list[tuple[str, int]]:
         """Packs of which every row was dropped, with their sizes."""
-        return self.read(packs.doomed_packs)
+        return self.read(schema.doomed_packs)
 
     def forget_packs(self, names: Sequence[str]) -> None:
         """Forget doomed packs whose files are gone."""
-        self.write(lambda db: packs.forget_packs(db, names))
+        self.write(lambda db: schema.forget_packs(db, names))
 
     def record_uses(self, marks: Mapping[str, Flags], now: int) -> None:
         """Record that rows of packs were used just now, in nanoseconds."""
-        self.write(lambda db: packs.record_uses(db, marks, now))
+        self.write(lambda db: schema.record_uses(db, marks, now))
 
     def claim(self, keys: Sequence[bytes], owner: bytes, *, seconds: float, done: Sequence[bytes] = ()) -> set[bytes]:
         """Claim keys for a builder for some time and give up those it is done with; the keys that are its own now.
 
         Claims are advice, not locks.
         """
-        return self.write(lambda db: packs.claim(db, keys, owner, seconds=seconds, done=done))
+        return self.write(lambda db: schema.claim(db, keys, owner, seconds=seconds, done=done))
 
     def keep_claims(self, owner: bytes, *, seconds: float) -> None:
         """Prolong a builder's claims."""
-        self.write(lambda db: packs.keep_claims(db, owner, seconds=seconds))
+        self.write(lambda db: schema.keep_claims(db, owner, seconds=seconds))
 
     def release_claims(self, owner: bytes) -> None:
         """Give up a builder's claims."""
-        self.write(lambda db: packs.release_claims(db, owner))
+        self.write(lambda db: schema.release_claims(db, owner))
 
     def segments(self, kind: Kind) -> list[Segment]:
         """What is remembered of a kind, the newest segment last; one that is damaged is forgotten."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from precook.fs.trust import file_system_time
 from precook.store.index.index import Index
-from precook.store.index.packs import Names
+from precook.store.index.schema import Names
 from precook.store.keysets import beginnings, split
 from precook.store.layout import Layout
 from precook.values import Bytes, Flags, Numbers
