@@ -541,7 +541,7 @@ def test_entries_may_go_while_their_shapes_are_compared(
 
     def locate_and_lose(numbers: Any) -> Any:
         found = locate(numbers)
-        monkeypatch.setattr(places, "_at", np.full(len(keys), -1))
+        monkeypatch.setattr(places, "_codes", np.full(len(keys), -1))
         return found
 
     monkeypatch.setattr(places, "locate", locate_and_lose)
