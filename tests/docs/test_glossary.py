@@ -14,8 +14,8 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 
 STANDARD = """
 Words of every program:
-    archive buffer cache check collate column config content copy data database device dtype error field file fork format
-    function header hub image import integration internal interrupt lock log lookup machine main many mapping
+    archive buffer cache check collate column config content copy data database device dtype error field file fork
+    format function header hub image import integration internal interrupt lock log lookup machine main many mapping
     message model name open option output pool process progress reader registry report result run sampler scan schema
     search signal stat status template test text token tool unit usage use value walk worker
 Verbs that mean what they mean everywhere:
