@@ -19,8 +19,7 @@ import pytest
 import precook
 from precook.cli.build import BuildArguments
 from precook.store import claims
-from tests.cli.test_cli import spawn
-from tests.support.commands import run
+from tests.support.commands import run, spawn
 from tests.support.projects import dataset
 
 PICTURES = 60

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output, progress
-from precook.cli.options import (
-    ConfigOption,
-    JsonOption,
-    StoreOption,
-    find_or_new_store,
-    named_config,
-    named_store,
-    open_project,
-)
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, find_or_new_store, named_config, open_project
 from precook.errors import SOME_FAILED, printable
 from precook.units import format_count, format_size
 
@@ -65,7 +57,7 @@ def command(
         with open_project(path, store) as project:
             if names_adopted(project):
                 return _fill(plan, project, yes=yes, as_json=as_json)
-    place = find_or_new_store(named_store(config, store))
+    place = find_or_new_store(config, store)
     return _adopt(plan, place, dataset, yes=yes, as_json=as_json)
 
 

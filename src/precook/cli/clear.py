@@ -7,13 +7,7 @@ from typing import Annotated
 
 import typer
 
-from precook.cli.options import (
-    ConfigOption,
-    JsonOption,
-    StoreOption,
-    YesOption,
-    named_store,
-)
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption
 from precook.cli.remove import plan_and_remove
 
 
@@ -41,4 +35,4 @@ def command(
     from precook.maintain.evict import plan_clear
 
     planner = partial(plan_clear, recipe=recipe, dataset=dataset, everything=everything)
-    plan_and_remove(named_store(config, store), planner, yes=yes, as_json=as_json)
+    plan_and_remove(config, store, planner, yes=yes, as_json=as_json)

@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from precook.cli import output, progress
-from precook.cli.options import (
-    ConfigOption,
-    JsonOption,
-    StoreOption,
-    YesOption,
-    named_store,
-    open_to_read,
-    open_to_write,
-)
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption, open_to_read, open_to_write
 from precook.cli.output import Span
 from precook.units import format_count, format_size
 
@@ -34,17 +26,17 @@ def command(
     """
     from precook.maintain.compact import plan_compact
 
-    place = named_store(config, store)
-    with open_to_write(place) if yes else open_to_read(place) as opened:
+    with open_to_write(config, store) if yes else open_to_read(config, store) as opened:
         plan = plan_compact(opened, report=progress.reporter())
         if not as_json:
             _show(plan)
-        done = plan.execute(progress.reporter()) if yes and not plan.empty else None
+        compaction = plan.execute(progress.reporter()) if yes and not plan.empty else None
     if as_json:
-        output.document({**_document(plan), "done": _done(done) if done is not None else None})
-    elif done is not None:
-        count = format_count(done.packs_written, "new pack")
-        output.line([f"compacted into {count}: ", Span(f"{format_size(done.freed)} freed", "bold green")])
+        done = None if compaction is None else _compaction_document(compaction)
+        output.document({**_document(plan), "done": done})
+    elif compaction is not None:
+        count = format_count(compaction.packs_written, "new pack")
+        output.line([f"compacted into {count}: ", Span(f"{format_size(compaction.freed)} freed", "bold green")])
     elif not plan.empty:
         output.hint("nothing was changed; the same with --yes does it")
 
@@ -82,11 +74,11 @@ def _document(plan: CompactPlan) -> dict[str, Any]:
     }
 
 
-def _done(done: Compaction) -> dict[str, Any]:
+def _compaction_document(compaction: Compaction) -> dict[str, Any]:
     return {
-        "copies": done.copies,
-        "packs_unlinked": done.packs_unlinked,
-        "packs_rewritten": done.packs_rewritten,
-        "packs_written": done.packs_written,
-        "freed_bytes": done.freed,
+        "copies": compaction.copies,
+        "packs_unlinked": compaction.packs_unlinked,
+        "packs_rewritten": compaction.packs_rewritten,
+        "packs_written": compaction.packs_written,
+        "freed_bytes": compaction.freed,
     }

@@ -1,4 +1,4 @@
-"""`precook doctor`: what the doctor found, for people and for programs."""
+"""`precook doctor`: what is good and bad about the disk, the libraries and the store's directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, find_or_new_store, named_store
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, find_or_new_store
 from precook.cli.output import Line, Span, TableColumn
 from precook.errors import FAILED
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from precook.maintain.doctor import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
-_FEW = 20
+_MOST_PATHS = 20
 
 
 def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> int:
     """Examine the disk, the libraries and the store's directory."""
     from precook.maintain.doctor import examine
 
-    path = find_or_new_store(named_store(config, store))  # the doctor may be asked before there is one
+    path = find_or_new_store(config, store)  # the doctor may be asked before there is one
     findings = examine(path)
     problems = [finding for finding in findings if finding.level == "problem"]
     if as_json:
@@ -30,7 +30,7 @@ def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: 
     else:
         output.table(
             [TableColumn(), TableColumn(), TableColumn(wrap=True)],
-            [row for each in findings for row in _rows(each, path)],
+            [row for finding in findings for row in _rows(finding, path)],
         )
         for finding in findings:
             if finding.hint and finding.level == "problem":
@@ -50,8 +50,8 @@ def _document(finding: Finding) -> dict[str, object]:
 
 def _rows(finding: Finding, root: Path) -> list[list[Line]]:
     rows: list[list[Line]] = [[Span(finding.level, _STYLES[finding.level]), finding.topic, finding.message]]
-    shown = [str(path.relative_to(root) if path.is_relative_to(root) else path) for path in finding.paths[:_FEW]]
-    if len(finding.paths) > _FEW:
-        shown.append(f"… {len(finding.paths) - _FEW:,} more (--json shows all)")
+    shown = [str(path.relative_to(root) if path.is_relative_to(root) else path) for path in finding.paths[:_MOST_PATHS]]
+    if len(finding.paths) > _MOST_PATHS:
+        shown.append(f"… {len(finding.paths) - _MOST_PATHS:,} more (--json shows all)")
     rows += [["", "", Span(f"  {name}", "dim")] for name in shown]
     return rows

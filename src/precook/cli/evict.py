@@ -6,15 +6,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from precook.cli import output
-from precook.cli.options import (
-    ConfigOption,
-    JsonOption,
-    StoreOption,
-    YesOption,
-    duration_option,
-    named_store,
-    size_option,
-)
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption, duration_option, size_option
 from precook.cli.remove import plan_and_remove
 from precook.errors import NO_SPACE
 from precook.units import format_size
@@ -36,7 +28,7 @@ def command(
     from precook.maintain.evict import plan_evict
 
     planner = partial(plan_evict, max_bytes=max_size, grace=grace)
-    size = plan_and_remove(named_store(config, store), planner, yes=yes, as_json=as_json)
+    size = plan_and_remove(config, store, planner, yes=yes, as_json=as_json)
     if size <= max_size:
         return 0
     if not as_json:

@@ -53,15 +53,15 @@ def _document(explanation: Explanation) -> dict[str, Any]:
                 "concept": sample.concept,
                 "sample": sample.sample,
                 "image": sample.image,
-                "entries": [_entry(entry) for entry in sample.entries],
+                "entries": [_entry_document(entry) for entry in sample.entries],
             }
             for sample in explanation.samples
         ],
     }
 
 
-def _entry(entry: EntryState) -> dict[str, Any]:
-    """An entry for programs; one that is not missing has no reason to be."""
+def _entry_document(entry: EntryState) -> dict[str, Any]:
+    """An entry and, where it is missing, why."""
     why = {"reason": None, "nearest": None, "differences": []} if entry.why is None else why_document(entry.why)
     return {
         "encoder": entry.encoder,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output, progress
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, named_store, open_to_use
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, open_to_use
 from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -48,36 +48,34 @@ def command(
 
     Neither paths nor captions leave unless you ask for them. An export that was interrupted goes on where it stopped.
     """
-    place = named_store(config, store)
+    from precook.maintain.bundle import export_bundle
+    from precook.maintain.shards import export_shards
+
+    report = progress.reporter()
     if form is Form.SAFETENSORS:
         if keep:
             raise typer.BadParameter("safetensors files hold neither captions nor paths", param_hint="--with")
-        _export_shards(place, dataset, target, snapshot=snapshot, force=force, as_json=as_json)
-    else:
-        _export_bundle(place, dataset, target, snapshot=snapshot, keep=keep or [], force=force, as_json=as_json)
-
-
-def _export_bundle(
-    store: Path | None,
-    dataset: str,
-    target: Path,
-    *,
-    snapshot: str | None,
-    keep: list[str],
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Write the archive and say what is in it."""
-    from precook.maintain.bundle import KEEPS, export_bundle
-
-    with open_to_use(store) as opened:
-        exported = export_bundle(
-            opened, dataset, target, snapshot=snapshot, keep=keep, force=force, report=progress.reporter()
-        )
+        with open_to_use(config, store) as opened:
+            sharded = export_shards(opened, dataset, target, snapshot=snapshot, force=force, report=report)
+        if as_json:
+            output.document(_document(sharded) | {"files": list(sharded.files)})
+        else:
+            shards = format_count(len(sharded.files), "shard")
+            output.line(f"wrote {sharded.path}: {_counts(sharded)} in {shards}, {format_size(sharded.nbytes)}")
+        return
+    keep = keep or []
+    with open_to_use(config, store) as opened:
+        exported = export_bundle(opened, dataset, target, snapshot=snapshot, keep=keep, force=force, report=report)
     if as_json:
         resumed = {"packs": exported.packs, "resumed": exported.resumed, "keep": sorted(keep)}
         output.document(_document(exported) | resumed)
-        return
+    else:
+        _show_bundle(exported, keep)
+
+
+def _show_bundle(exported: Exported, keep: list[str]) -> None:
+    from precook.maintain.bundle import KEEPS
+
     output.line(f"wrote {exported.path}: {_counts(exported)}, {format_size(exported.nbytes)}")
     if exported.resumed:
         members = format_count(exported.resumed, "member")
@@ -85,21 +83,6 @@ def _export_bundle(
     left_out = [name for name in KEEPS if name not in keep]
     if left_out:
         output.tell(f"without {' and '.join(left_out)}")
-
-
-def _export_shards(
-    store: Path | None, dataset: str, target: Path, *, snapshot: str | None, force: bool, as_json: bool
-) -> None:
-    """Write the shards and say what is in them."""
-    from precook.maintain.shards import export_shards
-
-    with open_to_use(store) as opened:
-        exported = export_shards(opened, dataset, target, snapshot=snapshot, force=force, report=progress.reporter())
-    if as_json:
-        output.document(_document(exported) | {"files": list(exported.files)})
-        return
-    shards = format_count(len(exported.files), "shard")
-    output.line(f"wrote {exported.path}: {_counts(exported)} in {shards}, {format_size(exported.nbytes)}")
 
 
 def _document(exported: Exported | Sharded) -> dict[str, Any]:

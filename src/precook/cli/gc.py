@@ -14,7 +14,6 @@ from precook.cli.options import (
     YesOption,
     duration_option,
     named_config,
-    named_store,
     open_to_read,
 )
 from precook.cli.remove import plan_and_remove
@@ -36,12 +35,11 @@ def command(
 
     absent = _absent_sources(config) if store is None or config is not None else []
     planner = partial(plan_gc, grace=grace, absent=absent)
-    place = named_store(config, store)
-    with open_to_read(place) as opened:
-        bare = not opened.snapshots()
-    if bare and not as_json:
+    with open_to_read(config, store) as opened:
+        has_snapshots = bool(opened.snapshots())
+    if not has_snapshots and not as_json:
         output.tell("no dataset was frozen in this store: only age and leases keep an entry")
-    plan_and_remove(place, planner, yes=yes, as_json=as_json)
+    plan_and_remove(config, store, planner, yes=yes, as_json=as_json)
     if absent and not as_json:
         output.hint("mount the drive; or name the store alone, with --store DIR, to go by its snapshots")
 

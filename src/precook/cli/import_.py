@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from precook.cli import output, progress
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, find_or_new_store, named_store
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, find_or_new_store
 from precook.units import format_count, format_size
 
 PIPE = "-"
@@ -32,7 +32,7 @@ def command(
     from precook.maintain.bundle import import_bundle
     from precook.open_store import open_store
 
-    place = find_or_new_store(named_store(config, store))
+    place = find_or_new_store(config, store)
     with contextlib.ExitStack() as stack:
         stream = sys.stdin.buffer if archive == PIPE else stack.enter_context(Path(archive).open("rb"))
         opened = stack.enter_context(open_store(place))

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from precook.cli import output
-from precook.cli.options import (
-    ConfigOption,
-    JsonOption,
-    StoreOption,
-    YesOption,
-    named_store,
-    open_to_read,
-    open_to_write,
-)
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption, open_to_read, open_to_write
 from precook.cli.output import TableColumn
 from precook.units import format_age, utc_time
 
@@ -38,12 +30,11 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Show who uses the store right now, and what it keeps for them."""
-    place = named_store(config, store)
     if break_id is not None and yes:
-        with open_to_write(place) as opened:
+        with open_to_write(config, store) as opened:
             broken = [opened.break_lease(break_id)]
     else:
-        with open_to_read(place) as opened:
+        with open_to_read(config, store) as opened:
             broken, holders = [], opened.leases()
             if break_id is not None:
                 holders = [holder for holder in holders if holder.id.startswith(break_id)]

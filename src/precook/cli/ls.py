@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output
-from precook.cli.options import (
-    ConfigOption,
-    JsonOption,
-    StoreOption,
-    duration_option,
-    named_store,
-    open_to_read,
-    size_option,
-)
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, duration_option, open_to_read, size_option
 from precook.cli.output import Span
 from precook.units import format_age, format_count, format_size, utc_time
 
@@ -93,7 +85,7 @@ def command(
     """List the entries of a store."""
     choice = Choice(recipe, dataset, min_size, max_size, older_than, newer_than, sort, limit)
     now = time.time()
-    with open_to_read(named_store(config, store)) as opened:
+    with open_to_read(config, store) as opened:
         entries = _choose(opened, choice, now=now)
         if as_json:
             output.document_of("entries", map(_document, entries))

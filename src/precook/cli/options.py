@@ -90,20 +90,15 @@ def open_project(config: Path | None, store: Path | None) -> Project:
     return project
 
 
-def named_store(config: Path | None, store: Path | None) -> Path | None:
-    """The store that was named, else that of the config; None where there is no config either."""
-    path = named_config(config) if store is None else None
-    if path is None:
+def find_store(config: Path | None, store: Path | None) -> Path:
+    """The store that was named, else the config's, else the one here or in ./cache; `NoStoreError` without any."""
+    if store is not None:
         return store
-    from precook.config.check import read_config
+    config = named_config(config)
+    if config is not None:
+        from precook.config.check import read_config
 
-    return path.parent / read_config(path)[0].store
-
-
-def find_store(named: Path | None) -> Path:
-    """The store that was named, else the one here or in ./cache; `NoStoreError` where there is none."""
-    if named is not None:
-        return named
+        return config.parent / read_config(config)[0].store
     for place in (Path(), _DEFAULT_STORE):
         if (place / _STORE_MARKER).is_file():
             return place
@@ -112,31 +107,31 @@ def find_store(named: Path | None) -> Path:
     raise error
 
 
-def find_or_new_store(named: Path | None) -> Path:
+def find_or_new_store(config: Path | None, store: Path | None) -> Path:
     """The same for a command that makes a store or can do without: where there is none yet, the place for one."""
     try:
-        return find_store(named)
+        return find_store(config, store)
     except NoStoreError:
         return _DEFAULT_STORE
 
 
-def open_to_read(named: Path | None) -> Store:
+def open_to_read(config: Path | None, store: Path | None) -> Store:
     """The store, read-only: nothing that a command does with it can change it."""
-    return _open(find_store(named), read_only=True)
+    return _open(find_store(config, store), read_only=True)
 
 
-def open_to_write(named: Path | None) -> Store:
+def open_to_write(config: Path | None, store: Path | None) -> Store:
     """The store, for a command that changes it; `ReadOnlyError` where that is not allowed."""
-    store = _open(find_store(named), read_only=False)
-    if store.read_only:
-        store.close()
-        raise ReadOnlyError(store.path, "this directory cannot be written to")
-    return store
+    opened = _open(find_store(config, store), read_only=False)
+    if opened.read_only:
+        opened.close()
+        raise ReadOnlyError(opened.path, "this directory cannot be written to")
+    return opened
 
 
-def open_to_use(named: Path | None) -> Store:
+def open_to_use(config: Path | None, store: Path | None) -> Store:
     """The store, for a command that reads it and holds a lease meanwhile where it may write."""
-    return _open(find_store(named), read_only=False, create=False)
+    return _open(find_store(config, store), read_only=False, create=False)
 
 
 def _open(path: Path, *, read_only: bool, create: bool = True) -> Store:
@@ -144,7 +139,7 @@ def _open(path: Path, *, read_only: bool, create: bool = True) -> Store:
     from precook.store.layout import Layout, read_marker
 
     try:
-        # Opened for writing, a store is made where none is; opened read-only that is an error.
+        # Opened for writing, a store that is not there is no error: the first write makes it. Read-only it is one.
         absent = not create and read_marker(Layout(path)) is None
         return open_store(path, read_only=read_only or absent)
     except NoStoreError as error:

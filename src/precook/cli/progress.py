@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from precook.cli import output
@@ -108,19 +107,32 @@ def _rich_progress(unit: str, *, stay: bool) -> Progress:
 
 
 class EncoderCount:
-    """How far an encoder is."""
+    """How far an encoder is: a task that says so at most every so many seconds, from any thread."""
 
-    def __init__(self, encoder: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, encoder: str, total: int | None, pace: PacedReporter) -> None:
         self.encoder = encoder
         self.total = total
         self.done = self.failed = self.nbytes = 0
-        self._clock = clock
-        self._start = clock()
+        self._pace = pace
+        self._start = self._said = pace.clock()
+        self._lock = threading.Lock()
+
+    def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:
+        """So much more is done."""
+        with self._lock:
+            self.done += amount
+            self.nbytes += nbytes
+            self.failed += failed
+            now = self._pace.clock()
+            # Nothing is said when all is done: the end of the task says it.
+            if now - self._said >= self._pace.every and self.done != self.total:
+                self._said = now
+                self._pace.say(self)
 
     @property
     def seconds(self) -> float:
         """Since it began."""
-        return self._clock() - self._start
+        return self._pace.clock() - self._start
 
     def __str__(self) -> str:
         seconds = self.seconds
@@ -139,7 +151,7 @@ class EncoderCount:
 
 
 class PacedReporter:
-    """Says how far each encoder is, at most every so many seconds, and once at its end; from any thread."""
+    """Says how far each encoder is, at most every so many seconds, and once at its end."""
 
     def __init__(
         self, say: Callable[[EncoderCount], None], *, every: float, clock: Callable[[], float] = time.monotonic
@@ -148,38 +160,18 @@ class PacedReporter:
         self.every = every
         self.clock = clock
 
-    def task(self, name: str, *, total: int | None, unit: str) -> AbstractContextManager[Task]:
+    @contextlib.contextmanager
+    def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
         """What an encoder does is said; what else a build does is shown as by any command."""
         if unit != _ENTRIES:
-            return reporter().task(name, total=total, unit=unit)
-        return self._encoder_task(name, total)
-
-    @contextlib.contextmanager
-    def _encoder_task(self, name: str, total: int | None) -> Iterator[Task]:
-        count = EncoderCount(name, total, self.clock)
+            with reporter().task(name, total=total, unit=unit) as task:
+                yield task
+            return
+        count = EncoderCount(name, total, self)
         try:
-            yield _PacedTask(count, self)
+            yield count
         finally:
             self.say(count)
-
-
-class _PacedTask:
-    def __init__(self, count: EncoderCount, pace: PacedReporter) -> None:
-        self._count = count
-        self._pace = pace
-        self._said = pace.clock()
-        self._lock = threading.Lock()
-
-    def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:
-        with self._lock:
-            self._count.done += amount
-            self._count.nbytes += nbytes
-            self._count.failed += failed
-            now = self._pace.clock()
-            # When all is done nothing is said here: the end of the task says it, and would say it twice.
-            if now - self._said >= self._pace.every and self._count.done != self._count.total:
-                self._said = now
-                self._pace.say(self._count)
 
 
 def _print_event(count: EncoderCount) -> None:

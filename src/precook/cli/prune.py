@@ -5,14 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
-from precook.cli.options import (
-    ConfigOption,
-    JsonOption,
-    StoreOption,
-    YesOption,
-    duration_option,
-    named_store,
-)
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption, duration_option
 from precook.cli.remove import plan_and_remove
 
 
@@ -28,4 +21,4 @@ def command(
     from precook.maintain.evict import plan_prune
 
     planner = partial(plan_prune, older_than=older_than)
-    plan_and_remove(named_store(config, store), planner, yes=yes, as_json=as_json)
+    plan_and_remove(config, store, planner, yes=yes, as_json=as_json)

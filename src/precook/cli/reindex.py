@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, named_store, open_to_write
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, open_to_write
 from precook.units import format_count, format_duration
 
 
 def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Make the index anew from the packs."""
     started = time.monotonic()
-    with open_to_write(named_store(config, store)) as opened:
+    with open_to_write(config, store) as opened:
         entries = opened.reindex()
         packs = opened.stats().packs
     seconds = time.monotonic() - started

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from precook.maintain.remove import Removal, RemovalPlan, RemovalShare
 
 
-def plan_and_remove(store: Path | None, planner: Callable[..., RemovalPlan], *, yes: bool, as_json: bool) -> int:
+def plan_and_remove(
+    config: Path | None, store: Path | None, planner: Callable[..., RemovalPlan], *, yes: bool, as_json: bool
+) -> int:
     """Plan, show, and with `yes` do it; the bytes that all packs then take."""
-    with open_to_write(store) if yes else open_to_read(store) as opened:
+    with open_to_write(config, store) if yes else open_to_read(config, store) as opened:
         plan = planner(opened, report=progress.reporter())
         document = _document(plan)
         if not as_json:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, key_digits, named_store, open_to_read
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, key_digits, open_to_read
 from precook.cli.output import Line, Span
 from precook.errors import DAMAGED, DamagedEntryError
 from precook.units import format_age, format_count, format_size, local_time, utc_time
@@ -42,7 +42,7 @@ def command(
     from precook.cli.entries import find_key
     from precook.cli.tree import tree_lines
 
-    with open_to_read(named_store(config, store)) as opened:
+    with open_to_read(config, store) as opened:
         view = _read(opened.locate(find_key(opened, key)))
     if as_json:
         output.document(_document(view))

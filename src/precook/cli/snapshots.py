@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, named_store, open_to_read, open_to_write
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, open_to_read, open_to_write
 from precook.cli.output import Span, TableColumn
 from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PrecookError, printable
 from precook.units import format_age, format_count, format_size, utc_time
@@ -51,18 +51,17 @@ def command(
 
     `precook gc` keeps what the latest snapshot of each dataset names, and what pinned ones name.
     """
-    place = named_store(config, store)
     if action is Action.LIST:
-        _list(place, dataset, as_json=as_json)
+        _list(config, store, dataset, as_json=as_json)
     elif dataset is None or snapshot is None:
         raise typer.BadParameter("name the dataset and the snapshot", param_hint="DATASET ID")
     else:
-        _act(place, action, dataset, snapshot, yes=yes, as_json=as_json)
+        _act(config, store, action, dataset, snapshot, yes=yes, as_json=as_json)
 
 
-def _list(store: Path | None, dataset: str | None, *, as_json: bool) -> None:
+def _list(config: Path | None, store: Path | None, dataset: str | None, *, as_json: bool) -> None:
     """Show every snapshot, the latest of each dataset last."""
-    with open_to_read(store) as opened:
+    with open_to_read(config, store) as opened:
         files = [file for file in opened.snapshots() if dataset in (None, file.dataset)]
         if dataset is not None and not files:
             raise NoSnapshotError(opened.path, dataset)
@@ -76,11 +75,13 @@ def _list(store: Path | None, dataset: str | None, *, as_json: bool) -> None:
         _show(documents)
 
 
-def _act(store: Path | None, action: Action, dataset: str, wanted: str, *, yes: bool, as_json: bool) -> None:
+def _act(
+    config: Path | None, store: Path | None, action: Action, dataset: str, wanted: str, *, yes: bool, as_json: bool
+) -> None:
     """Pin, unpin or remove one snapshot; removing is a preview without `yes`."""
     removing = action is Action.RM
     opening = open_to_read if removing and not yes else open_to_write
-    with opening(store) as opened:
+    with opening(config, store) as opened:
         file, others = _find(opened, dataset, wanted)
         if action is Action.PIN:
             opened.pin(file)

@@ -37,7 +37,7 @@ def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: 
     With a config the dataset is planned, too, and nothing is written; with --store alone only the store is shown.
     """
     if config is None and (store is not None or named_config(None) is None):
-        with open_to_read(store) as opened:
+        with open_to_read(None, store) as opened:
             view = look_at(opened)
         if as_json:
             output.document(_document(view))
@@ -47,7 +47,7 @@ def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: 
     with open_project(config, store) as project:
         view = _no_store(project.store_path)
         # Before the first build there is no store, and the dataset can be looked at all the same.
-        with contextlib.suppress(NoStoreError), open_to_read(project.store_path) as opened:
+        with contextlib.suppress(NoStoreError), open_to_read(None, project.store_path) as opened:
             view = look_at(opened)
         # The dataset comes after the store: where it cannot be planned, because a drive is not mounted or a model is
         # gone, that is an error, and the store was shown before it.
@@ -133,21 +133,7 @@ def _no_store(path: Path) -> StoreView:
     from precook.maintain.usage import Usage, UsagePart
     from precook.store.stats import Stats
 
-    stats = Stats(
-        path=path,
-        format=0,
-        id="",
-        read_only=False,
-        entries=0,
-        packs=0,
-        payload_bytes=0,
-        pack_bytes=0,
-        index_bytes=0,
-        recipes=(),
-        damaged=(),
-        bad_packs=(),
-    )
-    return StoreView(stats, [], Usage((), UsagePart("", 0, 0), (), ()), 0, [], 0, [], None, [])
+    return StoreView(Stats(path), [], Usage((), UsagePart("", 0, 0), (), ()), 0, [], 0, [], None, [])
 
 
 def _document(view: StoreView) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from precook.cli.options import (
     StoreOption,
     duration_option,
     key_digits,
-    named_store,
     open_project,
     open_to_read,
     open_to_write,
@@ -132,16 +131,16 @@ def command(
         repair=repair,
         yes=yes,
     )
-    return _verify(named_store(config, store), arguments, as_json=as_json)
+    return _verify(config, store, arguments, as_json=as_json)
 
 
-def _verify(store: Path | None, arguments: VerifyArguments, *, as_json: bool) -> int:
+def _verify(config: Path | None, store: Path | None, arguments: VerifyArguments, *, as_json: bool) -> int:
     """Check the packs, show what is wrong with them and, if asked to, drop it; the exit code."""
     from precook.maintain.owners import find_owners
     from precook.maintain.repair import plan_repair
     from precook.maintain.verify import verify_scope
 
-    with open_to_read(store) as opened:
+    with open_to_read(config, store) as opened:
         scope = _scope(opened, arguments)
         result, cursor = verify_scope(opened, scope, max_seconds=arguments.max_seconds, report=progress.reporter())
         owners = find_owners(opened, {damage.key.bytes for damage in result.damage if damage.key is not None})
@@ -149,7 +148,7 @@ def _verify(store: Path | None, arguments: VerifyArguments, *, as_json: bool) ->
     remembered = _remember(root, cursor, result.damage)
     plan, repaired = None, None
     if arguments.repair and not result.clean:
-        with open_to_write(root) as opened:
+        with open_to_write(None, root) as opened:
             plan = plan_repair(opened, result)
             repaired = plan.execute(report=progress.reporter()) if arguments.yes else None
     if as_json:
@@ -184,7 +183,7 @@ def _remember(root: Path, cursor: VerifyCursor, damage: Sequence[Damage]) -> boo
     if not os.access(root, os.W_OK):
         return False
     try:
-        with open_to_write(root) as opened:
+        with open_to_write(None, root) as opened:
             save_cursor(opened, cursor, damage)
     except (LockedError, StoreWriteError) as error:
         output.tell(f"how far this came is not remembered: {error}")

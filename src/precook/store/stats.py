@@ -25,18 +25,19 @@ class Stats:
     """What a store holds."""
 
     path: Path
-    format: int
-    id: str
-    read_only: bool
-    entries: int
-    packs: int
-    payload_bytes: int
+    format: int = 0
+    """Version of the format; 0 where there is no store yet."""
+    id: str = ""
+    read_only: bool = False
+    entries: int = 0
+    packs: int = 0
+    payload_bytes: int = 0
     """Bytes of tensors and plain values."""
-    pack_bytes: int
+    pack_bytes: int = 0
     """Bytes of the pack files."""
-    index_bytes: int
-    recipes: tuple[RecipeStats, ...]
-    damaged: tuple[tuple[Key, str], ...]
+    index_bytes: int = 0
+    recipes: tuple[RecipeStats, ...] = ()
+    damaged: tuple[tuple[Key, str], ...] = ()
     """Entries found damaged, with the reason."""
-    bad_packs: tuple[tuple[str, str], ...]
+    bad_packs: tuple[tuple[str, str], ...] = ()
     """Packs that could not be used, with the reason."""

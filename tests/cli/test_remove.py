@@ -1,4 +1,4 @@
-"""gc, evict, prune, clear, compact and leases on the command line: previews, deeds, documents and exit codes."""
+"""`precook gc`, `evict`, `prune` and `clear`: previews, deeds, documents and exit codes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,7 @@ import pytest
 import precook
 from tests.support.commands import run
 from tests.support.projects import picture
-from tests.support.snapshots import columns, disk_bytes, freeze, make_older, packs, put_packs
-
-DAY = 24 * 3600.0
-
-
-@pytest.fixture
-def cache(path: Path, recipe: precook.Recipe) -> Path:
-    """Two packs of old entries, of which a snapshot names the first three."""
-    with precook.open(path) as store:
-        put_packs(store, recipe, [range(5), range(5, 10)])
-        freeze(store, "cats", [recipe.key(number) for number in range(3)])
-    make_older(path, 2 * DAY)
-    return path
-
+from tests.support.snapshots import disk_bytes, packs
 
 COMMANDS = {
     "gc": (["gc"], 7),
@@ -124,30 +111,3 @@ def test_a_folder_that_is_not_there_keeps_everything(tmp_path: Path) -> None:
         assert "nothing to remove" in shown.out
         assert "mount" in shown.err
     assert run("gc", "--store", tmp_path / "cache", "--grace", "0s", "--json").document["entries"] == 1
-
-
-def test_leases_are_listed_and_broken_only_when_asked(cache: Path, recipe: precook.Recipe) -> None:
-    """Who holds them, since when and for how much; a preview of a break breaks nothing."""
-    assert run("leases", "--store", cache).out == "no leases\n"
-    with precook.open(cache) as store, store.lease("training of cats") as lease:
-        lease.protect(columns([recipe.key(1), recipe.key(2)]))
-        (found,) = run("leases", "--store", cache, "--json").document["leases"]
-        assert (found["purpose"], found["entries"]) == ("training of cats", 2)
-        assert "training of cats" in run("leases", "--store", cache).out
-        assert "--yes" in run("leases", "--store", cache, "--break", lease.id[:8]).err
-        lease.check()
-        assert run("leases", "--store", cache, "--break", "zzzz", "--yes").code == 1
-        assert "broken" in run("leases", "--store", cache, "--break", lease.id[:8], "--yes").out
-        with pytest.raises(precook.LostLeaseError):
-            lease.check()
-
-
-def test_compact_merges_what_is_small(cache: Path) -> None:
-    """Two packs become one, and the document says what that freed."""
-    assert "2 → 1" in run("compact", "--store", cache).out
-    preview = run("compact", "--store", cache, "--json").document
-    assert len(packs(cache)) == 2
-    done = run("compact", "--store", cache, "--json", "--yes").document
-    assert done["done"]["freed_bytes"] == preview["freed_bytes"]
-    assert len(packs(cache)) == 1
-    assert "nothing to compact" in run("compact", "--store", cache, "--yes").out
