@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from precook.plan.plan import Plan
     from precook.project import Project
     from precook.report import Reporter
-    from precook.store.snapshot import SnapshotFile
 
 _BESIDE = "--beside"
 """The option that makes a process one of several; not for people."""
@@ -151,15 +150,14 @@ def _run(arguments: BuildArguments, *, as_json: bool) -> int:
         else:
             output.tell(_intention(plan, arguments))
         with stop_on_signal(stop):
-            report, lost = _build(project, plan, arguments, stop, progress.build_reporter(events=as_json))
-            outcome = _look_back(plan, report, lost)
+            outcome = _build(project, plan, arguments, stop, progress.build_reporter(events=as_json))
         if as_json:
             output.event("report", _document(outcome))
         else:
             _show(outcome)
             if outcome.report.stopped:
                 output.hint(f"what is encoded is kept; `{arguments.command}` goes on")
-            elif any(failure.encoder for failure in outcome.failed):
+            elif any(failure.encoder for failure in outcome.report.failed):
                 output.hint(
                     "what failed is tried again when its file, its encoder or a setting changes, or with --retry-failed"
                 )
@@ -168,12 +166,12 @@ def _run(arguments: BuildArguments, *, as_json: bool) -> int:
 
 def _run_beside(arguments: BuildArguments) -> int:
     """Build as one of several processes, and report to the first of them, which tells people; the exit code."""
-    from precook.cli.processes import hang_on_first_process, write_report
+    from precook.cli.processes import tied_to_first_process, write_report
     from precook.cli.signals import sigterm_as_ctrl_c, stop_on_signal
 
     stop = threading.Event()
     with (
-        hang_on_first_process(stop) as file,
+        tied_to_first_process(stop) as file,
         open_project(arguments.config, arguments.store) as project,
         sigterm_as_ctrl_c(),
     ):
@@ -184,10 +182,8 @@ def _run_beside(arguments: BuildArguments) -> int:
     return INTERRUPTED if report.stopped else 0
 
 
-def _build(
-    project: Project, plan: BuildPlan, arguments: BuildArguments, stop: StopAll, reporter: Reporter
-) -> tuple[BuildReport, tuple[str, ...]]:
-    """Build in as many processes as there is work for; what they did, and those that were lost."""
+def _build(project: Project, plan: BuildPlan, arguments: BuildArguments, stop: StopAll, reporter: Reporter) -> Outcome:
+    """Build in as many processes as there is work for."""
     from precook.cli.processes import OtherProcesses, add_up
 
     started = int(time.time())
@@ -198,14 +194,14 @@ def _build(
     with OtherProcesses(words, processes - 1, stop, fail_fast=arguments.fail_fast) as others:
         report = plan.build(report=reporter, stop=stop, fresh=True, record=processes == 1, **own.options)
         if processes == 1:
-            return report, ()
+            return Outcome(plan, report)
         others.wait()
         lost = others.lost
         if lost and arguments.fail_fast:
             raise EncodeError(lost[0], hint="without --fail-fast the others go on")
         report = add_up(plan, report, others.reports(), retry_failed=arguments.retry_failed)
         project.record(started, report, processes=processes)
-        return report, lost
+        return Outcome(plan, report, lost)
 
 
 def _wanted(plan: Plan, arguments: BuildArguments) -> dict[str, int]:
@@ -236,14 +232,9 @@ class Outcome:
     """What there is to tell about a build."""
 
     plan: Plan
+    """What was to be built."""
     report: BuildReport
-    failed: tuple[Failure, ...]
-    """What failed now or before and was left out, with paths as `precook explain` takes them."""
-    missing: int
-    """Entries that a build would make now, although this one came to its end: their files came or changed meanwhile."""
-    snapshot: SnapshotFile | None
-    """The dataset as it is now; None where it is not complete."""
-    lost: tuple[str, ...]
+    lost: tuple[str, ...] = ()
     """Processes that failed or died, and why; their part was left to the others."""
 
     @property
@@ -251,26 +242,27 @@ class Outcome:
         """A dataset that lacks samples is never a plain success."""
         if self.report.stopped:
             return INTERRUPTED
-        return SOME_FAILED if self.failed or self.report.changed or self.missing else 0
+        return SOME_FAILED if self.report.failed or self.report.changed or self.report.missing else 0
 
+    def path_of(self, failure: Failure) -> str | None:
+        """The path of what is left out, as `precook explain` takes it."""
+        from precook.plan.show import full_path
 
-def _look_back(plan: Plan, report: BuildReport, lost: tuple[str, ...]) -> Outcome:
-    """What there is to tell, by the sources as the build has seen them last."""
-    from precook.plan.show import full_path
-
-    # The path of an entry is whole already, that of a file begins at its concept.
-    failed = tuple(
-        failure if failure.encoder is not None else dataclasses.replace(failure, path=full_path(plan, failure))
-        for failure in report.failed
-    )
-    return Outcome(plan, report, failed, report.missing, report.snapshot, lost)
+        # The path of an entry is whole already, that of a file begins at its concept.
+        return failure.path if failure.encoder is not None else full_path(self.plan, failure)
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:
-    report, snapshot, encoders = outcome.report, outcome.snapshot, outcome.plan.encoders
+    report, encoders = outcome.report, outcome.plan.encoders
     failed = [
-        {**dataclasses.asdict(failure), "key": failure.key.hex if failure.key else None} for failure in outcome.failed
+        {
+            **dataclasses.asdict(failure),
+            "path": outcome.path_of(failure),
+            "key": failure.key.hex if failure.key else None,
+        }
+        for failure in report.failed
     ]
+    snapshot = report.snapshot
     return {
         "dataset": outcome.plan.settings.dataset,
         "stopped": report.stopped,
@@ -279,7 +271,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
         "failed": failed,
         "changed": report.changed,
         "left": report.left,
-        "missing": outcome.missing,
+        "missing": report.missing,
         "truncated": {name: report.truncated.get(name, 0) for name in encoders},
         "seconds": round(report.seconds, 3),
         "bytes": report.bytes,
@@ -291,8 +283,8 @@ def _document(outcome: Outcome) -> dict[str, Any]:
 
 
 def _show(outcome: Outcome) -> None:
-    report = outcome.report
-    failed = Counter(failure.encoder for failure in outcome.failed)
+    report, snapshot = outcome.report, outcome.report.snapshot
+    failed = Counter(failure.encoder for failure in report.failed)
     columns = [TableColumn("encoder"), *(TableColumn(name, right=True) for name in ("encoded", "reused", "failed"))]
     output.table(
         columns,
@@ -301,19 +293,20 @@ def _show(outcome: Outcome) -> None:
             for name in outcome.plan.encoders
         ],
     )
-    for title, lines in (("left out", _left_out(outcome.failed)), ("notes", list(_notes(outcome)))):
+    for title, lines in (("left out", _left_out(outcome)), ("notes", list(_notes(outcome)))):
         if lines:
             output.text("\n".join(["", f"{title}:", *(f"  {line}" for line in lines)]))
     output.line()
     output.line(_summary(report))
-    if outcome.snapshot is not None:
-        less = ", without what is left out" if outcome.failed else ""
-        output.line(f"complete{less}: snapshot {outcome.snapshot.number} of {outcome.snapshot.dataset}")
+    if snapshot is not None:
+        less = ", without what is left out" if report.failed else ""
+        output.line(f"complete{less}: snapshot {snapshot.number} of {snapshot.dataset}")
 
 
-def _left_out(failed: tuple[Failure, ...]) -> list[str]:
+def _left_out(outcome: Outcome) -> list[str]:
+    failed = outcome.report.failed
     lines = [
-        printable(": ".join(part for part in (failure.path, failure.encoder, failure.reason) if part))
+        printable(": ".join(part for part in (outcome.path_of(failure), failure.encoder, failure.reason) if part))
         for failure in failed[:_MOST_LEFT_OUT]
     ]
     if len(failed) > _MOST_LEFT_OUT:
@@ -322,15 +315,16 @@ def _left_out(failed: tuple[Failure, ...]) -> list[str]:
 
 
 def _notes(outcome: Outcome) -> Iterator[str]:
+    report = outcome.report
     for lost in outcome.lost:
         yield printable(f"{lost}; its part was left to the others")
-    for name, count in outcome.report.truncated.items():
+    for name, count in report.truncated.items():
         if count:
             yield f"{name}: {format_count(count, 'text')} longer than the encoder takes, cut to its length"
-    if outcome.report.changed:
-        yield f"{format_count(outcome.report.changed, 'entry')} not made, because the files changed meanwhile"
-    if outcome.missing:
-        yield f"{format_count(outcome.missing, 'entry')} missing of files that came or changed meanwhile; build again"
+    if report.changed:
+        yield f"{format_count(report.changed, 'entry')} not made, because the files changed meanwhile"
+    if report.missing:
+        yield f"{format_count(report.missing, 'entry')} missing of files that came or changed meanwhile; build again"
 
 
 def _summary(report: BuildReport) -> str:

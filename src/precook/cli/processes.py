@@ -1,10 +1,10 @@
 """Several processes for one build: the first one starts the others, stops them, and adds up their reports.
 
-All of them run `precook build`, and claims in the store share the work out among them. Each of the others hangs on its
-stdin, a pipe whose other end only the first process holds. A byte in it asks the process to finish its batch, as a
-signal would. When the pipe is closed after that, the process ends at once. When the pipe is closed without a byte, the
-first process was killed, and the process finishes its batch: none of them outlives the first one for long. Each
-reports on stdout, in one line.
+All of them run `precook build`, and claims in the store share the work out among them. Each of the others is tied to
+the first one by its stdin, a pipe whose other end only the first process holds. A byte in it asks the process to finish
+its batch, as a signal would. When the pipe is closed after that, the process ends at once. When the pipe is closed
+without a byte, the first process was killed, and the process finishes its batch: none of them outlives the first one
+for long. Each reports on stdout, in one line.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _start(number: int, arguments: Sequence[str]) -> _OtherProcess:
 
 
 @contextmanager
-def hang_on_first_process(stop: threading.Event) -> Iterator[IO[str]]:
+def tied_to_first_process(stop: threading.Event) -> Iterator[IO[str]]:
     """Make this process one of the others: `stop` is set when the first process asks or ends; the file is for a report.
 
     What an encoder prints goes nowhere, and it finds nothing to read.
