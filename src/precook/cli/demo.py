@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import typer
 
 from precook.cli import output
-from precook.cli.options import JsonOption
+from precook.cli.options import JsonOption, usage_error
 from precook.cli.output import Span
-from precook.errors import ConfigError, ConfigProblem, PrecookError, printable
+from precook.errors import PrecookError, printable
 from precook.units import format_duration
 
 _NEEDED = ("torch", "diffusers", "transformers")
@@ -131,7 +131,7 @@ def _check_libraries() -> None:
 def _check_place(folder: Path) -> None:
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         hint = "name a new folder: `precook demo DIR`"
-        raise ConfigError(ConfigProblem("", None, f"{printable(folder)} exists already", hint))
+        raise usage_error(f"{printable(folder)} exists already", hint)
 
 
 def _show(step: Step, number: int, folder: Path, *, as_json: bool) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output, progress
-from precook.cli.options import DEFAULT_CONFIG, JsonOption
-from precook.errors import ConfigError, ConfigProblem, PrecookError, printable
+from precook.cli.options import DEFAULT_CONFIG, JsonOption, usage_error
+from precook.errors import PrecookError, printable
 from precook.units import format_count
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def command(
     for option, model in (("--vae", vae), ("--text", text)):
         if model is not None and not model.is_dir():
             hint = "download the model first, and name its folder"
-            raise ConfigError(ConfigProblem("", None, f"{option} {printable(model)}: no such folder", hint))
+            raise usage_error(f"{option} {printable(model)}: no such folder", hint)
     facts, surveyed = _look_at(folder, target.parent, dataset=dataset, store=store, vae=vae, text=text)
     encoders = _write(target, facts)
     if as_json:
@@ -72,17 +72,13 @@ def command(
 def _check_target(target: Path, *, force: bool) -> None:
     place = printable(target)
     if target.is_dir():
-        raise ConfigError(
-            ConfigProblem("", None, f"{place} is a directory", f"--output {place}/{DEFAULT_CONFIG} names a file in it")
-        )
+        raise usage_error(f"{place} is a directory", f"--output {place}/{DEFAULT_CONFIG} names a file in it")
     if target.exists() and not target.is_file():
-        raise ConfigError(ConfigProblem("", None, f"{place} is not a file", "--output names another"))
+        raise usage_error(f"{place} is not a file", "--output names another")
     if os.path.lexists(target) and not force:
-        raise ConfigError(
-            ConfigProblem("", None, f"{place} exists already", "--force replaces it, --output names another")
-        )
+        raise usage_error(f"{place} exists already", "--force replaces it, --output names another")
     if not target.parent.is_dir():
-        raise ConfigError(ConfigProblem("", None, f"{printable(target.parent)}: no such directory", "create it first"))
+        raise usage_error(f"{printable(target.parent)}: no such directory", "create it first")
 
 
 def _look_at(
@@ -114,7 +110,7 @@ def _write(target: Path, facts: TemplateFacts) -> list[str]:
     try:
         content = write_config(facts)
     except ValueError as error:
-        raise ConfigError(ConfigProblem("", None, str(error), "a config file is UTF-8 and cannot name it")) from error
+        raise usage_error(str(error), "a config file is UTF-8 and cannot name it") from error
     _replace(target, content)
     return list(read_config(target)[0].encoders)
 

@@ -43,15 +43,15 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do it; without it, only 
 
 def size_option(help_text: str) -> Any:
     """An option that takes a size with its unit, as bytes."""
-    return typer.Option(parser=_usage_errors(parse_size), metavar="SIZE", help=help_text)
+    return typer.Option(parser=_option_parser(parse_size), metavar="SIZE", help=help_text)
 
 
 def duration_option(help_text: str) -> Any:
     """An option that takes a duration with its unit, as seconds."""
-    return typer.Option(parser=_usage_errors(parse_duration), metavar="TIME", help=help_text)
+    return typer.Option(parser=_option_parser(parse_duration), metavar="TIME", help=help_text)
 
 
-def _usage_errors(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
+def _option_parser(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
     """A parser whose complaints are errors of usage."""
 
     def parse_or_refuse(text: str) -> _Value:
@@ -71,6 +71,11 @@ def key_digits(text: str) -> str:
     return text.lower()
 
 
+def usage_error(message: str, hint: str) -> ConfigError:
+    """An error of usage that names no line of a config."""
+    return ConfigError(ConfigProblem("", None, message, hint))
+
+
 def named_config(config: Path | None) -> Path | None:
     """The config file that was named, else precook.yaml in the working directory; None where neither is there."""
     return config if config is not None or not DEFAULT_CONFIG.exists() else DEFAULT_CONFIG
@@ -81,7 +86,7 @@ def open_project(config: Path | None, store: Path | None) -> Project:
     path = named_config(config)
     if path is None:
         hint = "`precook init FOLDER` writes one for a folder of pictures; --config FILE names one elsewhere"
-        raise ConfigError(ConfigProblem("", None, f"there is no {DEFAULT_CONFIG} here", hint))
+        raise usage_error(f"there is no {DEFAULT_CONFIG} here", hint)
     from precook.project import load
 
     project = load(path)
