@@ -14,6 +14,7 @@ from PIL import Image
 import precook
 from precook.integrations.adopt import STATUS, plan_adopt
 from precook.integrations.adopt.npz import NpzFile
+from precook.integrations.adopted import Adopted
 from tests.support.commands import run
 from tests.support.projects import picture
 from tests.support.trees import same
@@ -436,6 +437,25 @@ encoders:
         found = {one.numpy().tobytes() for one in batch["latent"]}
         assert found == {latent["latents"].tobytes() for latent in latents}
         assert run("adopt", data, "--config", config, "--yes", "--json").document["ready"] == 2
+
+    def test_the_encoder_is_known_by_its_name(self, data: Path) -> None:
+        """Given as an object or named in a config, it has the same recipe, with the path that configs hold."""
+        with (
+            self.project(data.parent) as named,
+            precook.Project(
+                base=data.parent,
+                store="cache",
+                dataset="mixed",
+                concepts=[{"name": "old", "path": "data"}],
+                encoders={"latent": Adopted("sd-scripts", "sdxl")},
+            ) as given,
+        ):
+            forms = [
+                project.plan(encoders=["latent"]).encoders["latent"].wants.encoding.recipe.form
+                for project in (named, given)
+            ]
+        assert b'"precook.integrations.adopted:Adopted"' in forms[0]
+        assert forms[1].startswith(b'["precook.integrations.adopted:Adopted",')
 
     def test_another_name_finds_nothing(self, data: Path) -> None:
         """Another architecture in the config is another recipe."""

@@ -120,11 +120,16 @@ def _disk_cache() -> Any:
         def init(self, pipeline: Any, base_seed: int, module_index: int, state: Any) -> None:
             super().init(pipeline, base_seed, module_index, state)
             # Here, before any module has started: what they find out in a run is no setting of theirs.
-            before = [] if self._options.sourceless else pipeline.modules[:module_index]
+            before = pipeline.modules[:module_index]
+            asking = self
+            if self._options.sourceless:
+                # A cache before this one answers for `concept`, by its outputs: what it asks itself is the list of all.
+                asking = next((module for module in before if getattr(type(module), "is_precook_cache", False)), self)
+                before = []
             given = MgdsPipeline(
                 modules=inspect_modules(before),
-                get_previous=self._get_previous_item,
-                length=self._get_previous_length,
+                get_previous=asking._get_previous_item,  # noqa: SLF001 - of the same class
+                length=asking._get_previous_length,  # noqa: SLF001
                 seed=base_seed,
                 executor=state.executor,
                 device=pipeline.device,

@@ -157,7 +157,7 @@ class SourcelessCache(Cache):
         if options.groups.variations is None:
             return {"": GroupSettings("", 1, 1.0, "REPEATS")}, {"": []}
         settings_by_key: dict[str, GroupSettings] = {}
-        concepts: dict[str, list[Any]] = {}
+        concepts: dict[str, dict[int, Any]] = {}
         assert options.concept is not None
         shared = SharedSettings(pipeline.get_previous, options.groups.all)
         for index in range(pipeline.length(options.concept) or 0):
@@ -165,8 +165,8 @@ class SourcelessCache(Cache):
             settings = group_settings(shared, number, options.groups)
             if settings is not None:
                 settings_by_key.setdefault(settings.key, settings)
-                concepts.setdefault(settings.key, []).append(shared.value(number, options.concept))
-        return settings_by_key, concepts
+                concepts.setdefault(settings.key, {})[number] = shared.value(number, options.concept)
+        return settings_by_key, {key: list(by_number.values()) for key, by_number in concepts.items()}
 
     def prepare(self, epoch: int, memory: Memory) -> None:
         wanted = self._read_by(epoch)

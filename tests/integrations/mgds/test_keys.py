@@ -17,7 +17,23 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import precook
-from tests.support.mgds_pipelines import Encode, GetFilename, Module, Run, concept, pictures, shown, weights
+from precook.report import SILENT
+from tests.support.mgds_pipelines import (
+    MGDS,
+    DiskCache,
+    Encode,
+    GetFilename,
+    Module,
+    OutputPipelineModule,
+    PipelineState,
+    ReadPixels,
+    Run,
+    collect_pictures,
+    concept,
+    pictures,
+    shown,
+    weights,
+)
 
 CONTENT = {"content_key_in_name": "prompt"}
 
@@ -400,23 +416,6 @@ def test_an_edit_between_two_epochs_of_a_run_counts_when_something_is_built(tmp_
         assert len(made.encoder.calls) == 4
 
 
-def test_sourceless_training_shows_what_was_built_without_a_file_of_it(tmp_path: Path, cats: Path) -> None:
-    """The pipeline of caches and output alone gives the items of every epoch that was built, and of no other."""
-    made = [concept(cats, image_variations=2, balancing=0.5)]
-    epochs = []
-    with Run(tmp_path, made) as with_sources:
-        epochs = [shown(with_sources.epoch()) for _ in range(4)]
-    cats.rename(tmp_path / "gone")
-    with _sourceless(tmp_path, made) as without:
-        assert without.image_cache.length() == 2
-        assert [shown(without.epoch()) for _ in range(4)] == epochs
-    more = [concept(cats, image_variations=3)]
-    with _sourceless(tmp_path, more, epoch=2) as never, pytest.raises(precook.IncompleteError, match="variation 2"):
-        never.start()
-    with _sourceless(tmp_path, [concept(cats, seed=8)]) as unknown, pytest.raises(precook.NoSnapshotError):
-        unknown.start()
-
-
 def test_a_collection_takes_what_the_latest_build_does_not_need(tmp_path: Path, cats: Path) -> None:
     """The preview counts and removes nothing; cleaning frees the entries of a removed file and of old settings."""
     run(tmp_path, [concept(cats)], target="64")
@@ -435,17 +434,6 @@ def test_a_collection_takes_what_the_latest_build_does_not_need(tmp_path: Path, 
     assert run(tmp_path, [concept(cats)], target="64")[1] == (3, 0)
 
 
-def _sourceless(folder: Path, concepts: list[dict[str, Any]], **options: Any) -> Run:
-    sourceless = {"sourceless": True}
-    made = Run(folder, concepts, image_options=sourceless, text_options=sourceless, **options)
-    pipeline = made.data.loading_pipeline
-    kept = ("ConceptPipelineModule", "SettingsPipelineModule", "DiskCache", "OutputPipelineModule")
-    pipeline.modules[:] = [module for module in pipeline.modules if type(module).__name__ in kept]
-    for place, module in enumerate(pipeline.modules):
-        module.init(pipeline, 42, place, made.state)
-    return made
-
-
 def test_encoders_are_told_apart_by_class_too(tmp_path: Path, cats: Path) -> None:
     """A module of another class with the same attributes is another encoder."""
 
@@ -461,3 +449,33 @@ def test_encoders_are_told_apart_by_class_too(tmp_path: Path, cats: Path) -> Non
         after = by_path(made.epoch())
         assert made.encoded == (4, 0)
     assert after["000.png"]["latent_image"] != before["000.png"]["latent_image"]
+
+
+def test_a_cache_behind_another_depends_on_what_stands_before_both(tmp_path: Path, cats: Path) -> None:
+    """What the first one keeps is read through it; its class stands in the key under the name it always had."""
+
+    class Double(Module):
+        def make(self, variation: int, index: int) -> Any:
+            return self.given(variation, index) * 2
+
+    def epoch() -> list[Any]:
+        options = {"source_path_in_name": "image_path", "report": SILENT}
+        first = DiskCache(cache_dir=str(tmp_path / "first"), split_names=["image"], **options)
+        second = DiskCache(cache_dir=str(tmp_path / "second"), split_names=["doubled"], **options)
+        reading, output = ReadPixels("image_path", "image"), OutputPipelineModule(names=["doubled"])
+        modules = [collect_pictures(), reading, first, Double("image", "doubled"), second, output]
+        state = PipelineState(2)
+        data = MGDS(torch.device("cpu"), [concept(cats)], {}, modules, batch_size=1, state=state)
+        try:
+            data.start_next_epoch()
+            (recipe,) = [form for form, _, _ in second.cache.store.totals() if b'"mgds",' in form]
+            assert b'"class":"precook.integrations.mgds._disk_cache.<locals>.DiskCache","settings":{}' in recipe
+            return [item["doubled"].tolist() for item in data]
+        finally:
+            first.close()
+            second.close()
+            state.executor.shutdown()
+
+    assert epoch() == [[2 * byte for byte in path.read_bytes()] for path in sorted(cats.glob("*.png"))]
+    (cats / "001.png").write_bytes(b"edited")
+    assert [2 * byte for byte in b"edited"] in epoch()

@@ -25,7 +25,7 @@ import precook
 from precook.integrations.mgds import build
 from tests.support.mgds_pipelines import Encode, Run, concept, pictures, shown
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -1,0 +1,76 @@
+"""Training on what an mgds cache has built, when its files are gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import precook
+from tests.support.mgds_pipelines import Run, concept, pictures, shown
+
+
+@pytest.fixture
+def cats(tmp_path: Path) -> Path:
+    """A concept's folder with four pictures."""
+    pictures(tmp_path / "cats", 4)
+    return tmp_path / "cats"
+
+
+def _sourceless(folder: Path, concepts: list[dict[str, Any]], **options: Any) -> Run:
+    sourceless = {"sourceless": True}
+    made = Run(folder, concepts, image_options=sourceless, text_options=sourceless, **options)
+    pipeline = made.data.loading_pipeline
+    kept = ("ConceptPipelineModule", "SettingsPipelineModule", "DiskCache", "OutputPipelineModule")
+    pipeline.modules[:] = [module for module in pipeline.modules if type(module).__name__ in kept]
+    for place, module in enumerate(pipeline.modules):
+        module.init(pipeline, 42, place, made.state)
+    return made
+
+
+def test_sourceless_training_shows_what_was_built_without_a_file_of_it(tmp_path: Path, cats: Path) -> None:
+    """The pipeline of caches and output alone gives the items of every epoch that was built, and of no other."""
+    made = [concept(cats, image_variations=2, balancing=0.5)]
+    epochs = []
+    with Run(tmp_path, made) as with_sources:
+        epochs = [shown(with_sources.epoch()) for _ in range(4)]
+    cats.rename(tmp_path / "gone")
+    with _sourceless(tmp_path, made) as without:
+        assert without.image_cache.length() == 2
+        assert [shown(without.epoch()) for _ in range(4)] == epochs
+    more = [concept(cats, image_variations=3)]
+    with _sourceless(tmp_path, more, epoch=2) as never, pytest.raises(precook.IncompleteError, match="variation 2"):
+        never.start()
+    with _sourceless(tmp_path, [concept(cats, seed=8)]) as unknown, pytest.raises(precook.NoSnapshotError):
+        unknown.start()
+
+
+def test_an_entry_that_is_lost_cannot_be_made_without_sources(tmp_path: Path, cats: Path) -> None:
+    """The start says so, rather than showing another sample in its place."""
+    with Run(tmp_path, [concept(cats)]) as with_sources:
+        with_sources.epoch()
+    for pack in (tmp_path / "image" / "precook" / "packs").glob("*/*.safetensors"):
+        pack.unlink()
+    with (
+        _sourceless(tmp_path, [concept(cats)]) as without,
+        pytest.raises(precook.IncompleteError, match="4 entries of image are missing or damaged"),
+    ):
+        without.start()
+
+
+def test_every_concept_of_a_group_must_be_given(tmp_path: Path, cats: Path) -> None:
+    """Each sample shows its own, also where an epoch shows one of them only; one that is not given is an error."""
+    both = [concept(cats, balancing=0.5), concept(cats, balancing=0.5, name="again")]
+    with Run(tmp_path, both) as with_sources:
+        expected = [shown(with_sources.epoch()) for _ in range(2)]
+    assert [{item["concept_name"] for item in epoch} for epoch in expected] == [{"cats"}, {"again"}]
+    with _sourceless(tmp_path, both) as without:
+        assert [shown(without.epoch()) for _ in range(2)] == expected
+    with (
+        _sourceless(tmp_path, both[:1]) as without,
+        pytest.raises(precook.IncompleteError, match="was built from 2 concepts, and 1 are given"),
+    ):
+        without.start()
