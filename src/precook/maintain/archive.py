@@ -185,18 +185,7 @@ def manifest_digest(name: str) -> str:
 
 def read_manifest(content: bytes) -> Manifest:
     """The manifest with these bytes; `ArchiveError` for anything doubtful, whoever made it."""
-    try:
-        form = load_json(content)
-    except HeaderError as error:
-        _refuse(str(error))
-    if not isinstance(form, dict) or type(form.get("format")) is not int:
-        _refuse("it is not an object with a format")
-    if form["format"] > FORMAT or form.get("store") != STORE_FORMAT:
-        _refuse("it was made by another version of precook")
-    if set(form) != _FIELDS or not isinstance(form["members"], list):
-        _refuse("it lacks a field or has one too many")
-    if not 1 <= len(form["members"]) <= MAX_MEMBERS:
-        _refuse(f"it names {len(form['members']):,} members; from 1 to {MAX_MEMBERS:,} are accepted")
+    form = _read_form(content)
     if not isinstance(form["dataset"], str) or not is_dataset(form["dataset"]):
         _refuse(f"{form['dataset']!a:.80} is no name of a dataset")
     if form["keep"] not in ([], ["captions"], ["paths"], ["captions", "paths"]):
@@ -214,6 +203,23 @@ def read_manifest(content: bytes) -> Manifest:
     if manifest.nbytes > MAX_BYTES:
         _refuse(f"it announces {manifest.nbytes:,} bytes; at most {MAX_BYTES:,} are accepted")
     return manifest
+
+
+def _read_form(content: bytes) -> dict[str, Any]:
+    """A manifest's fields, which are those that it should have; what they hold is not looked at yet."""
+    try:
+        form = load_json(content)
+    except HeaderError as error:
+        _refuse(str(error))
+    if not isinstance(form, dict) or type(form.get("format")) is not int:
+        _refuse("it is not an object with a format")
+    if form["format"] > FORMAT or form.get("store") != STORE_FORMAT:
+        _refuse("it was made by another version of precook")
+    if set(form) != _FIELDS or not isinstance(form["members"], list):
+        _refuse("it lacks a field or has one too many")
+    if not 1 <= len(form["members"]) <= MAX_MEMBERS:
+        _refuse(f"it names {len(form['members']):,} members; from 1 to {MAX_MEMBERS:,} are accepted")
+    return form
 
 
 def read_line(line: bytes, *, last: bool) -> Member | None:

@@ -157,21 +157,21 @@ def export_bundle(
             _open_partial(path) as (partial, descriptor),
             report.task("export", total=int(entries.nbytes.sum()), unit="bytes") as task,
         ):
-            draft = ArchiveWriter(descriptor, manifest, 1 + len(packs))
-            draft.resume()
-            resumed = len(draft.members)
+            writer = ArchiveWriter(descriptor, manifest, 1 + len(packs))
+            writer.resume()
+            resumed = len(writer.members)
             if not resumed:
-                draft.add(build_pack([entry], created=chosen.created, salt=contents[:16]), "snapshot", 1)
+                writer.add(build_pack([entry], created=chosen.created, salt=contents[:16]), "snapshot", 1)
             for number, some in enumerate(packs):
-                if number >= len(draft.members) - 1:
+                if number >= resumed - 1:  # the snapshot is the first member
                     read = reader.read(entries, some)
                     # Once an entry is lost there will be no archive: the rest is only looked at, for the list.
                     if reader.complete:
                         salt = f"{contents[:16]}-{number}"
-                        draft.add(build_pack(read, created=chosen.created, salt=salt), "packs", len(read))
+                        writer.add(build_pack(read, created=chosen.created, salt=salt), "packs", len(read))
                 task.advance(int(entries.nbytes[some].sum()))
             reader.check()
-            nbytes = draft.finish()
+            nbytes = writer.finish()
             os.rename(partial, path)  # noqa: PTH104 - each step of the order of writes stands here by name
             files.sync_directory(path.parent)
     return Exported(path, dataset, chosen.file.id, chosen.samples, len(entries), len(packs), nbytes, resumed)

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,33 +99,27 @@ def export_shards(
     return Sharded(path, dataset, chosen.file.id, chosen.samples, count, names, nbytes)
 
 
-@dataclass(slots=True)
-class _Stack:
-    """Entries with leaves of the same types and shapes."""
-
-    number: int
-    entries: list[Entry] = field(default_factory=list)
-
-
 class _ShardWriter:
-    """The shards of one encoder."""
+    """Writes the shards of one encoder."""
 
     def __init__(self, encoder: str, folder: Path, shard_bytes: int) -> None:
         self._encoder = encoder
         self._folder = folder
         self._shard_bytes = shard_bytes
-        self._stacks: dict[tuple[Any, ...], _Stack] = {}
+        self._stacks: dict[tuple[Any, ...], tuple[int, list[Entry]]] = {}
+        """Number and entries of each stack, by the types and shapes that its leaves share."""
         self._nbytes = 0
         self.files: list[str] = []
+        """Names of the shards that were written."""
         self.places: dict[bytes, list[Any]] = {}
         """File, stack and row of each entry, and its plain values."""
 
     def add(self, entry: Entry) -> None:
         """Put an entry where it belongs; a full shard is written."""
         shapes = tuple(leaf.shape for leaf in entry.parts.leaves)
-        stack = self._stacks.setdefault((entry.parts.skeleton, shapes), _Stack(len(self._stacks)))
-        self.places[entry.key] = [len(self.files), stack.number, len(stack.entries), json.loads(entry.parts.values)]
-        stack.entries.append(entry)
+        stack, entries = self._stacks.setdefault((entry.parts.skeleton, shapes), (len(self._stacks), []))
+        self.places[entry.key] = [len(self.files), stack, len(entries), json.loads(entry.parts.values)]
+        entries.append(entry)
         self._nbytes += entry.nbytes
         if self._nbytes >= self._shard_bytes:
             self.write()
@@ -147,12 +141,12 @@ class _ShardWriter:
 
     def _columns(self) -> Iterator[tuple[str, Any, int, list[Any]]]:
         """Name, a leaf to go by, number of entries and their bytes, for each leaf of each stack."""
-        for stack in self._stacks.values():
-            first = stack.entries[0].parts
-            for at, label in enumerate(leaf_names(first.paths)):
-                parts = [entry.parts.leaves[at].data for entry in stack.entries]
-                name = f"{stack.number}/{label.removeprefix('leaf.')}"
-                yield name, first.leaves[at], len(stack.entries), [data for data in parts if data.nbytes]
+        for stack, entries in self._stacks.values():
+            first = entries[0].parts
+            for number, label in enumerate(leaf_names(first.paths)):
+                parts = [entry.parts.leaves[number].data for entry in entries]
+                name = f"{stack}/{label.removeprefix('leaf.')}"
+                yield name, first.leaves[number], len(entries), [data for data in parts if data.nbytes]
 
 
 def _begin(partial: Path) -> None:
@@ -188,7 +182,7 @@ def _keys_of(snapshot: Snapshot, encoder: str) -> Bytes:
 
 def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, Any]:
     content = snapshot.content
-    numbers = {name: {key: at for at, key in enumerate(writer.places)} for name, writer in shards.items()}
+    numbers = {name: {key: number for number, key in enumerate(writer.places)} for name, writer in shards.items()}
 
     def entries(columns: dict[str, Bytes], row: int) -> dict[str, int]:
         keys = {name: column[row].tobytes() for name, column in columns.items()}

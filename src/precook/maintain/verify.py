@@ -24,6 +24,7 @@ from precook.maintain.owners import dataset_keys
 from precook.report import SILENT, Reporter
 from precook.store.index.index import Place
 from precook.store.internals import StoreInternals
+from precook.store.keysets import split
 from precook.store.layout import list_packs
 from precook.store.packfile import PackFile, damage_reason
 from precook.store.snapshot import SnapshotFile, list_snapshots, read_snapshot
@@ -92,8 +93,8 @@ class PackSelection:
             meant = np.array([digest in self.recipes for digest in pack.head.recipe_digests], bool)
             chosen &= meant[np.concatenate([table.recipes for table in pack.head.tables])]
         if self.keys is not None:
-            raw = b"".join(table.keys.tobytes() for table in pack.head.tables)
-            chosen &= np.fromiter((raw[at : at + 32] in self.keys for at in range(0, len(raw), 32)), bool, len(chosen))
+            keys = (key for table in pack.head.tables for key in split(table.keys))
+            chosen &= np.fromiter((key in self.keys for key in keys), bool, len(chosen))
         return chosen
 
 
@@ -168,7 +169,7 @@ def verify_store(
         # Whoever stops early and keeps no cursor starts elsewhere next time: short checks cover everything in time.
         random.shuffle(chosen)
     snapshots = list_snapshots(internals.layout) if selection == EVERYTHING else []
-    damage = [found for file in snapshots for found in _check_snapshot(file)]
+    damage = [damaged for file in snapshots for damaged in _check_snapshot(file)]
     packs = entries = nbytes = 0
     last, finished = after or "", True
     with report.task("verify", total=len(chosen), unit="packs") as task:
