@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import pytest
 import yaml
 
 import precook
@@ -77,6 +78,25 @@ def test_files_that_contributing_names_are_there() -> None:
             assert (ROOT / name).exists(), name
     for folder in re.findall(r"\*\*`(\w+)/`\*\*", (ROOT / "CONTRIBUTING.md").read_text("utf-8")):
         assert (SOURCE / folder).is_dir(), folder
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        '<script src="https://unpkg.com/x"></script>',
+        '<link rel="stylesheet" href="//fonts.example/css">',
+        "<style>@import url(http://fonts.example/css)</style>",
+        '<img alt="" src=https://example.com/a.png>',
+    ],
+)
+def test_a_site_that_fetches_something_is_refused(tmp_path: Path, page: str) -> None:
+    """Reading needs no network; a link that a reader may follow is no fetch."""
+    hooks, config = tool("site_hooks"), SimpleNamespace(site_dir=tmp_path)
+    (tmp_path / "index.html").write_text('<a href="https://example.com">there</a> <script src="assets/a.js"></script>')
+    hooks.on_post_build(config)
+    (tmp_path / "index.html").write_text(page)
+    with pytest.raises(SystemExit, match=r"index\.html: fetches"):
+        hooks.on_post_build(config)
 
 
 def prose(page: Path) -> list[str]:
