@@ -1,4 +1,4 @@
-"""How picture files become pixels, what is refused, and how pictures and masks are cut."""
+"""How picture files become pixels, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,129 +15,30 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageFile, ImageOps, features
+from PIL import Image, ImageFile, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from precook.sources import image as pictures
-from precook.sources.crop import cut, cut_mask
 from precook.sources.formats import file_format, png_chunks, why_cut_off
-from precook.sources.geometry import Geometry, Resampling
 from precook.sources.image import Facts, RefusedError, check_pixels, decode, decode_mask, read_facts
 from precook.values import Pixels
+from tests.support.pictures import (
+    HEIGHT,
+    KINDS,
+    WIDTH,
+    chunk,
+    every_kind,
+    exif,
+    needs_avif,
+    picture,
+    png,
+    reason,
+    save,
+    scene,
+    tiff,
+)
 
-AVIF = "avif" in features.modules and bool(features.check("avif"))
-WIDTH, HEIGHT = 37, 20
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}
-
-
-def scene() -> Pixels:
-    """Colours that are nowhere the same twice, with hard edges and some noise."""
-    y, x = np.mgrid[:HEIGHT, :WIDTH]
-    rgb = np.stack([x * 255 // (WIDTH - 1), y * 255 // (HEIGHT - 1), (x + y) * 4], axis=2).astype(np.uint8)
-    rgb[3:8, 5:20] = np.random.default_rng(0).integers(0, 256, (5, 15, 3))
-    return rgb
-
-
-def picture(mode: str) -> Image.Image:
-    image = Image.fromarray(scene())
-    if mode in {"I;16", "I;16B", "I", "F"}:
-        grey = np.asarray(image.convert("L")).astype(np.uint16) * 257
-        return Image.fromarray(
-            grey if mode == "I;16" else grey.astype({"I": np.int32, "F": np.float32}.get(mode, ">u2"))
-        )
-    image.putalpha(Image.fromarray(scene()[..., 0]))
-    return image.convert("RGB").convert(mode) if mode == "LAB" else image.convert(mode)
-
-
-def save(image: Image.Image, name: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, name, **options)
-    return file.getvalue()
-
-
-def exif(orientation: int, *, order: str = "<") -> bytes:
-    """EXIF with a description and an orientation, in either byte order."""
-    head = b"II*\0" if order == "<" else b"MM\0*"
-    entries = [(0x010E, 2, 4, b"cat\0"), (0x0112, 3, 1, struct.pack(order + "HH", orientation, 0))]
-    packed = b"".join(struct.pack(order + "HHI", *entry[:3]) + entry[3] for entry in entries)
-    return head + struct.pack(order + "IH", 8, len(entries)) + packed + bytes(4)
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(depth: int, colour: int, rows: list[bytes], width: int, *chunks: bytes) -> bytes:
-    """A PNG of exactly these bytes, for depths that Pillow does not write."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, len(rows), depth, colour, 0, 0, 0))
-    pixels = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows)))
-    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + pixels + chunk(b"IEND", b"")
-
-
-def interlaced(pixels: Pixels) -> bytes:
-    """A PNG whose pixels come in seven passes."""
-    passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
-    rows = [b"\0" + row.tobytes() for top, left, down, right in passes for row in pixels[top::down, left::right]]
-    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 1)
-    data = zlib.compress(b"".join(row for row in rows if len(row) > 1))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-
-
-def tiff(bits: int, photometric: int, rows: bytes, width: int, height: int, *, offset_type: int = 4) -> bytes:
-    """An uncompressed greyscale TIFF, for kinds that Pillow does not write."""
-    entries = [
-        *((256, 3, width), (257, 3, height), (258, 3, bits), (259, 3, 1), (262, 3, photometric)),
-        *((273, offset_type, 8), (277, 3, 1), (278, 3, height), (279, 4, len(rows))),
-    ]
-    packed = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
-    return b"II*\0" + struct.pack("<I", 8 + len(rows)) + rows + struct.pack("<H", len(entries)) + packed + bytes(4)
-
-
-def kinds() -> dict[str, bytes]:
-    """A whole file of every format and mode that Pillow writes."""
-    rgb = picture("RGB")
-    files = {
-        "JPEG RGB": save(rgb, "JPEG"),
-        "JPEG L progressive": save(picture("L"), "JPEG", progressive=True),
-        "JPEG CMYK": save(picture("CMYK"), "JPEG"),
-        "JPEG exif": save(rgb, "JPEG", exif=b"Exif\0\0" + exif(6)),
-        "MPO": save(rgb, "MPO", save_all=True, append_images=[rgb.rotate(180)]),
-        "WEBP RGB": save(rgb, "WEBP"),
-        "WEBP RGBA lossless": save(picture("RGBA"), "WEBP", lossless=True),
-        "WEBP animated": save(rgb, "WEBP", save_all=True, append_images=[rgb.rotate(180)]),
-        "GIF P": save(rgb.quantize(16), "GIF"),
-        "GIF L": save(picture("L"), "GIF"),
-        "GIF transparent": save(rgb.quantize(16), "GIF", transparency=3),
-        "GIF animated": save(rgb.quantize(16), "GIF", save_all=True, append_images=[rgb.rotate(180).quantize(16)]),
-        "PNG P transparent": save(rgb.quantize(16), "PNG", transparency=bytes(range(0, 160, 10))),
-        "PNG animated": save(rgb, "PNG", save_all=True, append_images=[rgb.rotate(180)]),
-        "PNG interlaced": interlaced(scene()),
-        "TIFF RGB jpeg": save(rgb, "TIFF", compression="jpeg"),
-        "TIFF 1 group4": save(picture("1"), "TIFF", compression="group4"),
-    }
-    files |= {f"PNG {mode}": save(picture(mode), "PNG") for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")}
-    files |= {f"BMP {mode}": save(picture(mode), "BMP") for mode in ("1", "L", "P", "RGB", "RGBA")}
-    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "I;16B", "I"):
-        if mode != "YCbCr":  # Pillow before 13 cannot read what it writes
-            files[f"TIFF {mode}"] = save(picture(mode), "TIFF")
-        if mode != "I;16B":
-            files[f"TIFF {mode} deflate"] = save(picture(mode), "TIFF", compression="tiff_adobe_deflate")
-    if AVIF:
-        files["AVIF RGB"] = save(rgb, "AVIF")
-        files["AVIF RGBA"] = save(picture("RGBA"), "AVIF")
-    return files
-
-
-KINDS = kinds()
-every_kind = pytest.mark.parametrize("content", KINDS.values(), ids=KINDS.keys())
-needs_avif = pytest.mark.skipif(not AVIF, reason="this Pillow does not read AVIF")
-
-
-def reason(content: bytes) -> str:
-    """Why a file is refused, by its header or by its pixels."""
-    with pytest.raises(RefusedError) as refusal:
-        decode(content)
-    return str(refusal.value)
 
 
 # Every kind
@@ -541,112 +442,6 @@ def test_without_avif_in_pillow_the_reason_says_so(monkeypatch: pytest.MonkeyPat
     assert reason(content) == "the installed Pillow cannot read AVIF: install a newer one, or convert the file"
 
 
-# Cut off
-
-
-@every_kind
-def test_a_whole_file_is_not_called_cut_off(content: bytes) -> None:
-    """No gap is seen where there is none, nor where something else follows the picture."""
-    assert why_cut_off(content) is None
-    assert why_cut_off(content + b"\0\0\0\x18ftypmp42 a film") is None
-    assert (decode(content + b"a film") == decode(content)).all()
-
-
-@given(kind=st.sampled_from(sorted(KINDS)), data=st.data())
-def test_a_cut_file_is_refused_or_complete(kind: str, data: st.DataObject) -> None:
-    """Wherever a file is cut, it gives its pixels in full or none at all."""
-    content = KINDS[kind]
-    part = content[: data.draw(st.integers(0, len(content) - 1))]
-    try:
-        pixels = decode(part)
-    except RefusedError:
-        return
-    assert (pixels == decode(content)).all()
-
-
-CUTS = {
-    "JPEG RGB": ["it ends inside its header", "it ends inside its pixels"],
-    "PNG RGB": ["it ends inside its IDAT chunk", "its end is missing"],
-    "WEBP RGB": ["its last 7 bytes are missing"],
-    "GIF P": ["it ends inside its header", "it ends before its first frame", "it ends inside its first frame"],
-    "BMP RGB": ["it ends inside its header", "it ends inside its pixels"],
-    "TIFF RGB deflate": ["its directory is missing"],
-    "TIFF L deflate": ["its directory is missing", "it ends inside its directory"],
-}
-
-
-@pytest.mark.parametrize("kind", CUTS)
-def test_a_header_tells_that_a_file_was_cut_off(kind: str) -> None:
-    """A cut is found from the structure of the file, and the reason says where it ends."""
-    content = KINDS[kind]
-    found = set()
-    for length in range(len(content)):
-        if why := why_cut_off(content[:length]):
-            found.add(why)
-            with pytest.raises(RefusedError, match=f"^cut off: {why}$"):
-                read_facts(content[:length])
-    assert found >= set(CUTS[kind])
-
-
-@needs_avif
-def test_a_cut_avif_is_found_by_its_boxes() -> None:
-    """The boxes of an AVIF say how long it is."""
-    content = KINDS["AVIF RGB"]
-    assert why_cut_off(content[:-7]) == "its last 7 bytes are missing"
-
-
-def test_the_end_of_a_thumbnail_is_not_the_end_of_the_picture() -> None:
-    """A JPEG that holds a whole thumbnail and half of its own pixels is cut off."""
-    thumbnail = KINDS["JPEG RGB"]
-    content = save(picture("RGB"), "JPEG", exif=b"Exif\0\0" + exif(1) + thumbnail)
-    assert thumbnail in content
-    assert why_cut_off(content[:-20]) == "it ends inside its pixels"
-    assert reason(content[:-20]) == "cut off: it ends inside its pixels"
-
-
-def test_a_png_without_its_last_chunk_is_cut_off() -> None:
-    """All pixels may be there, but nobody knows what else was: an orientation, say."""
-    assert reason(KINDS["PNG RGB"][:-12]) == "cut off: its end is missing"
-    assert reason(KINDS["PNG RGB"][:-1]) == "cut off: it ends inside its IEND chunk"
-
-
-def test_garbage_between_chunks_is_not_called_a_cut() -> None:
-    """What is no chunk at all is damage, and the decoder says whether it matters."""
-    assert why_cut_off(KINDS["PNG RGB"][:-12] + b"\x7f\xff\xff\xff\xff\xfe\xfd\xfc....") is None
-
-
-def rle(width: int, height: int, data: bytes) -> bytes:
-    """A BMP in run-length encoding, which states no size of its pixels."""
-    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, 0, 0, 0, 2, 0)
-    return b"BM" + struct.pack("<IHHI", 0, 0, 0, 14 + 40 + 8) + header + bytes([0, 0, 0, 0, 9, 8, 7, 0]) + data
-
-
-def test_a_compressed_bmp_is_whole_with_its_last_pixel() -> None:
-    """Sizes of zero in a BMP's header mean nothing; only the decoder knows where run lengths end."""
-    content = rle(40, 2, bytes([40, 1, 0, 0, 40, 0, 0, 1]))
-    assert why_cut_off(content) is None
-    assert decode(content)[:, 0].tolist() == [[0, 0, 0], [7, 8, 9]]
-    assert reason(content[:-5]).startswith("cut off: ")
-
-
-def test_a_bmp_may_lack_the_padding_of_its_last_row() -> None:
-    """What no decoder needs is not missed."""
-    assert why_cut_off(KINDS["BMP RGB"][:-1]) is None
-    assert (decode(KINDS["BMP RGB"][:-1]) == scene()).all()
-    assert why_cut_off(KINDS["BMP RGB"][:-2]) == "it ends inside its pixels"
-
-
-@pytest.mark.parametrize("height", [2, -2])
-@pytest.mark.parametrize("offset", [0, 54])
-def test_a_bmp_may_run_from_the_top_and_not_say_where_its_pixels_are(height: int, offset: int) -> None:
-    """A negative height is the order of the rows; no place for the pixels means right behind the header."""
-    header = struct.pack("<IiiHHIIiiII", 40, 1, height, 1, 24, 0, 0, 0, 0, 0, 0)
-    content = b"BM" + struct.pack("<IHHI", 0, 0, 0, offset) + header + bytes([1, 2, 3, 0, 4, 5, 6, 0])
-    assert why_cut_off(content) is None
-    assert decode(content)[:, 0].tolist() == [[6, 5, 4], [3, 2, 1]][:: 1 if height > 0 else -1]
-    assert why_cut_off(content[:-2]) == "it ends inside its pixels"
-
-
 def hidden_damage() -> dict[str, bytes]:
     """Files that end as they should and miss pixels all the same."""
     jpeg = KINDS["JPEG RGB"]
@@ -747,114 +542,6 @@ def test_a_transparent_mask_is_black_where_nothing_is_painted() -> None:
     """White strokes on a transparent layer mask what they cover."""
     layer = np.array([[[255, 255, 255, 255], [255, 255, 255, 100], [255, 255, 255, 0]]], np.uint8)
     assert decode_mask(save(Image.fromarray(layer), "PNG")).tolist() == [[255, 100, 0]]
-
-
-# Cutting
-
-RESAMPLINGS: list[Resampling] = ["nearest", "area", "bilinear", "bicubic", "lanczos"]
-FILTERS = dict(zip(RESAMPLINGS, ("NEAREST", "BOX", "BILINEAR", "BICUBIC", "LANCZOS"), strict=True))
-
-
-@st.composite
-def geometries(draw: st.DrawFn, source: tuple[int, int]) -> Geometry:
-    """Any valid cut of a picture of this size."""
-    scaled = (draw(st.integers(1, 90)), draw(st.integers(1, 90)))
-    target = (draw(st.integers(1, scaled[0])), draw(st.integers(1, scaled[1])))
-    crop = (draw(st.integers(0, scaled[0] - target[0])), draw(st.integers(0, scaled[1] - target[1])))
-    return Geometry(source, scaled, crop, target, draw(st.booleans()), draw(st.sampled_from(RESAMPLINGS)))
-
-
-@given(geometry=geometries((WIDTH, HEIGHT)))
-def test_a_cut_is_scale_then_crop_then_flip(geometry: Geometry) -> None:
-    """The cut is the whole picture scaled by Pillow, the box of it, mirrored; greys are cut like colours."""
-    scaled = Image.fromarray(scene()).resize(geometry.scaled, Image.Resampling[FILTERS[geometry.resampling]])
-    (left, top), (width, height) = geometry.crop, geometry.target
-    expected = scaled.crop((left, top, left + width, top + height))
-    expected = ImageOps.mirror(expected) if geometry.flip else expected
-    result = cut(scene(), geometry)
-    assert (result == np.asarray(expected)).all()
-    assert result.flags.c_contiguous
-    assert (cut(np.ascontiguousarray(scene()[..., 1]), geometry) == result[..., 1]).all()
-
-
-@given(
-    size=st.tuples(st.integers(7, 20), st.integers(7, 20)),
-    finer=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    edge=st.floats(0, 1, exclude_max=True),
-    across=st.booleans(),
-    data=st.data(),
-)
-def test_mask_and_picture_stay_aligned(
-    size: tuple[int, int], finer: tuple[int, int], edge: float, across: bool, data: st.DataObject
-) -> None:
-    """An edge at the same place of a picture and of a mask in any other size is at the same place of their cuts."""
-    width, height = size
-    # Three pixels from the border: nearer, the widest filter sees more of one side than of the other.
-    place = 3 + int(edge * ((height if across else width) - 5))
-    coarse = np.zeros((height, width), np.uint8)
-    coarse[(slice(place), slice(None)) if across else (slice(None), slice(place))] = 255
-    source, mask = (np.kron(coarse, np.ones((times, times), np.uint8)) for times in finer)
-    geometry = data.draw(geometries((source.shape[1], source.shape[0])))
-
-    axis = 1 if across else 0
-    expected_edge = place * geometry.scaled[axis] / size[axis] - geometry.crop[axis]
-    centres = np.arange(geometry.target[axis]) + 0.5
-    if geometry.flip and not across:
-        centres = centres[::-1]
-    # Within a pixel of the edge, filters blur it each in its own way.
-    certain = np.abs(centres - expected_edge) > 1
-    for result in (cut(np.stack([source] * 3, axis=2), geometry)[..., 0], cut_mask(mask, geometry)):
-        assert result.shape == geometry.target[::-1]
-        line = result[:, 0] if across else result[0]
-        assert ((line >= 128) == (centres < expected_edge))[certain].all()
-
-
-@given(geometry=geometries((WIDTH, HEIGHT)), size=st.tuples(st.integers(1, 99), st.integers(1, 99)))
-def test_a_mask_of_any_size_gets_the_size_of_the_cut(geometry: Geometry, size: tuple[int, int]) -> None:
-    """A mask never disagrees with its picture's shape, and what is all white or all black stays so."""
-    for value in (0, 255):
-        result = cut_mask(np.full(size, value, np.uint8), geometry)
-        assert result.shape == cut(scene(), geometry).shape[:2]
-        assert (result == value).all()
-
-
-def test_a_shrinking_mask_is_the_mean_of_what_it_covers() -> None:
-    """Halving a mask keeps how much of each pixel was masked, whatever the picture's resampling."""
-    mask = np.array([[255, 0, 0, 0], [255, 0, 0, 255]], np.uint8)
-    assert cut_mask(mask, Geometry((8, 4), (2, 1), (0, 0), (2, 1), False, "lanczos")).tolist() == [[128, 64]]
-
-
-def test_a_growing_mask_is_bilinear() -> None:
-    """Enlarging a mask makes a ramp, whatever the picture's resampling."""
-    mask = np.array([[0, 255]], np.uint8)
-    assert cut_mask(mask, Geometry((8, 1), (8, 1), (0, 0), (8, 1), False, "nearest"))[0].tolist() == [
-        *(0, 0, 32, 96),
-        *(159, 223, 255, 255),
-    ]
-
-
-def test_a_picture_of_another_size_than_its_geometry_is_refused() -> None:
-    """A geometry worked out for another picture is an error, not a stretched picture."""
-    geometry = Geometry((WIDTH + 1, HEIGHT), (8, 8), (0, 0), (8, 8), False, "area")
-    with pytest.raises(ValueError, match="37 x 20 pixels and a geometry for 38 x 20"):
-        cut(scene(), geometry)
-
-
-@pytest.mark.parametrize("crop", [(-9, 0), (0, -9), (5, 0), (0, 5)])
-def test_a_box_outside_of_the_picture_is_refused(crop: tuple[int, int]) -> None:
-    """A box that reaches beyond the scaled picture is an error, not a smaller picture."""
-    geometry = Geometry((WIDTH, HEIGHT), (12, 12), crop, (8, 8), False, "area")
-    with pytest.raises(ValueError, match="not inside of"):
-        cut(scene(), geometry)
-
-
-def test_cutting_leaves_the_picture_alone() -> None:
-    """The cut is a copy: writing to it changes no source."""
-    source = scene()
-    result = cut(source, Geometry((WIDTH, HEIGHT), (WIDTH, HEIGHT), (0, 0), (WIDTH, HEIGHT), False, "area"))
-    assert (result == source).all()
-    result[:] = 0
-    assert (source == scene()).all()
 
 
 # Real files

@@ -1,39 +1,27 @@
-"""The walk: every file that matters and no other, whatever lies in the folder and whoever does the work."""
+"""The walk: every file that matters and no other, whatever lies in the folder."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import logging
 import os
 import resource
 import shutil
 import socket
-import stat
-import subprocess
-import sys
 import tempfile
-import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import precook
 from precook.errors import SourceError
-from precook.fs import stat_many as stat_many_module
-from precook.fs import stat_names as helper
 from precook.fs.stamps import stamp_of
-from precook.fs.trust import file_system_time, file_system_type, stamps_are_reliable
 from precook.sources.walk import Listing, list_names, walk
 from tests.store.test_processes import in_child
 from tests.support.descriptors import descriptors
-
-ROLES = {"jpg": 1, "png": 1, "txt": 2}
+from tests.support.listings import ROLES, make, paths, the_same, usable
 
 
 @pytest.fixture
@@ -44,34 +32,10 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def make(root: Path, *names: str) -> None:
-    """Files with a few bytes each."""
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(os.fsencode(name))
-
-
-def paths(listing: Listing) -> list[str]:
-    return sorted(listing.path(row) for row in range(len(listing.names)))
-
-
-def usable(listing: Listing) -> list[str]:
-    return sorted(listing.path(row) for row, good in enumerate(listing.regular()) if good)
-
-
 def reasons(listing: Listing) -> dict[str, str]:
     """Why files cannot be used, and folders and links neither."""
     files = {listing.path(row): listing.problem(row) for row, good in enumerate(listing.regular()) if not good}
     return {**files, **dict(listing.problems)}
-
-
-def the_same(one: Listing, other: Listing) -> bool:
-    return (
-        (one.names, one.roles, one.folders, one.problems) == (other.names, other.roles, other.folders, other.problems)
-        and (one.modes == other.modes).all()
-        and (one.stamps == other.stamps).all()
-    )
 
 
 def test_folders_below_are_walked_only_when_asked(root: Path) -> None:
@@ -392,160 +356,6 @@ def test_a_listing_takes_in_another(root: Path) -> None:
     assert usable(listing) == sorted([*before, "masks/d.webp"])
 
 
-words = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8)
-names = st.builds(lambda word, end: word + end, words, st.sampled_from([".png", ".PNG", ".Jpg", ".txt", "", ".gif"]))
-trees = st.lists(
-    st.tuples(st.lists(st.sampled_from(["a", "b.png", "ü", "n\n", "x y"]), max_size=2), names), max_size=25
-)
-
-
-@settings(max_examples=15)
-@given(tree=trees, recursive=st.booleans())
-def test_helpers_change_nothing(tree: list[tuple[list[str], str]], recursive: bool) -> None:
-    """Any tree gives the same listing with no helper, with one and with three: all that matters, and nothing else."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        expected = set()
-        for folders, name in tree:
-            relative = os.path.join(*folders, name)
-            if len(os.fsencode(name)) > 255 or name in (".", ".."):
-                continue
-            (root / relative).parent.mkdir(parents=True, exist_ok=True)
-            if (root / relative).is_dir():
-                continue
-            (root / relative).write_bytes(os.fsencode(relative))
-            matters = name.rpartition(".")[2].lower() in ROLES and "." in name
-            if matters and name[0] != "." and (recursive or not folders):
-                expected.add(relative)
-        alone = walk(root, ROLES, recursive=recursive, helpers=0)
-        assert set(usable(alone)) == set(paths(alone)) == expected
-        for helpers in (1, 3):
-            assert the_same(walk(root, ROLES, recursive=recursive, helpers=helpers), alone)
-
-
-def test_large_folders_are_shared_with_helpers(root: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
-    """From a number of files on, and only then; asked or not."""
-    make(root, *(f"{number}.png" for number in range(30)))
-    alone = walk(root, ROLES, recursive=True)
-    assert not started
-    monkeypatch.setattr(stat_many_module, "_MANY", 30)
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert the_same(walk(root, ROLES, recursive=True), alone)
-    assert len(started) == 2
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The processes that are started; none of them may be left running, nor a pipe open."""
-    processes: list[Any] = []
-    real = subprocess.Popen
-
-    def start(*args: Any, **options: Any) -> Any:
-        processes.append(real(*args, **options))
-        return processes[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    before = descriptors()
-    yield processes
-    assert all(process.returncode is not None for process in processes)
-    assert descriptors() == before
-
-
-FAULTY = {
-    "fails": "raise SystemExit(3)",
-    "fails in the end": "import os; os.write(1, bytes(48 * 8)); raise SystemExit(1)",
-    "says nothing": "pass",
-    "says too little": "import os; os.write(1, bytes(48))",
-    "says too much": "import os; os.write(1, bytes(48 * 1000))",
-    "is killed": "import os, signal; os.write(1, bytes(48)); os.kill(os.getpid(), signal.SIGKILL)",
-    "is no program": "this is not Python",
-}
-
-
-@pytest.mark.parametrize("how", FAULTY)
-def test_a_helper_that_fails_is_made_up_for(
-    root: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, started: list[Any]
-) -> None:
-    """Its part of the work is done here, the log says so, and the result is the same."""
-    make(root, *(f"{number}.png" for number in range(20)), *(f"sub/{number}.png" for number in range(4)))
-    alone = walk(root, ROLES, recursive=True, helpers=0)
-    program = root / "program.py"
-    program.write_text(FAULTY[how])
-    monkeypatch.setattr(helper, "__file__", str(program))
-    with caplog.at_level(logging.WARNING, "precook"):
-        assert the_same(walk(root, ROLES, recursive=True, helpers=2), alone)
-    assert len(started) == 2
-    assert [record for record in caplog.records if "helper" in record.message]
-
-
-def test_no_helper_is_started_where_python_cannot_be(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, started: list[Any]
-) -> None:
-    """No interpreter, an application that holds one, a frozen one: all alone, and no program is started by mistake."""
-    make(root, *(f"{number}.png" for number in range(20)))
-    alone = walk(root, ROLES, recursive=True, helpers=0)
-    changes: list[tuple[object, str, object]] = [
-        (sys, "executable", None),
-        (sys, "executable", ""),
-        (sys, "executable", "/usr/sbin/webserver"),
-        (sys, "frozen", True),
-        (helper, "__file__", str(tmp_path / "app.zip/precook/stat_names.py")),
-    ]
-    for thing, name, value in changes:
-        with monkeypatch.context() as patch:
-            patch.setattr(thing, name, value, raising=False)
-            assert the_same(walk(root, ROLES, recursive=True, helpers=2), alone)
-            assert not started, (name, value)
-    assert not caplog.records
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
-    with caplog.at_level(logging.WARNING, "precook"):
-        assert the_same(walk(root, ROLES, recursive=True, helpers=2), alone)
-    assert "no helper process could be started" in caplog.text
-
-
-def test_a_helper_does_not_outlive_an_interruption(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]
-) -> None:
-    """Ctrl-C in the middle leaves no process behind, even one that would wait for ever."""
-    make(root, *(f"{number}.png" for number in range(20)))
-    program = tmp_path / "program.py"
-    program.write_text("import signal; signal.pause()")
-    monkeypatch.setattr(helper, "__file__", str(program))
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stat_many_module, "_stat_part", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        walk(root, ROLES, recursive=True, helpers=2)
-    assert len(started) == 2
-
-
-def test_a_helper_starts_without_anybodys_packages(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, started: list[Any]
-) -> None:
-    """What the environment would import at every start of Python costs a helper nothing, and has no say in it."""
-    make(root, *(f"{number}.png" for number in range(20)))
-    canary = tmp_path / "canary"
-    (tmp_path / "sitecustomize.py").write_text(f"open({str(canary)!r}, 'w').close()")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONHOME", str(tmp_path))  # nothing starts with this unless it is ignored
-        listing = walk(root, ROLES, recursive=True, helpers=1)
-    assert len(started) == 1
-    assert len(usable(listing)) == 20
-    assert not caplog.records
-    assert not canary.exists()
-    program = subprocess.run(
-        [*started[0].args[:-1], "-X", "importtime", helper.__file__], input=b"", capture_output=True, check=True
-    )
-    imported = {line.split(b"|")[-1].strip() for line in program.stderr.splitlines()}
-    assert b"array" in imported
-    assert not imported & {b"site", b"numpy", b"precook", b"sitecustomize", b"json", b"typing"}
-    subprocess.run([sys.executable, "-c", ""], check=True)
-    assert canary.exists()
-
-
 def test_too_few_descriptors_are_no_verdict_on_files(root: Path) -> None:
     """A process that has too many files open says so, and calls no folder and no file unusable."""
     make(root, "a.png", "sub/b.png")
@@ -581,54 +391,3 @@ def test_too_few_descriptors_are_no_verdict_on_a_folder_below(root: Path, monkey
     with pytest.raises(SourceError, match="Too many open files in system") as caught:
         walk(root, ROLES, recursive=True)
     assert caught.value.path == root / "sub"
-
-
-def test_the_clock_is_the_file_systems_and_leaves_no_trace(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lies between two files written around it, whatever time the process believes in."""
-    monkeypatch.setattr(time, "time_ns", lambda: 12345)
-    for folder in (root, Path("/proc")):  # in the second, nothing can be made
-        make(root, "before")
-        looks = os.stat(root)
-        now = file_system_time(folder)
-        if folder == root:
-            assert os.stat(root) == looks
-            assert os.listdir(root) == ["before"]
-        make(root, "after")
-        assert (root / "before").stat().st_mtime_ns <= now <= (root / "after").stat().st_mtime_ns
-        (root / "after").unlink()
-
-
-def test_file_systems_that_keep_no_change_time_are_not_trusted(root: Path) -> None:
-    """A kind that nobody has vouched for is not believed."""
-    assert file_system_type(Path("/proc/self/status")) == "proc"
-    assert not stamps_are_reliable(Path("/proc/self"))
-    if file_system_type(root) in ("ext4", "xfs", "btrfs", "tmpfs", "overlay"):
-        assert stamps_are_reliable(root)
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, mounted under a name with a space, an umlaut and a backslash."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    libc = ctypes.CDLL(None, use_errno=True)
-    target = tmp_path / "B\u00fccher und\\Bilder"
-    target.mkdir()
-    if libc.mount(b"none", bytes(target), b"ramfs", 0, None) != 0:
-        pytest.skip(f"no permission to mount here: {os.strerror(ctypes.get_errno())}")
-    try:
-        yield target
-    finally:
-        libc.umount2(bytes(target), 2)
-
-
-def test_a_mount_is_recognised_whatever_its_name(mounted: Path, tmp_path: Path) -> None:
-    """A network drive under a name that is not ASCII must not be taken for the disk it is mounted on."""
-    make(mounted, "sub/a.png")
-    assert file_system_type(mounted) == file_system_type(mounted / "sub/a.png") == "ramfs"
-    (tmp_path / "link").symlink_to(mounted / "sub")
-    assert file_system_type(tmp_path / "link") == "ramfs"
-    assert file_system_type(tmp_path) != "ramfs"
-    assert file_system_type(tmp_path / "B\u00fccher") != "ramfs"
-    assert file_system_type(mounted.with_name(mounted.name + " 2")) != "ramfs"
-    assert stat.S_ISREG(int(walk(mounted, ROLES, recursive=True).modes[0]))
