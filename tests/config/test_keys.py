@@ -20,7 +20,6 @@ from tests.support.projects import picture, project, text_folder, vae_folder
 ALL = {"latent", "prompt", "tokens", "inputs", "mask", "pixels", "mine"}
 PICTURES = {"latent", "inputs", "mask", "pixels"}
 TEXTS = {"prompt", "tokens", "mine"}
-
 BASE: dict[str, Any] = {
     "store": "cache",
     "dataset": "test",
@@ -37,7 +36,6 @@ BASE: dict[str, Any] = {
         "mine": {"uses": "tests.support.projects:Words", "version": 1},
     },
 }
-
 CHANGES: dict[str, tuple[Any, set[str]]] = {
     # the whole file
     "store": ("elsewhere", set()),
