@@ -14,7 +14,7 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 
 STANDARD = """
 Words of every program:
-    archive buffer cache check collate column config content copy data database device dtype error field file fork
+    buffer cache check collate column config content copy data database device dtype error field file fork
     format function header hub image import integration internal interrupt lock log lookup machine main many mapping
     message model name open option output pool process progress reader registry report result run sampler scan schema
     search signal stat status template test text token tool unit usage use value walk worker
@@ -62,8 +62,3 @@ def test_every_public_class_is_named_by_words_that_are_known() -> None:
             if inspect.isclass(getattr(module, name)) and not name.endswith("Error"):
                 for word in re.findall(r"[A-Z][a-z]+", name):
                     assert is_known(word.lower(), words), f"{name}: {word} is not in the glossary"
-
-
-def test_a_word_is_ours_or_everybodys() -> None:
-    """None is in both lists."""
-    assert not glossary() & standard()
