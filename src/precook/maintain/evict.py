@@ -10,12 +10,12 @@ from precook.identity.recipe import recipe_digest
 from precook.maintain.protect import ProtectedAge, ProtectedKeys, Protection, Protector, Roots
 from precook.maintain.remove import (
     ALL_DEAD,
+    Candidates,
     Dropped,
     RemovalPlan,
-    Survey,
+    find_candidates,
     plan_packs,
     plan_removal,
-    survey_entries,
 )
 from precook.maintain.rowset import RowSet
 from precook.report import SILENT, Reporter
@@ -87,13 +87,13 @@ def plan_eviction(
     ]
     if grace:
         protectors.append(ProtectedAge(f"younger than {format_duration(grace)}", scan.now - int(grace * 1e9)))
-    survey = survey_entries(scan, Protection(internals.layout, Roots()), protectors, report=report)
+    candidates = find_candidates(scan, Protection(internals.layout, Roots()), protectors, report=report)
     too_large = int(scan.nbytes.sum()) > max_bytes
     return plan_removal(
         internals,
         "evict",
-        survey,
-        _LeastRecent(survey).choose(internals, max_bytes) if too_large else Dropped(RowSet(scan), 0, 0),
+        candidates,
+        _LeastRecent(candidates).choose(internals, max_bytes) if too_large else Dropped(RowSet(scan), 0, 0),
         reason="least recently used",
         # Below the limit nothing is rewritten for the sake of it.
         thresholds=ALL_DEAD if too_large else None,
@@ -103,9 +103,9 @@ def plan_eviction(
 class _LeastRecent:
     """The places that may go in the order in which they do: groups of one pack and one time, by time, then by pack."""
 
-    def __init__(self, survey: Survey) -> None:
-        self._survey = survey
-        scan = survey.scan
+    def __init__(self, candidates: Candidates) -> None:
+        self._candidates = candidates
+        scan = candidates.scan
         packs = scan.moment_packs
         times = np.maximum(np.minimum(scan.moments, scan.now), scan.born[packs])
         order = np.lexsort((packs, times))
@@ -118,7 +118,7 @@ class _LeastRecent:
         count = len(self._packs)
         self._rows, self._nbytes, self._first_bytes = (
             np.bincount(self._group_of, by_moment, minlength=count).astype(np.int64)
-            for by_moment in (survey.moment_rows, survey.moment_bytes, survey.moment_first_bytes)
+            for by_moment in (candidates.moment_rows, candidates.moment_bytes, candidates.moment_first_bytes)
         )
         """What may go of each group, and the bytes of those that are the first place of their key."""
         self._sizes: tuple[int, Numbers] = (-1, self._rows)
@@ -126,40 +126,40 @@ class _LeastRecent:
 
     def choose(self, internals: StoreInternals, max_bytes: int) -> Dropped:
         """The first of them, as few as it takes until the packs fit."""
-        survey, scan = self._survey, self._survey.scan
+        candidates, scan = self._candidates, self._candidates.scan
         # Without a look at their heads: what a pack takes beside its dead rows.
-        living = survey.everything
+        living = candidates.everything
         base = int(np.where(living.rows == 0, 0, scan.nbytes - (scan.payload - living.nbytes)).sum())
         freed = np.cumsum(self._nbytes + self._overheads())
         wanted = base - max_bytes
         for _ in range(_ATTEMPTS):
             dropped = self._first(internals, freed, wanted) if wanted > 0 else Dropped(RowSet(scan), 0, 0)
-            size = int(scan.nbytes.sum()) - plan_packs(internals, survey, dropped.places, ALL_DEAD).freed
-            if size <= max_bytes or int(dropped.places.rows.sum()) == int(survey.removable.rows.sum()):
+            size = int(scan.nbytes.sum()) - plan_packs(internals, candidates, dropped.places, ALL_DEAD).freed
+            if size <= max_bytes or int(dropped.places.rows.sum()) == int(candidates.places.rows.sum()):
                 break
             wanted += size - max_bytes + _STEP
         return dropped
 
     def _overheads(self) -> Numbers:
         """What a pack takes beside its rows goes with the last of them, in the last of its groups."""
-        survey, scan = self._survey, self._survey.scan
+        candidates, scan = self._candidates, self._candidates.scan
         used = np.flatnonzero(self._rows)
         last = np.full(scan.packs, -1)
         last[self._packs[used]] = used
-        whole = (last >= 0) & (survey.removable.rows == survey.everything.rows)
+        whole = (last >= 0) & (candidates.places.rows == candidates.everything.rows)
         overheads = np.zeros(len(self._packs), np.int64)
         overheads[last[whole]] = (scan.nbytes - scan.payload)[whole]
         return overheads
 
     def _first(self, internals: StoreInternals, freed: Numbers, wanted: int) -> Dropped:
         """The first of all that may go, until so many bytes are freed; `freed`: by each group and those before it."""
-        survey, scan = self._survey, self._survey.scan
+        candidates, scan = self._candidates, self._candidates.scan
         places, entries, nbytes = RowSet(scan), 0, 0
         cut = int(np.searchsorted(freed, wanted))
         """The group of which only some go."""
         whole = np.bincount(self._packs[:cut], self._nbytes[:cut], minlength=scan.packs).astype(np.int64)
         for pack in np.unique(self._packs[: cut + 1]).tolist():
-            rows = survey.removable.rows_of(pack)
+            rows = candidates.places.rows_of(pack)
             groups = self._group_of[scan.moments_of(pack)[rows]]
             goes = groups < cut
             size = int(whole[pack])
@@ -180,13 +180,13 @@ class _LeastRecent:
         """Bytes of the rows of a pack, as the index knows them; the pack itself may be unreadable."""
         if self._sizes[0] != pack:
             # Slow, and done for the one pack that needs it.
-            scan = self._survey.scan
+            scan = self._candidates.scan
             self._sizes = pack, internals.index.row_sizes(scan.ids[pack], int(scan.entries[pack]))
         return self._sizes[1]
 
     def _is_first(self, pack: int, rows: Numbers) -> Flags:
         """Which rows of a pack are the first place of their key."""
-        return self._survey.first.has(np.full(len(rows), pack), rows)
+        return self._candidates.first.has(np.full(len(rows), pack), rows)
 
 
 def plan_prune(store: Store, older_than: float, *, recipe: str | None = None, report: Reporter = SILENT) -> RemovalPlan:
@@ -198,9 +198,9 @@ def plan_prune(store: Store, older_than: float, *, recipe: str | None = None, re
     recipes = None if recipe is None else _recipe_numbers(internals, recipe)
     scan = EntryScan(internals.layout, internals.index)
     young = ProtectedAge(f"used in the last {format_duration(older_than)}", scan.now - int(older_than * 1e9))
-    survey = survey_entries(scan, Protection(internals.layout, Roots()), [young], recipes=recipes, report=report)
+    candidates = find_candidates(scan, Protection(internals.layout, Roots()), [young], recipes=recipes, report=report)
     reason = f"not used for {format_duration(older_than)}"
-    return plan_removal(internals, "prune", survey, survey.all_removable(), reason=reason)
+    return plan_removal(internals, "prune", candidates, candidates.all(), reason=reason)
 
 
 def plan_clear(
@@ -231,12 +231,12 @@ def plan_clear(
         keys = in_columns([column for file in snapshots for column in read_snapshot(file).key_columns()])
         roots, reason = Roots(but=(dataset,)), f"only {dataset} names it"
     scan = EntryScan(internals.layout, internals.index)
-    survey = survey_entries(scan, Protection(internals.layout, roots), recipes=recipes, keys=keys, report=report)
+    candidates = find_candidates(scan, Protection(internals.layout, roots), recipes=recipes, keys=keys, report=report)
     return plan_removal(
         internals,
         "clear",
-        survey,
-        survey.all_removable(),
+        candidates,
+        candidates.all(),
         reason=reason,
         snapshots=[file for file in snapshots if not file.pinned],
         spare_used=False,

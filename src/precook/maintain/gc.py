@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from precook.maintain.protect import ProtectedAge, ProtectedStore, Protection, Protector, Roots
-from precook.maintain.remove import DEFAULT, RemovalPlan, Thresholds, plan_removal, survey_entries
+from precook.maintain.remove import DEFAULT, RemovalPlan, Thresholds, find_candidates, plan_removal
 from precook.report import SILENT, Reporter
 from precook.store.index.scan import EntryScan
 from precook.store.snapshot import list_snapshots
@@ -39,12 +39,12 @@ def plan_gc(
     protectors.append(ProtectedAge(f"younger than {format_duration(grace)}", since))
     snapshots = list_snapshots(internals.layout)
     keep = {file.id for file in roots.of(snapshots)}
-    survey = survey_entries(scan, Protection(internals.layout, roots), protectors, report=report)
+    candidates = find_candidates(scan, Protection(internals.layout, roots), protectors, report=report)
     return plan_removal(
         internals,
         "gc",
-        survey,
-        survey.all_removable(),
+        candidates,
+        candidates.all(),
         reason="no snapshot names it",
         snapshots=[] if absent else [file for file in snapshots if file.id not in keep],
         thresholds=thresholds,

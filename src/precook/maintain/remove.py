@@ -1,6 +1,6 @@
 """Removal: which entries go and why, what keeps the others, and what the disk gains. A plan first, then the act.
 
-`survey_entries` looks at every entry once and tells what may go. Whoever plans a removal chooses among that, and
+`find_candidates` looks at every entry once and tells what may go. Whoever plans a removal chooses among those, and
 `plan_removal` makes a `RemovalPlan` of the choice. Executing it drops entries from the index in a few transactions,
 each of which first looks whether somebody has come to need what it is about to drop. A pack that has lost all its
 entries is unlinked, one that has lost enough of them is rewritten; until then its dead rows stay where they are, and a
@@ -65,15 +65,15 @@ class Dropped:
     nbytes: int
 
 
-class Survey:
-    """Every entry of a scan, looked at once: what may go, and what keeps the others."""
+class Candidates:
+    """What a removal may take, after a look at every entry of a scan, and what keeps the others."""
 
     def __init__(self, scan: EntryScan, protection: Protection) -> None:
         self.scan = scan
         self.protection = protection
         self.everything = RowSet(scan)
-        """All places."""
-        self.removable = RowSet(scan)
+        """All places of the scan, those that may go and the others."""
+        self.places = RowSet(scan)
         """Places that may go."""
         self.first = RowSet(scan)
         """Those of them that are the first place of their key."""
@@ -83,22 +83,22 @@ class Survey:
         """Of the places that may go, by the moment of their last use: their number, their bytes, and the bytes of those
         that are the first place of their key."""
 
-    def add_removable(self, chunk: Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Count some places that may go."""
         first = chunk.take(chunk.fresh)
-        self.removable.add(chunk.packs, chunk.rows, chunk.nbytes)
+        self.places.add(chunk.packs, chunk.rows, chunk.nbytes)
         self.first.add(first.packs, first.rows, first.nbytes)
         count = len(self.moment_rows)
         self.moment_rows += np.bincount(chunk.moments, minlength=count)
         self.moment_bytes += np.bincount(chunk.moments, chunk.nbytes, minlength=count).astype(np.int64)
         self.moment_first_bytes += np.bincount(first.moments, first.nbytes, minlength=count).astype(np.int64)
 
-    def all_removable(self) -> Dropped:
+    def all(self) -> Dropped:
         """All that may go."""
-        return Dropped(self.removable, int(self.first.rows.sum()), int(self.first.nbytes.sum()))
+        return Dropped(self.places, int(self.first.rows.sum()), int(self.first.nbytes.sum()))
 
 
-def survey_entries(
+def find_candidates(
     scan: EntryScan,
     protection: Protection,
     protectors: Sequence[Protector] = (),
@@ -106,14 +106,14 @@ def survey_entries(
     recipes: Sequence[int] | None = None,
     keys: ManyKeys | None = None,
     report: Reporter = SILENT,
-) -> Survey:
+) -> Candidates:
     """Look at every entry: it may go if nobody protects it and, where those are given, it is of a recipe or a key."""
-    survey = Survey(scan, protection)
+    candidates = Candidates(scan, protection)
     everybody: list[Protector] = [*protection.look(), *protectors]
     kept = np.zeros((len(everybody), 2), np.int64)
     with report.task("look", total=int(scan.entries.sum()), unit="entries") as task:
         for chunk in scan.chunks():
-            survey.everything.add(chunk.packs, chunk.rows, chunk.nbytes)
+            candidates.everything.add(chunk.packs, chunk.rows, chunk.nbytes)
             removable = np.ones(len(chunk.keys), bool)
             if recipes is not None:
                 removable &= np.isin(chunk.recipes, recipes)
@@ -123,12 +123,12 @@ def survey_entries(
                 held = removable & protector.holds(chunk)
                 kept[number] += (held & chunk.fresh).sum(), chunk.nbytes[held & chunk.fresh].sum()
                 removable &= ~held
-            survey.add_removable(chunk.take(removable))
+            candidates.add(chunk.take(removable))
             task.advance(len(chunk.keys))
     for protector, (entries, nbytes) in zip(everybody, kept.tolist(), strict=True):
         if entries:
-            survey.kept.append(RemovalShare(protector.name, entries, nbytes))
-    return survey
+            candidates.kept.append(RemovalShare(protector.name, entries, nbytes))
+    return candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +143,11 @@ class PackChanges:
 
 
 def plan_packs(
-    internals: StoreInternals, survey: Survey, dropped: RowSet, thresholds: Thresholds | None
+    internals: StoreInternals, candidates: Candidates, dropped: RowSet, thresholds: Thresholds | None
 ) -> PackChanges:
     """What to do about packs once some places are dropped; without thresholds nothing is rewritten."""
-    scan = survey.scan
-    living = LivingRows(scan, survey.everything, dropped)
+    scan = candidates.scan
+    living = LivingRows(scan, candidates.everything, dropped)
     chosen = np.zeros(scan.packs, bool)
     if thresholds is not None and living.dead.sum() >= thresholds.of_store * int(scan.nbytes[~living.none].sum()):
         chosen = living.partly_dead & (living.dead_share >= thresholds.of_pack)
@@ -347,7 +347,7 @@ class RemovalPlan:
 def plan_removal(
     internals: StoreInternals,
     command: str,
-    survey: Survey,
+    candidates: Candidates,
     dropped: Dropped,
     *,
     reason: str,
@@ -355,22 +355,22 @@ def plan_removal(
     thresholds: Thresholds | None = DEFAULT,
     spare_used: bool = True,
 ) -> RemovalPlan:
-    """Plan the removal of some of what a survey says may go, and of snapshots."""
-    changes = plan_packs(internals, survey, dropped.places, thresholds)
+    """Plan the removal of some candidates, and of snapshots."""
+    changes = plan_packs(internals, candidates, dropped.places, thresholds)
     return RemovalPlan(
         goes=(RemovalShare(reason, dropped.entries, dropped.nbytes),) if dropped.entries else (),
-        kept=tuple(survey.kept),
+        kept=tuple(candidates.kept),
         snapshots=tuple(snapshots),
         unlink=changes.unlink,
         rewrite=changes.rewrite,
         packs_freed=changes.freed,
         snapshots_freed=sum(file.path.stat().st_size for file in snapshots),
         dead=changes.dead,
-        size=int(survey.scan.nbytes.sum()),
+        size=int(candidates.scan.nbytes.sum()),
         command=command,
         _internals=internals,
-        _scan=survey.scan,
+        _scan=candidates.scan,
         _dropped=dropped.places,
-        _protection=survey.protection,
+        _protection=candidates.protection,
         _spare_used=spare_used,
     )
