@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 
 import precook
 import precook.testing
@@ -26,10 +27,10 @@ Other projects, formats and what they are about:
 ENDINGS = ("s", "es", "d", "ed", "ing", "r", "er", "ized", "ation")
 
 
-def glossary() -> set[str]:
-    """The words that the page explains; a row may have several forms of one."""
+def explained() -> list[str]:
+    """The words that the page explains, in its order; a row may have several forms of one."""
     rows = re.findall(r"^\| ([a-z, ]+) \|", GLOSSARY.read_text("utf-8"), re.MULTILINE)
-    return {word for row in rows for word in row.split(", ")} - {"word"}
+    return [word for row in rows if row != "word" for word in row.split(", ")]
 
 
 def standard() -> set[str]:
@@ -47,7 +48,7 @@ def is_known(word: str, words: set[str]) -> bool:
 
 def test_every_module_is_named_by_words_that_are_known() -> None:
     """Folders and modules alike, each word of their names."""
-    words = glossary() | standard()
+    words = {*explained(), *standard()}
     for file in sorted(SOURCE.rglob("*.py")):
         for part in file.relative_to(SOURCE).with_suffix("").parts:
             for word in [] if part.startswith("__") else part.strip("_").split("_"):
@@ -56,9 +57,14 @@ def test_every_module_is_named_by_words_that_are_known() -> None:
 
 def test_every_public_class_is_named_by_words_that_are_known() -> None:
     """Each word of its name; errors have a page of their own that says what each is about."""
-    words = glossary() | standard()
+    words = {*explained(), *standard()}
     for module in (precook, precook.testing):
         for name in module.__all__:
             if inspect.isclass(getattr(module, name)) and not name.endswith("Error"):
                 for word in re.findall(r"[A-Z][a-z]+", name):
                     assert is_known(word.lower(), words), f"{name}: {word} is not in the glossary"
+
+
+def test_a_word_is_explained_once() -> None:
+    """One word per idea, and one place that says which."""
+    assert [word for word, count in Counter(explained()).items() if count > 1] == []
