@@ -53,7 +53,7 @@ _PUBLIC = {
     "SnapshotEntriesError": "precook.errors",
     "SourceChangedError": "precook.errors",
     "SourceError": "precook.errors",
-    "Stats": "precook.store.stats",
+    "Stats": "precook.store.internals",
     "StoppedError": "precook.errors",
     "Store": "precook.store.store",
     "StoreError": "precook.errors",
@@ -128,9 +128,9 @@ if TYPE_CHECKING:
     from precook.plan.plan import Plan as Plan
     from precook.project import Project as Project
     from precook.project import load as load
+    from precook.store.internals import Stats as Stats
     from precook.store.reader import LazyTensor as LazyTensor
     from precook.store.snapshot import Snapshot as Snapshot
-    from precook.store.stats import Stats as Stats
     from precook.store.store import Store as Store
     from precook.store.writer import Writer as Writer
     from precook.values import Digest as Digest

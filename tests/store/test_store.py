@@ -280,6 +280,41 @@ def test_closing_waits_for_a_put_under_way(path: Path, recipe: precook.Recipe, m
         assert again.get(recipe.key(1)) == 1
 
 
+def test_threads_that_put_at_once_keep_each_entry_once(store: precook.Store, recipe: precook.Recipe) -> None:
+    """Every put is durable when it returns; of two that put the same key the second finds the first's entry."""
+    start = threading.Barrier(4)
+
+    def put(first: int) -> None:
+        start.wait()
+        for number in (first, 100, 101):
+            store.put(recipe.key(number), {"x": np.full(3, number)}, recipe=recipe)
+            assert recipe.key(number) in store
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store) == len(list(store.entries())) == 6
+    assert [store.get(recipe.key(number))["x"][0] for number in (0, 1, 2, 3, 100, 101)] == [0, 1, 2, 3, 100, 101]
+
+
+def test_a_put_that_cannot_be_stored_says_why_and_the_next_one_goes_on(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error reaches whoever puts, in the same thread; nothing stays behind that would refuse the next entry."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(files, "publish", fail)
+        with pytest.raises(precook.NoSpaceError):
+            store.put(recipe.key(1), 1)
+    store.put(recipe.key(1), 1)
+    assert store.get(recipe.key(1)) == 1
+
+
 def test_a_writer_keeps_what_was_put_before_an_error(store: precook.Store, recipe: precook.Recipe) -> None:
     """Leaving the `with` block by an exception still commits finished work."""
     with pytest.raises(RuntimeError), store.writer() as writer:  # noqa: PT012

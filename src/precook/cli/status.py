@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from precook.maintain.usage import Usage, UsagePart
     from precook.maintain.verify import VerifyCursor
     from precook.project import Project
+    from precook.store.internals import RecipeStats, Stats
     from precook.store.lease import Holder
     from precook.store.snapshot import SnapshotFile
-    from precook.store.stats import RecipeStats, Stats
     from precook.store.store import Store
 
 _MOST_DAMAGE = 10
@@ -131,7 +131,7 @@ def look_at(store: Store) -> StoreView:
 def _no_store(path: Path) -> StoreView:
     """The view of a store that no build has made yet."""
     from precook.maintain.usage import Usage, UsagePart
-    from precook.store.stats import Stats
+    from precook.store.internals import Stats
 
     return StoreView(Stats(path), [], Usage((), UsagePart("", 0, 0), (), ()), 0, [], 0, [], None, [])
 

@@ -8,6 +8,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from precook.errors import LockedError, StoreError
 from precook.fs.trust import file_system_time
@@ -28,6 +30,41 @@ _RECORD_SECONDS = 300.0
 """Seconds between two records of what was used, of a store that stays open."""
 _PATIENCE = 5.0
 """Seconds to wait for the lock: a record may be late."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeStats:
+    """What one recipe takes."""
+
+    form: bytes
+    """The recipe's canonical form; empty for entries put without one."""
+    entries: int
+    nbytes: int
+    newest: int
+    """When its newest entry was written, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a store holds."""
+
+    path: Path
+    format: int = 0
+    """Version of the format; 0 where there is no store yet."""
+    id: str = ""
+    read_only: bool = False
+    entries: int = 0
+    packs: int = 0
+    payload_bytes: int = 0
+    """Bytes of tensors and plain values."""
+    pack_bytes: int = 0
+    """Bytes of the pack files."""
+    index_bytes: int = 0
+    recipes: tuple[RecipeStats, ...] = ()
+    damaged: tuple[tuple[Key, str], ...] = ()
+    """Entries found damaged, with the reason."""
+    bad_packs: tuple[tuple[str, str], ...] = ()
+    """Packs that could not be used, with the reason."""
 
 
 class StoreInternals:
@@ -64,6 +101,25 @@ class StoreInternals:
     def is_sound(self, key: bytes) -> bool:
         """Whether an entry is there and, read from the disk, what was put; one that is not becomes a miss."""
         return self.reader.checksum(Key(key)) is not None
+
+    def stats(self) -> Stats:
+        """Counts and sizes."""
+        recipes = tuple(RecipeStats(*row) for row in self.index.totals())
+        packs = self.index.packs()
+        return Stats(
+            path=self.layout.root,
+            format=self.marker.format,
+            id=self.marker.id,
+            read_only=self.index.read_only,
+            entries=self.index.count(),
+            packs=len(packs),
+            payload_bytes=sum(recipe.nbytes for recipe in recipes),
+            pack_bytes=sum(size for _, size in packs),
+            index_bytes=self.layout.index.stat().st_size if self.layout.index.exists() else 0,
+            recipes=recipes,
+            damaged=tuple((Key(key), reason) for key, _, reason in self.index.damage()),
+            bad_packs=tuple(sorted(self.packs.bad_packs.items())),
+        )
 
     def make_room(self, nbytes: int) -> None:
         """See to it that a pack of this size fits into a store that is bounded, or refuse it."""

@@ -30,7 +30,7 @@ from precook.store.claims import Claims
 from precook.store.commit import commit, labelled_entry
 from precook.store.copy import Verify
 from precook.store.index.scan import EntryRow, read_entries
-from precook.store.internals import StoreInternals
+from precook.store.internals import Stats, StoreInternals
 from precook.store.keysets import split
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
 from precook.store.lease import Holder, Lease, break_lease, live_leases
@@ -49,7 +49,6 @@ from precook.store.snapshot import (
     unpin_snapshot,
     write_snapshot,
 )
-from precook.store.stats import RecipeStats, Stats
 from precook.store.tree import Tree, take_apart
 from precook.store.writer import Writer
 from precook.values import Key
@@ -210,25 +209,7 @@ class Store:
 
     def stats(self) -> Stats:
         """Counts and sizes."""
-        internals = self.internals(create=False)
-        index, marker = internals.index, internals.marker
-        recipes = tuple(RecipeStats(*row) for row in index.totals())
-        packs = index.packs()
-        index_bytes = self._layout.index.stat().st_size if self._layout.index.exists() else 0
-        return Stats(
-            path=self.path,
-            format=marker.format,
-            id=marker.id,
-            read_only=self._read_only,
-            entries=index.count(),
-            packs=len(packs),
-            payload_bytes=sum(recipe.nbytes for recipe in recipes),
-            pack_bytes=sum(size for _, size in packs),
-            index_bytes=index_bytes,
-            recipes=recipes,
-            damaged=tuple((Key(key), reason) for key, _, reason in index.damage()),
-            bad_packs=tuple(sorted(internals.packs.bad_packs.items())),
-        )
+        return self.internals(create=False).stats()
 
     def present(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         """Which of many keys, one per row of 32 bytes, have an entry."""
