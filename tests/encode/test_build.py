@@ -45,7 +45,7 @@ def assert_built(one: precook.Project) -> None:
         if entry.sample is None:
             assert stored.tobytes() == b""
             continue
-        home, number = plan.samples.home(entry.sample)
+        home, number = plan.samples.in_concept(entry.sample)
         if entry.line is not None:
             assert stored.tobytes().decode() == home.texts(number)[entry.line]
         elif plan.encoders[entry.encoder].wants.encoding.input == "image":

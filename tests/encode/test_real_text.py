@@ -85,7 +85,7 @@ def text_of(plan: precook.Plan, entry: Any) -> str:
     """The line that an entry was made of."""
     if entry.sample is None:
         return ""
-    home, number = plan.samples.home(entry.sample)
+    home, number = plan.samples.in_concept(entry.sample)
     return str(home.texts(number)[entry.line])
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import precook
 from precook.feed.feed import Feed, FeedOptions, feed_plan
+from precook.plan.plan import Plan
 from tests.feed.test_feed import equal, everything, images
 from tests.support.projects import Watched, content
 
@@ -136,9 +137,9 @@ class TestEncode:
         owner = watched(images(tmp_path))
         owner.build()
         (tmp_path / "data" / "p0.txt").write_text("another caption\n")
-        plan = owner.plan()
+        made = owner.plan()
         with precook.open(owner.store_path, read_only=True) as store:
-            plan.store = store
+            plan = Plan(made.settings, made.base, store, made.memory, made.samples, made.targets, made.encoders)
             with pytest.raises(precook.ReadOnlyError, match="entries are missing"):
                 feed_plan(plan, FeedOptions(2, on_missing="encode"), specs={}, captions=True)
             whole = store.snapshot("test").feed(batch_size=2)

@@ -192,7 +192,7 @@ def test_twins_that_differ_in_case_or_normal_form_are_two_samples(data: Path) ->
     with project(data.parent) as opened:
         plan = opened.plan()
         texts = {
-            text for gathered in plan.samples.gathered for at in range(gathered.count) for text in gathered.texts(at)
+            text for part in plan.samples.by_concept for number in range(part.count) for text in part.texts(number)
         }
         assert {f"caption {number}" for number in range(4)} < texts
 

@@ -246,10 +246,8 @@ class Outcome:
 
     def path_of(self, failure: Failure) -> str | None:
         """The path of what is left out, as `precook explain` takes it."""
-        from precook.plan.show import full_path
-
         # The path of an entry is whole already, that of a file begins at its concept.
-        return failure.path if failure.encoder is not None else full_path(self.plan, failure)
+        return failure.path if failure.encoder is not None else self.plan.full_path(failure)
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from precook.cli.options import ConfigOption, EncoderOption, JsonOption, NoWrite
 from precook.errors import NoSpaceError, ReadOnlyError
 
 if TYPE_CHECKING:
-    from precook.plan.plan import EncoderPlan, Plan
+    from precook.plan.entries import EncoderPlan
+    from precook.plan.plan import Plan
     from precook.plan.reasons import Difference, Why
     from precook.project import Project
 
@@ -47,7 +48,7 @@ def counts_document(plan: Plan) -> dict[str, Any]:
     """What a plan counts, for programs."""
     return {
         "name": plan.settings.dataset,
-        "samples": plan.samples.count - len(plan.framed.problems),
+        "samples": plan.samples.count - len(plan.targets.problems),
         "without_caption": plan.samples.uncaptioned,
         "duplicates": int((plan.samples.repeats > 0).sum()),
         "left_out": sum(failure.encoder is None for failure in plan.failed),
@@ -77,8 +78,6 @@ def why_document(why: Why) -> dict[str, Any]:
 
 
 def _document(plan: Plan) -> dict[str, Any]:
-    from precook.plan.show import full_path
-
     return {
         **heading_document(plan),
         "missing": [
@@ -94,7 +93,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "failed": [
             {
                 **dataclasses.asdict(failure),
-                "path": full_path(plan, failure),
+                "path": plan.full_path(failure),
                 "key": failure.key.hex if failure.key else None,
             }
             for failure in plan.failed

@@ -26,8 +26,8 @@ from precook.errors import IncompleteError, NoSpaceError, printable
 from precook.interrupt import interruption
 from precook.maintain.build_log import Run, record_run
 from precook.memo.memo import Memory
-from precook.plan.entries import Failure, entry_of
-from precook.plan.plan import EncoderPlan, Plan, collect_sources, look_up, make_plan
+from precook.plan.entries import EncoderPlan, Failure
+from precook.plan.plan import Plan, collect_sources, look_up, make_plan
 from precook.plan.wanted import Encoding
 from precook.report import SILENT, Reporter
 from precook.sources.samples import ConceptSamples
@@ -80,7 +80,7 @@ class BuildPlan(Plan):
             plan.store,
             plan.memory,
             plan.samples,
-            plan.framed,
+            plan.targets,
             plan.encoders,
             plan.generation,
         )
@@ -204,7 +204,7 @@ class Build:
         if sources:
             encodings = _look_at_models(plan.specs, store, memory, report=report)
             concepts = collect_sources(settings, plan.base, encodings, store, memory, report=report)
-            before = plan.samples.gathered
+            before = plan.samples.by_concept
             if encodings != plan.encodings or not all(map(ConceptSamples.same_as, before, concepts)):
                 now = make_plan(
                     settings, plan.base, encodings, store, memory, concepts=concepts, report=report, lease=self._lease
@@ -294,7 +294,7 @@ def _failed_before(plan: Plan, options: BuildOptions) -> Iterator[Failure]:
     yield from (failure for failure in plan.failed if failure.encoder is None)
     for name, one in plan.encoders.items() if not options.retry_failed else ():
         for row, reason in one.failures.items():
-            entry = entry_of(one, row)
+            entry = one.entry(row)
             yield Failure(reason, entry.path, entry.concept, name, entry.key)
 
 

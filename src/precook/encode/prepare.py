@@ -18,8 +18,7 @@ from precook.encode.encoder import Item
 from precook.errors import SourceChangedError
 from precook.fs.read import read_source
 from precook.identity.digest import digest
-from precook.plan.entries import PlannedEntry
-from precook.plan.plan import EncoderPlan
+from precook.plan.entries import EncoderPlan, PlannedEntry
 from precook.sources.captions import CaptionError
 from precook.sources.crop import cut, cut_mask
 from precook.sources.geometry import Geometry
@@ -149,7 +148,7 @@ def _unit(plan: EncoderPlan, entries: tuple[PlannedEntry, ...], background: tupl
     kind = plan.wants.encoding.input
     if entries[0].sample is None:
         return Unit(entries, 0, _empty_prompt)
-    home, number = plan.samples.home(entries[0].sample)
+    home, number = plan.samples.in_concept(entries[0].sample)
     if kind == "text":
         return Unit(entries, 0, partial(_read_texts, home, number))
     targets = sum(3 * width * height for width, height in (_geometry(entry).target for entry in entries))

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from precook.encode.build import BuildPlan, encode_missing
 from precook.encode.run import BuildOptions
 from precook.errors import MissingEntryError
-from precook.plan.plan import EncoderPlan, Plan
+from precook.plan.entries import EncoderPlan
+from precook.plan.plan import Plan
 from precook.report import Reporter
 from precook.store.store import FLUSH_BYTES, FLUSH_SECONDS, Store
 from precook.store.tree import take_apart
@@ -67,7 +68,7 @@ def recompute(
         others[rows] = False
         encoders[name] = dataclasses.replace(one, ready_rows=others, failures={})
     with tempfile.TemporaryDirectory(prefix="precook-recompute-") as folder, _scratch_store(folder) as scratch:
-        part = Plan(plan.settings, plan.base, scratch, plan.memory, plan.samples, plan.framed, encoders)
+        part = Plan(plan.settings, plan.base, scratch, plan.memory, plan.samples, plan.targets, encoders)
         options = BuildOptions(devices=devices)
         encode_missing(BuildPlan(part, plan.specs), options=options, stop=threading.Event(), report=report)
         return [_compare(name, plan.store, scratch, keys) for name, keys in chosen.items()]

@@ -21,9 +21,9 @@ from precook.encode.progress import BuildProgress, EncoderProgress, FlushPolicy
 from precook.encode.registry import EncoderSpec
 from precook.encode.results import write_results
 from precook.memo.memo import Memory
-from precook.plan.entries import entries_of, entry_of
+from precook.plan.entries import EncoderPlan
 from precook.plan.forecast import record_rate
-from precook.plan.plan import EncoderPlan, Plan
+from precook.plan.plan import Plan
 from precook.plan.ready import read_failures
 from precook.report import Reporter
 from precook.sources.geometry import TARGET
@@ -41,7 +41,7 @@ def in_order(plan: Plan, one: EncoderPlan, rows: Numbers) -> Numbers:
         return rows
     samples, parts = one.wants.samples[rows], one.wants.parts[rows]
     sizes = np.zeros((len(rows), 2), np.int64)
-    for number, cuts in enumerate(plan.framed.cuts):
+    for number, cuts in enumerate(plan.targets.cuts):
         chosen = parts == number
         sizes[chosen] = cuts[samples[chosen]][:, TARGET]
     order = np.lexsort((parts, samples))
@@ -139,7 +139,7 @@ class ClaimedRows:
         reasons = [self._progress.reasons.get(key) for key in self._keys(rows)]
         for row, reason in zip(rows.tolist(), reasons, strict=True):
             if reason is not None:
-                self._progress.failed(entry_of(self._one, row), reason, lasting=False)
+                self._progress.failed(self._one.entry(row), reason, lasting=False)
         return rows[[reason is None for reason in reasons]]
 
     def _give_up(self) -> None:
@@ -366,5 +366,5 @@ class EncoderRun:
         for start in range(0, len(rows), step):
             if self._stop.is_set():
                 return
-            entries = entries_of(self._one, self._claimed.take(rows[start : start + step]).tolist())
+            entries = self._one.entries(self._claimed.take(rows[start : start + step]).tolist())
             yield from make_units(self._one, entries, self._plan.settings.image.rgb)

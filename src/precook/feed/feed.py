@@ -247,5 +247,5 @@ def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSp
         if options.on_missing == "skip":
             _log.warning("%s: %s; their samples are left out", plan.settings.dataset, lacking)
     encode = options.on_missing == "encode"
-    _, content = snapshot_content(plan, missing=encode, captions=captions)
+    _, content = snapshot_content(plan, plan.pads(), missing=encode, captions=captions)
     return Feed(plan.store, FeedContent(content), options, maker=Live(plan, specs) if encode else None)

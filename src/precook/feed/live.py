@@ -15,7 +15,6 @@ from precook.encode.registry import EncoderSpec
 from precook.encode.results import write_results
 from precook.errors import FeedError
 from precook.identity.recipe import Recipe
-from precook.plan.entries import entries_of
 from precook.plan.plan import Plan
 from precook.plan.ready import record_failure
 from precook.plan.wanted import rows_with
@@ -58,7 +57,7 @@ class Live:
         rows = rows_with(one.wants.keys, {key.bytes for key in keys})
         # Several rows may want the same entry; one of them is enough.
         row_of = {one.wants.keys[row].tobytes(): row for row in rows.tolist()}
-        for unit in make_units(one, entries_of(one, list(row_of.values())), self._plan.settings.image.rgb):
+        for unit in make_units(one, one.entries(list(row_of.values())), self._plan.settings.image.rgb):
             for prepared in unit.prepare():
                 key = prepared.entry.key
                 if isinstance(prepared, Job):

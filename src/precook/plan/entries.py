@@ -1,20 +1,18 @@
-"""Planned entries: the rows of a plan as values that a person or an engine can use."""
+"""Planned entries: what one encoder needs and has, and its rows as values that a person or a build can use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from functools import cached_property
+from typing import overload
 
 import numpy as np
 
-from precook.plan.reasons import Why
-from precook.plan.targets import Target
-from precook.plan.wanted import NOBODY, KeyParts, read_parts
-from precook.values import Digest, Key, Numbers
-
-if TYPE_CHECKING:
-    from precook.plan.plan import EncoderPlan
+from precook.plan.reasons import ReasonFinder, Why
+from precook.plan.targets import Samples, Target
+from precook.plan.wanted import NOBODY, KeyParts, WantedEntries, read_parts, rows_with
+from precook.values import Digest, Flags, Key, Numbers
 
 _CHUNK = 1000
 """Rows that are made into values at a time."""
@@ -54,6 +52,76 @@ class Failure:
     key: Key | None = None
 
 
+@dataclass(frozen=True)
+class EncoderPlan:
+    """What one encoder needs, and what of it is there."""
+
+    wants: WantedEntries
+    ready_rows: Flags
+    """Which rows have their entry."""
+    failures: dict[int, str]
+    """Rows that failed before, and why."""
+    samples: Samples
+    targets: tuple[Target, ...]
+    finder: ReasonFinder
+
+    @cached_property
+    def ready(self) -> Numbers:
+        """Rows of entries that are there, each entry once."""
+        return np.flatnonzero(self.wants.first & self.ready_rows)
+
+    @cached_property
+    def missing(self) -> Numbers:
+        """Rows of entries that are to be made, each entry once."""
+        wanted = self.wants.first & ~self.ready_rows
+        wanted[list(self.failures)] = False
+        return np.flatnonzero(wanted)
+
+    @cached_property
+    def failed_rows(self) -> Flags:
+        """Which rows have no entry because it failed before, also where several rows share it."""
+        failed = np.zeros_like(self.ready_rows)
+        failed[rows_with(self.wants.keys, {self.wants.keys[row].tobytes() for row in self.failures})] = True
+        return failed
+
+    @cached_property
+    def why(self) -> list[Why]:
+        """Why each missing entry is missing, in order."""
+        return self.finder.find(self.missing)
+
+    def entries(self, rows: Sequence[int]) -> list[PlannedEntry]:
+        """Some rows as values; what the entries of one sample share is looked up once."""
+        wants = self.wants
+        text = wants.encoding.input == "text"
+        owners: dict[int, tuple[int | None, str | None, str | None]] = {NOBODY: (None, None, None)}
+        entries = []
+        chosen = np.asarray(rows, np.int64)
+        for row, owner, part in zip(rows, wants.samples[chosen].tolist(), wants.parts[chosen].tolist(), strict=True):
+            if owner not in owners:
+                concept_samples, number = self.samples.in_concept(owner)
+                owners[owner] = (owner, concept_samples.concept.name, concept_samples.full_path(number))
+            sample, concept, path = owners[owner]
+            parts = read_parts(wants.rows[row])
+            entries.append(
+                PlannedEntry(
+                    encoder=wants.encoding.name,
+                    key=Key(wants.keys[row].tobytes()),
+                    input=Digest(parts.input),
+                    sample=sample,
+                    concept=concept,
+                    path=path,
+                    target=None if text else self.targets[part],
+                    line=part if text else None,
+                    parts=parts,
+                )
+            )
+        return entries
+
+    def entry(self, row: int) -> PlannedEntry:
+        """One row as a value."""
+        return self.entries([row])[0]
+
+
 class Entries(Sequence[PlannedEntry]):
     """Some of a plan's entries, made into values as they are asked for; `len` costs nothing."""
 
@@ -69,18 +137,18 @@ class Entries(Sequence[PlannedEntry]):
     def __getitem__(self, index: slice) -> list[PlannedEntry]: ...
     def __getitem__(self, index: int | slice) -> PlannedEntry | list[PlannedEntry]:
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        at = index if index >= 0 else len(self) + index
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = index if index >= 0 else len(self) + index
         for plan, rows in self._groups:
-            if 0 <= at < len(rows):
-                return entry_of(plan, int(rows[at]))
-            at -= len(rows)
+            if 0 <= number < len(rows):
+                return plan.entry(int(rows[number]))
+            number -= len(rows)
         raise IndexError(index)
 
     def __iter__(self) -> Iterator[PlannedEntry]:
         for plan, rows in self._groups:
-            for at in range(0, len(rows), _CHUNK):
-                yield from entries_of(plan, rows[at : at + _CHUNK].tolist())
+            for begin in range(0, len(rows), _CHUNK):
+                yield from plan.entries(rows[begin : begin + _CHUNK].tolist())
 
     def keys(self) -> list[Key]:
         """The keys alone."""
@@ -92,43 +160,4 @@ class Entries(Sequence[PlannedEntry]):
 
     def reasons(self) -> list[Why]:
         """Why each is missing, in order."""
-        return [why for plan, rows in self._groups for why in plan.reasons(rows)]
-
-
-def entry_of(plan: EncoderPlan, row: int) -> PlannedEntry:
-    """A row of an encoder's plan as a value."""
-    return entries_of(plan, [row])[0]
-
-
-def entries_of(plan: EncoderPlan, rows: Sequence[int]) -> list[PlannedEntry]:
-    """Rows of an encoder's plan as values; what the entries of one sample share is looked up once."""
-    wants = plan.wants
-    text = wants.encoding.input == "text"
-    homes: dict[int, tuple[int | None, str | None, str | None]] = {NOBODY: (None, None, None)}
-    entries = []
-    at = np.asarray(rows, np.int64)
-    for row, number, part in zip(rows, wants.samples[at].tolist(), wants.parts[at].tolist(), strict=True):
-        if number not in homes:
-            home, place = plan.samples.home(number)
-            homes[number] = (number, home.concept.name, home.full_path(place))
-        sample, concept, path = homes[number]
-        parts = read_parts(wants.rows[row])
-        entries.append(
-            PlannedEntry(
-                encoder=wants.encoding.name,
-                key=Key(wants.keys[row].tobytes()),
-                input=Digest(parts.input),
-                sample=sample,
-                concept=concept,
-                path=path,
-                target=None if text else plan.targets[part],
-                line=part if text else None,
-                parts=parts,
-            )
-        )
-    return entries
-
-
-def rows_where(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Numbers:
-    """The numbers of the rows where a condition holds."""
-    return np.flatnonzero(mask).astype(np.int64)
+        return [why for plan, rows in self._groups for why in plan.finder.find(rows)]

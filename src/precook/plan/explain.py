@@ -6,18 +6,17 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from precook.errors import SourceError, printable
-from precook.plan.entries import entry_of
+from precook.plan.dataset import PlannedDataset
+from precook.plan.entries import EncoderPlan, PlannedEntry
 from precook.plan.reasons import Why
+from precook.plan.targets import Samples
 from precook.sources.captions import CaptionError
 from precook.values import Key
-
-if TYPE_CHECKING:
-    from precook.plan.plan import EncoderPlan, Plan
 
 _WIDTH = 60
 
@@ -63,93 +62,88 @@ class Explanation:
         return "\n".join(printable(line) for line in _lines(self))
 
 
-def explain(plan: Plan, path: Path) -> Explanation:
+def explain(plan: PlannedDataset, path: Path) -> Explanation:
     """Explain the samples that a picture, caption or mask belongs to; `SourceError` where there is none."""
     wanted = os.path.abspath(path)  # noqa: PTH100 - links stay as they are
-    samples = tuple(_sample_state(plan, sample) for sample in _samples_at(plan, wanted))
-    files = _files_of(plan, wanted)
-    problems = tuple(
-        failure.reason if place == wanted else f"{place}: {failure.reason}"
-        for failure in plan.failed
-        if failure.encoder is None and failure.path is not None
-        for place in _places(plan, failure.concept, failure.path)
-        if place in files
-    )
+    samples = tuple(_sample_state(plan, sample) for sample in _samples_at(plan.samples, wanted))
+    problems = _problems_at(plan, wanted)
     if not samples and not problems:
         hint = "name a picture, caption or mask of the concepts; hidden files and other endings do not count"
         raise SourceError(path, f"no source of {plan.settings.dataset}", hint=hint)
     return Explanation(str(path), samples, problems)
 
 
-def _places(plan: Plan, concept: str | None, path: str) -> Iterator[str]:
-    for gathered in plan.samples.gathered:
-        if gathered.concept.name == concept:
-            yield os.path.abspath(os.path.join(gathered.listing.root, path))  # noqa: PTH100, PTH118
-
-
-def _files_of(plan: Plan, wanted: str) -> set[str]:
-    """A file and, where it is a picture, its caption and mask: whatever keeps it from being a sample."""
-    files = {wanted}
-    for gathered in plan.samples.gathered:
-        found, listing = gathered.files, gathered.listing
-        for number, row in enumerate(found.pictures.tolist()):
-            if os.path.abspath(listing.full_path(row)) == wanted:  # noqa: PTH100
-                beside = (int(found.captions[number]), int(found.masks[number]))
-                files |= {os.path.abspath(listing.full_path(one)) for one in beside if one >= 0}  # noqa: PTH100
-    return files
-
-
-def _samples_at(plan: Plan, wanted: str) -> Iterator[int]:
+def _samples_at(samples: Samples, wanted: str) -> Iterator[int]:
     first = 0
-    for gathered in plan.samples.gathered:
-        for number in range(gathered.count):
-            paths = (gathered.full_path(number), gathered.caption_path(number), gathered.mask_path(number))
+    for concept in samples.by_concept:
+        for number in range(concept.count):
+            paths = (concept.full_path(number), concept.caption_path(number), concept.mask_path(number))
             if any(path is not None and os.path.abspath(path) == wanted for path in paths):  # noqa: PTH100
                 yield first + number
-        first += gathered.count
+        first += concept.count
 
 
-def _sample_state(plan: Plan, sample: int) -> SampleState:
-    home, number = plan.samples.home(sample)
+def _problems_at(plan: PlannedDataset, wanted: str) -> tuple[str, ...]:
+    """What is wrong with a file or, where it is a picture, with its caption or mask."""
+    files = {wanted}
+    for concept in plan.samples.by_concept:
+        listing = concept.listing
+        for number, row in enumerate(concept.files.pictures.tolist()):
+            if os.path.abspath(listing.full_path(row)) == wanted:  # noqa: PTH100
+                beside = (int(concept.files.captions[number]), int(concept.files.masks[number]))
+                files |= {os.path.abspath(listing.full_path(other)) for other in beside if other >= 0}  # noqa: PTH100
+    problems = []
+    for failure in plan.failed:
+        for concept in plan.samples.by_concept:
+            if failure.encoder is None and failure.path is not None and concept.concept.name == failure.concept:
+                file = os.path.abspath(os.path.join(concept.listing.root, failure.path))  # noqa: PTH100, PTH118
+                if file in files:
+                    problems.append(failure.reason if file == wanted else f"{file}: {failure.reason}")
+    return tuple(problems)
+
+
+def _sample_state(plan: PlannedDataset, sample: int) -> SampleState:
+    concept, number = plan.samples.in_concept(sample)
     return SampleState(
-        path=home.full_path(number),
-        concept=home.concept.name,
+        path=concept.full_path(number),
+        concept=concept.concept.name,
         sample=plan.samples.id(sample).hex(),
         image=plan.samples.images[sample].tobytes().hex(),
-        entries=tuple(state for one in plan.encoders.values() for state in _entries(plan, one, sample)),
+        entries=tuple(state for encoder in plan.encoders.values() for state in _entry_states(plan, encoder, sample)),
     )
 
 
-def _entries(plan: Plan, encoder: EncoderPlan, sample: int) -> Iterator[EntryState]:
+def _entry_states(plan: PlannedDataset, encoder: EncoderPlan, sample: int) -> Iterator[EntryState]:
     wants = encoder.wants
     failures = {wants.keys[row].tobytes(): reason for row, reason in encoder.failures.items()}
     for row in np.flatnonzero(wants.samples == sample).tolist():
-        entry = entry_of(encoder, row)
-        what = _what(plan, entry.line, row, encoder, sample)
+        entry = encoder.entry(row)
+        form = _caption_form(plan, sample, entry.line) if entry.line is not None else _picture_form(plan, entry)
         if encoder.ready_rows[row]:
-            yield EntryState(entry.encoder, what, entry.key, "ready")
+            yield EntryState(entry.encoder, form, entry.key, "ready")
         elif entry.key.bytes in failures:
-            yield EntryState(entry.encoder, what, entry.key, "failed", reason=failures[entry.key.bytes])
+            yield EntryState(entry.encoder, form, entry.key, "failed", reason=failures[entry.key.bytes])
         else:
-            (why,) = encoder.reasons(np.array([row], np.int64))
-            yield EntryState(entry.encoder, what, entry.key, "missing", why=why)
+            (why,) = encoder.finder.find(np.array([row], np.int64))
+            yield EntryState(entry.encoder, form, entry.key, "missing", why=why)
 
 
-def _what(plan: Plan, line: int | None, row: int, encoder: EncoderPlan, sample: int) -> str:
-    if line is not None:
-        home, number = plan.samples.home(sample)
-        try:
-            texts = home.texts(number)
-        except (OSError, CaptionError):
-            return f"line {line + 1}"
-        text = texts[line] if line < len(texts) else ""
-        return f"line {line + 1}: {text if len(text) <= _WIDTH else text[: _WIDTH - 1] + '…'!r}"
-    target = encoder.targets[int(encoder.wants.parts[row])]
-    entry = entry_of(encoder, row)
+def _caption_form(plan: PlannedDataset, sample: int, line: int) -> str:
+    concept, number = plan.samples.in_concept(sample)
+    try:
+        texts = concept.texts(number)
+    except (OSError, CaptionError):
+        return f"line {line + 1}"
+    text = texts[line] if line < len(texts) else ""
+    return f"line {line + 1}: {text if len(text) <= _WIDTH else text[: _WIDTH - 1] + '…'!r}"
+
+
+def _picture_form(plan: PlannedDataset, entry: PlannedEntry) -> str:
+    assert entry.target is not None
     assert entry.parts.geometry is not None
     width, height = entry.parts.geometry.target
-    resolution = plan.settings.image.resolutions[target.resolution]
-    variation = f", variation {target.variation}" if plan.settings.image.variations > 1 else ""
+    resolution = plan.settings.image.resolutions[entry.target.resolution]
+    variation = f", variation {entry.target.variation}" if plan.settings.image.variations > 1 else ""
     return f"{resolution} as {width}x{height}{variation}"
 
 

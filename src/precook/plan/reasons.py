@@ -1,4 +1,4 @@
-"""Reasons: why an entry is missing, from what is remembered about the time when it was not."""
+"""Reasons: why an entry is missing, from what is remembered of keys, recipes and samples that were complete once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,71 +21,8 @@ from precook.plan.wanted import NOBODY, WantedEntries, picture_kind, read_parts,
 from precook.store.store import Store
 from precook.values import Bytes, Numbers
 
-if TYPE_CHECKING:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Former:
-    """What a sample was; zeros stand for a mask that was not there."""
-
-    image: bytes
-    mask: bytes
-    captions: bytes
-
-
-class History:
-    """The former state of a dataset's samples, by the paths of their pictures."""
-
-    def __init__(self, dataset: str, samples: Samples, memory: Memory) -> None:
-        self._samples = samples
-        self._memory = memory
-        self._kind = Kind(f"history/1/{dataset}", key=32, value=96)
-        self._line_starts = np.cumsum(samples.line_counts) - samples.line_counts
-
-    def recall(self, samples: Numbers) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.object_]]:
-        """Which samples are remembered, and what they were."""
-        known, rows = self._memory.recall(self._kind, self._paths(samples))
-        former = np.empty(len(samples), object)
-        for at in np.flatnonzero(known).tolist():
-            raw = rows[at].tobytes()
-            former[at] = Former(raw[:32], raw[32:64], raw[64:])
-        return known, former
-
-    def captions(self, sample: int) -> bytes:
-        """One digest for all captions of a sample, whatever their order."""
-        start = int(self._line_starts[sample])
-        lines = self._samples.lines[start : start + int(self._samples.line_counts[sample])]
-        digest: bytes = blake3(b"".join(sorted(line.tobytes() for line in lines))).digest()
-        return digest
-
-    def record(self, samples: Numbers) -> None:
-        """Remember what these samples are now; what has not changed is not written again."""
-        samples = np.asarray(samples, np.int64)
-        keys = self._paths(samples)
-        captions = b"".join(self.captions(sample) for sample in samples.tolist())
-        values = np.concatenate(
-            [
-                self._samples.images[samples],
-                self._samples.masks[samples],
-                np.frombuffer(captions, np.uint8).reshape(-1, 32),
-            ],
-            axis=1,
-        )
-        known, before = self._memory.recall(self._kind, keys)
-        changed = ~known | (before != values).any(axis=1)
-        self._memory.remember(self._kind, keys[changed], values[changed])
-
-    def _paths(self, samples: Numbers) -> Bytes:
-        digests = []
-        for sample in samples.tolist():
-            home, number = self._samples.home(sample)
-            name = home.concept.name.encode("utf-8") + b"\0" + os.fsencode(home.path(number))
-            digests.append(blake3(name).digest())
-        return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 32)
-
-
 _NEAREST = 32
+"""Recipes that are compared, at the most."""
 
 
 class Reason(enum.Enum):
@@ -133,8 +70,68 @@ class Why:
     differences: tuple[Difference, ...] = ()
 
 
-class Reasons:
-    """Finds reasons for the missing entries of one encoder, many at a time."""
+@dataclass(frozen=True, slots=True)
+class FormerSample:
+    """What a sample was; zeros stand for a mask that was not there."""
+
+    image: bytes
+    mask: bytes
+    captions: bytes
+
+
+class History:
+    """The former state of a dataset's samples, by the paths of their pictures."""
+
+    def __init__(self, dataset: str, samples: Samples, memory: Memory) -> None:
+        self._samples = samples
+        self._memory = memory
+        self._kind = Kind(f"history/1/{dataset}", key=32, value=96)
+        self._line_starts = np.cumsum(samples.line_counts) - samples.line_counts
+
+    def recall(self, samples: Numbers) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.object_]]:
+        """Which samples are remembered, and what they were."""
+        known, rows = self._memory.recall(self._kind, self._paths(samples))
+        former = np.empty(len(samples), object)
+        for number in np.flatnonzero(known).tolist():
+            raw = rows[number].tobytes()
+            former[number] = FormerSample(raw[:32], raw[32:64], raw[64:])
+        return known, former
+
+    def captions(self, sample: int) -> bytes:
+        """One digest for all captions of a sample, whatever their order."""
+        start = int(self._line_starts[sample])
+        lines = self._samples.lines[start : start + int(self._samples.line_counts[sample])]
+        digest: bytes = blake3(b"".join(sorted(line.tobytes() for line in lines))).digest()
+        return digest
+
+    def record(self, samples: Numbers) -> None:
+        """Remember what these samples are now; what has not changed is not written again."""
+        samples = np.asarray(samples, np.int64)
+        keys = self._paths(samples)
+        captions = b"".join(self.captions(sample) for sample in samples.tolist())
+        values = np.concatenate(
+            [
+                self._samples.images[samples],
+                self._samples.masks[samples],
+                np.frombuffer(captions, np.uint8).reshape(-1, 32),
+            ],
+            axis=1,
+        )
+        known, before = self._memory.recall(self._kind, keys)
+        changed = ~known | (before != values).any(axis=1)
+        self._memory.remember(self._kind, keys[changed], values[changed])
+
+    def _paths(self, samples: Numbers) -> Bytes:
+        digests = []
+        for sample in samples.tolist():
+            concept, number = self._samples.in_concept(sample)
+            name = concept.concept.name.encode("utf-8") + b"\0" + os.fsencode(concept.path(number))
+            digests.append(blake3(name).digest())
+        return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 32)
+
+
+class ReasonFinder:
+    """Finds why entries of one encoder are missing, many at a time."""
 
     def __init__(self, wants: WantedEntries, samples: Samples, store: Store, memory: Memory, history: History) -> None:
         self._wants = wants
@@ -144,78 +141,46 @@ class Reasons:
         self._history = history
         self._recipe = wants.encoding.recipe
 
-    def of(self, rows: Numbers) -> list[Why]:
-        """Why each of these rows of the wants has no entry."""
-        found: list[Why | None] = [None] * len(rows)
-        self._by_loss(rows, found)
+    def find(self, rows: Numbers) -> list[Why]:
+        """Why each of these rows of the wanted entries has no entry."""
+        reasons: list[Why | None] = [None] * len(rows)
+        self._find_lost(rows, reasons)
         # What is known about this very input comes first: it is exact, whatever else has changed about the sample.
-        self._by_recipe(rows, found)
-        self._by_geometry(rows, found)
-        self._by_history(rows, found)
-        return [why or Why(Reason.NEW) for why in found]
+        self._find_other_recipe(rows, reasons)
+        self._find_other_geometry(rows, reasons)
+        self._find_changed_source(rows, reasons)
+        return [why or Why(Reason.NEW) for why in reasons]
 
-    def _by_loss(self, rows: Numbers, found: list[Why | None]) -> None:
+    def _find_lost(self, rows: Numbers, reasons: list[Why | None]) -> None:
+        """The entry was there, and was damaged or removed."""
         damaged = self._store.damaged()
         lost = was_lost(self._wants.keys[rows], self._memory)
-        for at, row in enumerate(rows.tolist()):
+        for number, row in enumerate(rows.tolist()):
             if self._wants.keys[row].tobytes() in damaged:
-                found[at] = Why(Reason.DAMAGED)
-            elif lost[at]:
-                found[at] = Why(Reason.COLLECTED)
+                reasons[number] = Why(Reason.DAMAGED)
+            elif lost[number]:
+                reasons[number] = Why(Reason.COLLECTED)
 
-    def _by_history(self, rows: Numbers, found: list[Why | None]) -> None:
-        """The sample was complete once, and this part of it was another."""
-        wants = self._wants
-        owners = wants.samples[rows]
-        open_ = np.array([why is None for why in found], bool) & (owners != NOBODY)
-        chosen = np.flatnonzero(open_)
-        known, before = self._history.recall(owners[chosen])
-        for at, old in zip(chosen[known].tolist(), before[known], strict=True):
-            sample = int(owners[at])
-            if wants.encoding.input == "text":
-                now = self._history.captions(sample)
-                pair = ("captions", old.captions, now)
-                reason = Reason.CAPTION
-            elif wants.encoding.input == "mask" and old.image == self._samples.images[sample].tobytes():
-                pair = ("mask", old.mask, self._samples.masks[sample].tobytes())
-                reason = Reason.MASK
-            else:
-                pair = ("image", old.image, self._samples.images[sample].tobytes())
-                reason = Reason.CONTENT
-            name, was, is_now = pair
-            if was == is_now or not any(was):
-                continue
-            change = Difference(f"{name} digest", was.hex(), is_now.hex() if any(is_now) else ABSENT)
-            found[at] = Why(reason, self._key_before(int(rows[at]), was, name), (change,))
-
-    def _key_before(self, row: int, was: bytes, name: str) -> bytes | None:
-        """The stored entry of the same sample's former content, cut and made alike."""
-        if name == "captions":
-            return None
-        parts = self._wants.rows[[row]].copy()
-        parts[0, :32] = np.frombuffer(was, np.uint8)
-        known, keys = self._memory.recall(self._wants.kind, parts)
-        return keys[0].tobytes() if known[0] and self._store.present(keys)[0] else None
-
-    def _by_recipe(self, rows: Numbers, found: list[Why | None]) -> None:
+    def _find_other_recipe(self, rows: Numbers, reasons: list[Why | None]) -> None:
         """The same input, cut alike, was encoded with another recipe."""
         for digest, form in self._other_recipes():
-            chosen = np.flatnonzero([why is None for why in found])
-            if not len(chosen):
+            left = _left(reasons)
+            if not len(left):
                 return
-            keys, stored = self._stored(self._kind(digest), self._wants.rows[rows[chosen]])
-            differences = tuple(self._changes(form))
-            for at in np.flatnonzero(stored).tolist():
-                found[int(chosen[at])] = Why(Reason.RECIPE, keys[at].tobytes(), differences)
+            known, keys = self._memory.recall(self._kind(digest), self._wants.rows[rows[left]])
+            stored = np.flatnonzero(known)
+            stored = stored[self._store.present(keys[stored])]
+            differences = tuple(self._recipe_changes(form))
+            for number in stored.tolist():
+                reasons[int(left[number])] = Why(Reason.RECIPE, keys[number].tobytes(), differences)
 
-    def _by_geometry(self, rows: Numbers, found: list[Why | None]) -> None:
+    def _find_other_geometry(self, rows: Numbers, reasons: list[Why | None]) -> None:
         """The same input was encoded with this recipe, or another, and cut another way."""
         if self._wants.encoding.input == "text":
             return
-        recipes = [(self._recipe.digest.bytes, self._recipe.form), *self._other_recipes()]
-        for digest, form in recipes:
-            chosen = np.flatnonzero([why is None for why in found])
-            if not len(chosen):
+        for digest, form in [(self._recipe.digest.bytes, self._recipe.form), *self._other_recipes()]:
+            left = _left(reasons)
+            if not len(left):
                 return
             made, keys = self._memory.rows(self._kind(digest))
             present = self._store.present(keys)
@@ -224,23 +189,46 @@ class Reasons:
                 continue
             inputs = Kind("inputs", key=32, value=made.shape[1] + 32)
             by_input = make_segment(inputs, made[:, :32], np.concatenate([made, keys], axis=1))
-            hits = by_input.find(np.ascontiguousarray(self._wants.rows[rows[chosen], :32]))
-            recipe_changes = self._changes(form)
-            for at in np.flatnonzero(hits >= 0).tolist():
-                old = by_input.values[hits[at]]
-                row = int(rows[chosen[at]])
-                was, now = read_parts(old[:-32]).settings, read_parts(self._wants.rows[row]).settings
-                changes = (*recipe_changes, *compare(was, now, ""))
-                found[int(chosen[at])] = Why(Reason.GEOMETRY, old[-32:].tobytes(), changes)
+            hits = by_input.find(np.ascontiguousarray(self._wants.rows[rows[left], :32]))
+            recipe_changes = self._recipe_changes(form)
+            for number in np.flatnonzero(hits >= 0).tolist():
+                old = by_input.values[hits[number]]
+                before, now = read_parts(old[:-32]).settings, read_parts(self._wants.rows[rows[left[number]]]).settings
+                changes = (*recipe_changes, *compare(before, now, ""))
+                reasons[int(left[number])] = Why(Reason.GEOMETRY, old[-32:].tobytes(), changes)
 
-    def _stored(self, kind: Kind, rows: Bytes) -> tuple[Bytes, npt.NDArray[np.bool_]]:
-        known, keys = self._memory.recall(kind, rows)
-        stored = known.copy()
-        stored[known] = self._store.present(keys[known])
-        return keys, stored
+    def _find_changed_source(self, rows: Numbers, reasons: list[Why | None]) -> None:
+        """The sample was complete once, and this part of it was another."""
+        owners = self._wants.samples[rows]
+        left = _left(reasons)
+        left = left[owners[left] != NOBODY]
+        known, former = self._history.recall(owners[left])
+        for number, old in zip(left[known].tolist(), former[known], strict=True):
+            reason, name, before, now = self._compare_source(old, int(owners[number]))
+            if before == now or not any(before):
+                continue
+            change = Difference(f"{name} digest", before.hex(), now.hex() if any(now) else ABSENT)
+            nearest = None if reason is Reason.CAPTION else self._former_key(int(rows[number]), before)
+            reasons[number] = Why(reason, nearest, (change,))
 
-    def _kind(self, digest: bytes) -> Kind:
-        return (text_kind if self._wants.encoding.input == "text" else picture_kind)(digest)
+    def _compare_source(self, old: FormerSample, sample: int) -> tuple[Reason, str, bytes, bytes]:
+        """The part of a sample that this encoder takes: the reason if it has changed, its name, its digests."""
+        image = self._samples.images[sample].tobytes()
+        if self._wants.encoding.input == "text":
+            return Reason.CAPTION, "captions", old.captions, self._history.captions(sample)
+        if self._wants.encoding.input == "mask" and old.image == image:
+            return Reason.MASK, "mask", old.mask, self._samples.masks[sample].tobytes()
+        return Reason.CONTENT, "image", old.image, image
+
+    def _former_key(self, row: int, digest: bytes) -> bytes | None:
+        """The stored entry of the same sample's former content, cut and made alike."""
+        parts = self._wants.rows[[row]].copy()
+        parts[0, :32] = np.frombuffer(digest, np.uint8)
+        known, keys = self._memory.recall(self._wants.kind, parts)
+        return keys[0].tobytes() if known[0] and self._store.present(keys)[0] else None
+
+    def _kind(self, recipe: bytes) -> Kind:
+        return (text_kind if self._wants.encoding.input == "text" else picture_kind)(recipe)
 
     def _other_recipes(self) -> list[tuple[bytes, bytes]]:
         """Recipes of the same kind that made entries, those that differ least first."""
@@ -249,12 +237,17 @@ class Reasons:
             for digest, form in self._store.recipes().items()
             if digest != self._recipe.digest.bytes and json.loads(form)[0] == self._recipe.kind
         ]
-        others.sort(key=lambda other: len(self._changes(other[1])))
+        others.sort(key=lambda other: len(self._recipe_changes(other[1])))
         return others[:_NEAREST]
 
-    def _changes(self, form: bytes) -> list[Difference]:
+    def _recipe_changes(self, form: bytes) -> list[Difference]:
         """What differs between a stored recipe, in its canonical form, and ours."""
         return list(compare(json.loads(form)[1], json.loads(self._recipe.form)[1], "recipe"))
+
+
+def _left(reasons: list[Why | None]) -> Numbers:
+    """The numbers of rows whose reason is still to be found."""
+    return np.flatnonzero([why is None for why in reasons])
 
 
 def compare(old: Any, new: Any, where: str) -> Iterator[Difference]:

@@ -83,8 +83,8 @@ def compare_plans(before: Plan, after: Plan, memory: Doubting) -> SourceCheck:
         changed=tuple(sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))),
         encoders=tuple(
             name
-            for name, one in before.encoders.items()
-            if one.wants.encoding.recipe != after.encoders[name].wants.encoding.recipe
+            for name, encoder in before.encoders.items()
+            if encoder.wants.encoding.recipe != after.encoders[name].wants.encoding.recipe
         ),
     )
 

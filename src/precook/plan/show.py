@@ -4,45 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from precook.errors import printable
+from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import Reason, Why
 from precook.units import format_count, format_duration, format_size
-
-if TYPE_CHECKING:
-    from precook.plan.entries import Failure
-    from precook.plan.plan import Plan
 
 _FEW = 10
 _CHANGES = 3
 _HEADINGS = ("encoder", "ready", "missing", "failed")
 
 
-def show(plan: Plan) -> str:
+def show(plan: PlannedDataset) -> str:
     """A plan as a table, with reasons, problems and the forecast below."""
     return "\n".join(printable(line) for line in _lines(plan))
 
 
-def full_path(plan: Plan, failure: Failure) -> str | None:
-    """Where a failure's file lies, as a path that `precook explain` takes; None where no file is to blame."""
-    for gathered in plan.samples.gathered:
-        if failure.path is not None and gathered.concept.name == failure.concept:
-            return str(PurePath(gathered.listing.root, failure.path))
-    return failure.path
-
-
-def _lines(plan: Plan) -> Iterator[str]:
-    count = plan.samples.count - len(plan.framed.problems)
+def _lines(plan: PlannedDataset) -> Iterator[str]:
+    count = plan.samples.count - len(plan.targets.problems)
     lost = sum(failure.encoder is None for failure in plan.failed)
     left_out = f", {format_count(lost, 'file')} left out" if lost else ""
     concepts = format_count(len(plan.settings.concepts), "concept")
     yield f"{plan.settings.dataset}: {format_count(count, 'sample')} in {concepts}{left_out}"
     yield ""
     rows = [
-        (name, f"{len(one.ready):,}", f"{len(one.missing):,}", f"{len(one.failures):,}")
-        for name, one in plan.encoders.items()
+        (name, f"{len(encoder.ready):,}", f"{len(encoder.missing):,}", f"{len(encoder.failures):,}")
+        for name, encoder in plan.encoders.items()
     ]
     widths = [max(len(row[column]) for row in (_HEADINGS, *rows)) for column in range(len(_HEADINGS))]
     for row in (_HEADINGS, *rows):
@@ -57,23 +44,23 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 
 def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
-    found = list(lines)
-    if found:
+    listed = list(lines)
+    if listed:
         yield ""
         yield f"{title}:"
-        yield from (f"  {line}" for line in found)
+        yield from (f"  {line}" for line in listed)
 
 
-def _reasons(plan: Plan) -> Iterator[str]:
+def _reasons(plan: PlannedDataset) -> Iterator[str]:
     old = False
-    for name, one in plan.encoders.items():
-        counted = Counter(_described(why) for why in one.why)
+    for name, encoder in plan.encoders.items():
+        counted = Counter(_described(why) for why in encoder.why)
         for (reason, changes), count in counted.most_common(_FEW):
             yield f"{name}: {count:,} {reason}{f' ({changes})' if changes else ''}"
         if len(counted) > _FEW:
             rest = counted.total() - sum(count for _, count in counted.most_common(_FEW))
             yield f"{name}: {rest:,} for other reasons; `precook plan --json` lists them all"
-        old = old or any(why.reason is not Reason.NEW for why in one.why)
+        old = old or any(why.reason is not Reason.NEW for why in encoder.why)
     if old:
         yield "`precook explain FILE` shows what differs for one file"
 
@@ -85,39 +72,41 @@ def _described(why: Why) -> tuple[str, str]:
     return why.reason.value, ", ".join(recipe[:_CHANGES]) + more
 
 
-def _failures(plan: Plan) -> Iterator[str]:
-    told = sorted(
-        ": ".join(part for part in (full_path(plan, failure), failure.encoder, failure.reason) if part)
+def _failures(plan: PlannedDataset) -> Iterator[str]:
+    listed = sorted(
+        ": ".join(part for part in (plan.full_path(failure), failure.encoder, failure.reason) if part)
         for failure in plan.failed
     )
-    yield from told[:_FEW]
-    if len(told) > _FEW:
-        yield f"… and {len(told) - _FEW:,} more; `precook plan --json` lists them all"
+    yield from listed[:_FEW]
+    if len(listed) > _FEW:
+        yield f"… and {len(listed) - _FEW:,} more; `precook plan --json` lists them all"
 
 
-def _notes(plan: Plan) -> Iterator[str]:
+def _notes(plan: PlannedDataset) -> Iterator[str]:
     if plan.samples.uncaptioned:
         yield f"{format_count(plan.samples.uncaptioned, 'sample')} without a caption: the empty prompt is used"
     duplicates = int((plan.samples.repeats > 0).sum())
     if duplicates:
         yield f"{format_count(duplicates, 'sample')} with the same picture as another one of its concept"
-    for resolution, count in plan.framed.partly.items():
+    for resolution, count in plan.targets.partly.items():
         yield f"{format_count(count, 'sample')} left out at {resolution} only"
-    for gathered in plan.samples.gathered:
-        found = len(gathered.files.pictures)
-        if not found:
-            yield f"{gathered.concept.name}: no pictures in there"
-        elif not gathered.count:
-            yield f"{gathered.concept.name}: {format_count(found, 'picture')} in there, and none can be used"
+    for concept in plan.samples.by_concept:
+        pictures = len(concept.files.pictures)
+        if not pictures:
+            yield f"{concept.concept.name}: no pictures in there"
+        elif not concept.count:
+            yield f"{concept.concept.name}: {format_count(pictures, 'picture')} in there, and none can be used"
 
 
-def _forecast(plan: Plan) -> str:
+def _forecast(plan: PlannedDataset) -> str:
     """The last line: what a build would do."""
     if not len(plan.missing):
         return "to build: nothing" if plan.samples.count else "to build: nothing, because there are no samples"
-    found = plan.forecast
-    size = "size not known before the first build" if found.nbytes is None else f"about {format_size(found.nbytes)}"
-    time = "" if found.seconds is None else f", about {format_duration(found.seconds)}"
-    free = "" if found.free is None else f"; {format_size(found.free)} free"
-    warning = "" if found.fits else ": the disk cannot hold it"
+    forecast = plan.forecast
+    size = (
+        "size not known before the first build" if forecast.nbytes is None else f"about {format_size(forecast.nbytes)}"
+    )
+    time = "" if forecast.seconds is None else f", about {format_duration(forecast.seconds)}"
+    free = "" if forecast.free is None else f"; {format_size(forecast.free)} free"
+    warning = "" if forecast.fits else ": the disk cannot hold it"
     return f"to build: {format_count(len(plan.missing), 'entry')}, {size}{time}{free}{warning}"

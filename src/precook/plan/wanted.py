@@ -1,10 +1,10 @@
-"""Planned entries: the rows of a plan as values that a person or an engine can use."""
+"""Wanted entries: which entries an encoder shall have for some samples, and what each of their keys is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,6 @@ from precook.plan.targets import Samples, Targets, kept_lines
 from precook.sources.geometry import COLUMNS, Geometry, GeometryRows
 from precook.sources.samples import EMPTY
 from precook.values import Bytes, Numbers
-
-if TYPE_CHECKING:
-    pass
 
 Input = Literal["image", "text", "mask"]
 NOBODY = -1
@@ -54,27 +51,27 @@ class WantedEntries:
 
 
 def want(
-    encoding: Encoding, samples: Samples, framed: Targets, image: ImageSettings, text: TextSettings, memory: Memory
+    encoding: Encoding, samples: Samples, targets: Targets, image: ImageSettings, text: TextSettings, memory: Memory
 ) -> WantedEntries:
     """What an encoder needs for these samples."""
     if encoding.input == "text":
         kind = text_kind(encoding.recipe)
-        rows, owners, parts = text_rows(samples, framed, text)
+        rows, owners, parts = text_rows(samples, targets, text)
     else:
         kind = picture_kind(encoding.recipe)
-        rows, owners, parts = _picture_rows(encoding, samples, framed, image)
+        rows, owners, parts = _picture_rows(encoding, samples, targets, image)
     keys = find_keys(kind, rows, encoding.recipe, memory)
     return WantedEntries(encoding, kind, rows, owners, parts, keys, first_of_each(keys))
 
 
-def text_rows(samples: Samples, framed: Targets, settings: TextSettings) -> tuple[Bytes, Numbers, Numbers]:
+def text_rows(samples: Samples, targets: Targets, settings: TextSettings) -> tuple[Bytes, Numbers, Numbers]:
     """The texts that are kept, with whose each is and which of its captions; the empty prompt comes last."""
     owners = np.repeat(np.arange(samples.count), samples.line_counts)
     starts = np.cumsum(samples.line_counts) - samples.line_counts
     parts = np.arange(len(owners)) - starts[owners]
     keep = kept_lines(samples, settings)
     if samples.count:
-        keep &= np.any(framed.usable, axis=0)[owners]
+        keep &= np.any(targets.usable, axis=0)[owners]
     rows, owners, parts = (
         (samples.lines, owners, parts) if keep.all() else (samples.lines[keep], owners[keep], parts[keep])
     )
@@ -85,10 +82,10 @@ def text_rows(samples: Samples, framed: Targets, settings: TextSettings) -> tupl
 
 
 def _picture_rows(
-    encoding: Encoding, samples: Samples, framed: Targets, settings: ImageSettings
+    encoding: Encoding, samples: Samples, targets: Targets, settings: ImageSettings
 ) -> tuple[Bytes, Numbers, Numbers]:
     rows, owners, parts = [np.zeros((0, picture_kind(encoding.recipe).key), np.uint8)], [], []
-    for number, (cuts, usable) in enumerate(zip(framed.cuts, framed.usable, strict=True)):
+    for number, (cuts, usable) in enumerate(zip(targets.cuts, targets.usable, strict=True)):
         chosen = usable & samples.masked if encoding.input == "mask" else usable
         if encoding.input == "mask":
             made = picture_rows(samples.masks[chosen], cuts[chosen], white=~samples.has_mask[chosen])
