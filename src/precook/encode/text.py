@@ -22,7 +22,7 @@ tokenizer states or the model has positions for, whichever is less.
 right and masked, so that no real position changes, whatever side the tokenizer pads. Models that let padding into real
 positions (no mask and not causal, such as SigLIP) run on max_length tokens, and so does everything with keep_padding,
 padded as the tokenizer pads. CLIP text models run without a mask, as they were trained and as diffusion pipelines run
-them; only padded positions depend on that. tests/test_encode_text.py compares all this with the library, one text at a
+them; only padded positions depend on that. tests/encode/test_text.py compares all this with the library, one text at a
 time, padded to max_length.
 
 crop_start drops the first positions of `hidden` and `mask` after encoding. A text without tokens (some tokenizers make
@@ -39,10 +39,9 @@ from typing import Any
 
 from precook.config.encoders import TransformersText
 from precook.encode.encoder import BaseEncoder, Item
-from precook.encode.staged import Arrival
 from precook.encode.text_model import TextModel
 from precook.encode.tokens import Tokenizer, TokenRow, check_limit
-from precook.encode.torch_tools import library, loading
+from precook.encode.torch_tools import Arrival, library, loading
 from precook.errors import EncodeError
 from precook.plan.wanted import Input
 from precook.store.tree import Tree
@@ -87,12 +86,12 @@ class TextEncoder(BaseEncoder):
 
     def encode(self, batch: list[Item]) -> list[Tree]:
         """A dict of `hidden`, and what else there is, for each text."""
-        flight = self.stage(batch)
-        flight.launch()
+        staged = self.stage(batch)
+        staged.launch()
         # Each with memory of its own, and outside of inference mode: autograd takes no tensor that was made in it.
-        return [{name: tensor.clone() for name, tensor in tree.items()} for tree in flight.land()]
+        return [{name: tensor.clone() for name, tensor in tree.items()} for tree in staged.land()]
 
-    def stage(self, batch: list[Item]) -> TextFlight:
+    def stage(self, batch: list[Item]) -> StagedTexts:
         """A batch of texts as the model takes it, on its device."""
         _, model = self._parts()
         texts = [item.text for item in batch if item.text is not None]
@@ -101,7 +100,7 @@ class TextEncoder(BaseEncoder):
             known = {text: self._measured.pop(text) for text in set(texts) & self._measured.keys()}
         rest = [text for text in texts if text not in known]
         known.update(zip(rest, self._tokenised(rest), strict=True))
-        return TextFlight(model, [known[text] for text in texts], self._count)
+        return StagedTexts(model, [known[text] for text in texts], self._count)
 
     def unload(self) -> None:
         """Let go of the model and of its memory on the device."""
@@ -132,7 +131,7 @@ class TextEncoder(BaseEncoder):
         return tokenizer.rows(texts, limit=model.limit, special_tokens=not section.chat_template)
 
 
-class TextFlight:
+class StagedTexts:
     """A batch of texts on its way through a model; the trees it gives share the batch's memory."""
 
     def __init__(self, model: TextModel, rows: Sequence[TokenRow], count: Callable[[Sequence[TokenRow]], None]) -> None:

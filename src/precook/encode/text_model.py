@@ -1,4 +1,4 @@
-"""A text model on its device: rows of tokens in, trees out."""
+"""Text models of transformers: which class a folder holds, what it takes and how much of it, and what it answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,28 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.config.encoders import TransformersText
-from precook.encode.staged import Arrival, send
-from precook.encode.text_loading import input_names, load_model, most_tokens, sees_padding
 from precook.encode.tokens import Tokenizer, TokenRow
-from precook.encode.torch_tools import library, moved, planless_attention, torch_dtype
+from precook.encode.torch_tools import (
+    LOCAL,
+    WEIGHTS,
+    Arrival,
+    check_complete,
+    check_weights,
+    library,
+    loading,
+    move_to_device,
+    planless_attention,
+    send,
+    torch_dtype,
+)
 from precook.errors import EncodeError, printable
 
 _BEFORE, _AFTER = (0, 0), (1, 1)
 """Tokens that a model is tried with: any vocabulary has them."""
+_POSITIONS = ("position_embedding", "position_embeddings", "embed_positions", "wpe")
+"""How models call their tables of learned positions."""
+_MIXING = ("convbert",)
+"""Models whose convolutions carry padding into real positions, mask or no mask."""
 _HINT_FOLDER = "name the folder of the text encoder; `subfolder` names one inside it"
 
 
@@ -30,20 +44,20 @@ class TextModel:
         self._dtype = torch_dtype(section.dtype)
         self._section = section
         self._device = device
-        model, self._pools = load_model(folder, section, self._dtype)
-        self._model = moved(model, device)
+        model, self._pools = _load_model(folder, section, self._dtype)
+        self._model = move_to_device(model, device)
         parameters = inspect.signature(self._model.forward).parameters
         if "input_ids" not in parameters:
             raise EncodeError(f"{printable(folder)}: {type(self._model).__name__} takes no text", hint=_HINT_FOLDER)
-        self._names = input_names(self._model, tokenizer, parameters)
+        self._names = _input_names(self._model, tokenizer, parameters)
         self._options = {"return_dict": True, "output_hidden_states": section.layers != (-1,)}
         if "use_cache" in parameters:
             self._options["use_cache"] = False
         self._vocabulary: int = self._model.get_input_embeddings().weight.shape[0]
-        self._whole = section.keep_padding or sees_padding(self._model, tokenizer, parameters)
+        self._whole = section.keep_padding or _sees_padding(self._model, tokenizer, parameters)
         """Whether it runs on `limit` tokens, however short the texts are."""
         self._left = section.keep_padding and tokenizer.library.padding_side == "left"
-        self.limit = most_tokens(section, tokenizer, self._model, self._torch, folder)
+        self.limit = _most_tokens(section, tokenizer, self._model, self._torch, folder)
         """The most tokens of a text."""
         self._pads = self._padding(tokenizer, folder)
         self._nothing = self._measure(folder)
@@ -196,3 +210,92 @@ class TextModel:
             message = "the tokenizer makes no token of this text, so there is nothing to pool"
             raise EncodeError(message, hint="set a prefix, or pooled: false")
         return self._nothing
+
+
+def _load_model(folder: Path, section: TransformersText, dtype: Any) -> tuple[Any, bool]:
+    """The model, and whether a pooler that it may have is more than random numbers."""
+    check_weights(folder)
+    transformers = library("transformers")
+    if section.attention is not None and "/" in section.attention:
+        hint = "choose one that is installed, such as sdpa or eager"
+        raise EncodeError(f"attention: {printable(section.attention)} is code from the hub", hint=hint)
+    with loading("model", folder):
+        config = transformers.AutoConfig.from_pretrained(folder, **LOCAL, trust_remote_code=False)
+        # Ours or the library's choice: a config file could name code from the hub.
+        config._attn_implementation = section.attention  # noqa: SLF001
+        kind = _kind(transformers, config, folder)
+        # The name of this argument changed with 4.56.
+        old = tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56)
+        model, info = kind.from_pretrained(
+            folder, config=config, **{"torch_dtype" if old else "dtype": dtype}, **WEIGHTS
+        )
+    missing = set(info["missing_keys"])
+    pooler = {name for name in missing if "pooler" in name.split(".")}
+    check_complete(folder, missing - pooler)
+    return model.eval(), not pooler
+
+
+def _kind(transformers: Any, config: Any, folder: Path) -> Any:
+    """The class to load: the one that the config names, without heads and decoders."""
+    for name in config.architectures or ():
+        kind = getattr(transformers, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            continue
+        if hasattr(kind, "get_text_features"):
+            # It has a text encoder of its own kind inside: with or without projection, we cannot know.
+            hint = (
+                f"save its text part alone: {name.removesuffix('Model')}TextModel.from_pretrained(…).save_pretrained(…)"
+            )
+            raise EncodeError(f"{printable(folder)}: {name} encodes texts and pictures", hint=hint)
+        if name.endswith("EncoderModel") or not (config.is_encoder_decoder or "For" in name or "Head" in name):
+            return kind
+    return transformers.AutoModelForTextEncoding if config.is_encoder_decoder else transformers.AutoModel
+
+
+def _input_names(model: Any, tokenizer: Tokenizer, parameters: Any) -> list[str]:
+    """Which of the tokenizer's columns the model gets."""
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    if model.config.model_type == "clip_text_model" and not getattr(model.config, "use_attention_mask", False):
+        names.remove("attention_mask")
+    return [
+        name for name in names if name in parameters and name in ("input_ids", *tokenizer.library.model_input_names)
+    ]
+
+
+def _sees_padding(model: Any, tokenizer: Tokenizer, parameters: Any) -> bool:
+    """Whether padding changes what real positions hold."""
+    if model.config.model_type in _MIXING:
+        return True
+    masked = "attention_mask" in parameters and "attention_mask" in tokenizer.library.model_input_names
+    return not (masked or any(getattr(module, "is_causal", False) for module in model.modules()))
+
+
+def _positions(model: Any, torch: Any) -> int | None:
+    """How many positions the model has learned; None where it works them out."""
+    count = _said_positions(model)
+    if count is None:
+        return None
+    tables = [module for name, module in model.named_modules() if name.rpartition(".")[2] in _POSITIONS]
+    for table in tables:
+        # One of fewer rows belongs to a vision tower.
+        if isinstance(table, torch.nn.Embedding) and table.num_embeddings >= count:
+            # RoBERTa and its kin count from behind the padding index.
+            return count - (0 if table.padding_idx is None else table.padding_idx + 1)
+    return None
+
+
+def _said_positions(model: Any) -> int | None:
+    count = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return count if isinstance(count, int) and count > 0 else None
+
+
+def _most_tokens(section: TransformersText, tokenizer: Tokenizer, model: Any, torch: Any, folder: Path) -> int | None:
+    """The most tokens of a text; None where nobody states a limit."""
+    positions = _positions(model, torch)
+    if section.max_length is None:
+        limits = [limit for limit in (tokenizer.limit, positions) if limit is not None]
+        return min(limits) if limits else _said_positions(model)
+    if positions is not None and section.max_length > positions:
+        message = f"{printable(folder)}: max_length is {section.max_length}, and the model has {positions} positions"
+        raise EncodeError(message, hint=f"set max_length to {positions} or less")
+    return section.max_length

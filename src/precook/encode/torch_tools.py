@@ -10,10 +10,12 @@ import importlib
 import json
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy.typing as npt
 
 from precook.errors import EncodeError, printable
 
@@ -23,7 +25,10 @@ _CHOOSING = threading.Lock()
 
 @contextmanager
 def planless_attention(device: str) -> Iterator[None]:
-    """On a GPU, attention in here runs on kernels that need no plan."""
+    """On a GPU, attention in here runs on kernels that need no plan.
+
+    Those of cuDNN make one for each new shape, and texts come in many lengths.
+    """
     if not device.startswith("cuda"):
         yield
         return
@@ -110,7 +115,7 @@ def check_complete(folder: Path, missing: Iterable[str]) -> None:
         raise EncodeError(f"{printable(folder)}: {len(names)} weights are missing: {shown}", hint=hint)
 
 
-def moved(model: Any, device: str) -> Any:
+def move_to_device(model: Any, device: str) -> Any:
     """The model on its device; out of memory stays what it is, for whoever can make room."""
     torch = library("torch")
     try:
@@ -118,9 +123,13 @@ def moved(model: Any, device: str) -> Any:
     except torch.cuda.OutOfMemoryError:
         raise
     except (AssertionError, RuntimeError) as error:
-        reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
-        hint = "set device to auto or cpu"
-        raise EncodeError(f"{type(model).__name__} cannot run on {printable(device)}: {reason}", hint=hint) from error
+        message = f"{type(model).__name__} cannot run on {printable(device)}: {first_line(error)}"
+        raise EncodeError(message, hint="set device to auto or cpu") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error of a library says, without the many lines that may follow."""
+    return printable(next(iter(str(error).splitlines()), type(error).__name__))
 
 
 @contextmanager
@@ -157,3 +166,45 @@ def _unloadable(what: str, folder: Path, error: Exception) -> EncodeError:
     reason = f"{type(error).__name__}: {printable(first)}" if first else type(error).__name__
     hint = "the cause above this error tells more; check that the folder is whole"
     return EncodeError(f"{printable(folder)}: the {what} cannot be loaded: {reason}", hint=hint)
+
+
+def send(arrays: Sequence[npt.NDArray[Any]], device: str) -> Any:
+    """Arrays of one shape and type, stacked on the device: N x shape."""
+    torch = library("torch")
+    host = torch.empty(
+        (len(arrays), *arrays[0].shape),
+        dtype=torch.from_numpy(arrays[0][:0]).dtype,
+        pin_memory=device.startswith("cuda"),
+    )
+    stacked = host.numpy()
+    for number, array in enumerate(arrays):
+        stacked[number] = array
+    return host.to(device, non_blocking=True)
+
+
+class Arrival:
+    """Tensors on their way from the device to this machine's memory; made by the thread that ordered them there."""
+
+    def __init__(self, tensors: Sequence[Any], dtype: Any) -> None:
+        self._event: Any = None
+        # One after the other: converted all at once they would lie on the device twice.
+        self._hosts = [_fetch(tensor, dtype) for tensor in tensors]
+        if tensors[0].is_cuda:
+            cuda = library("torch").cuda
+            # Blocking: whoever waits sleeps, instead of keeping a core busy with asking.
+            self._event = cuda.Event(blocking=True)
+            self._event.record(cuda.current_stream(tensors[0].device))
+
+    def wait(self) -> list[Any]:
+        """The tensors, on the CPU, when they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._hosts
+
+
+def _fetch(tensor: Any, dtype: Any) -> Any:
+    tensor = tensor.to(dtype)
+    if not tensor.is_cuda:
+        return tensor.to("cpu")
+    host = library("torch").empty(tensor.shape, dtype=dtype, pin_memory=True)
+    return host.copy_(tensor.contiguous(), non_blocking=True)
