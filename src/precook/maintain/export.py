@@ -74,9 +74,9 @@ def wrong_place(message: str, hint: str) -> PrecookError:
 class EntryList:
     """Some entries in the order in which they lie on the disk: packs by name, then row by row."""
 
-    table: EntryTable
+    places: EntryTable
     numbers: Numbers
-    """Their numbers in the table, in that order."""
+    """The number of each entry in `places`, in that order."""
     nbytes: Numbers
     """What each of them takes."""
 
@@ -86,7 +86,7 @@ class EntryList:
     @property
     def keys(self) -> Bytes:
         """Their keys, one per row."""
-        return self.table.keys[self.numbers]
+        return self.places.keys[self.numbers]
 
 
 class EntryReader:
@@ -101,30 +101,34 @@ class EntryReader:
     def find(self, keys: Bytes) -> EntryList:
         """Where some entries lie; those that are missing are noted."""
         internals = self._store.internals()
-        (table,) = EntryTable.find_all(internals.lookup, [keys], verify=True)
-        damaged = self._store.damaged() if len(table.missing) else {}
-        for number in table.missing.tolist():
-            key = keys[number].tobytes()
-            bad_pack = internals.packs.bad_packs.get(table.refused.get(key, ""))
+        (places,) = EntryTable.find_all(internals.lookup, [keys], verify=True)
+        self._note_missing(places)
+        numbers = np.flatnonzero(places.there(np.arange(len(keys))))
+        tables, rows = places.locate(numbers)
+        ranks, nbytes = np.zeros(len(places.tables), np.int64), np.zeros(len(numbers), np.int64)
+        in_order = sorted(
+            places.tables.items(), key=lambda item: (item[1].pack.head.id, item[1].pack.first_row(item[1]))
+        )
+        for rank, (number, table) in enumerate(in_order):
+            here = tables == number
+            ranks[number], nbytes[here] = rank, table.table.row_bytes()[rows[here]]
+        order = np.lexsort((rows, ranks[tables]))
+        return EntryList(places, numbers[order], nbytes[order])
+
+    def _note_missing(self, places: EntryTable) -> None:
+        damaged = self._store.damaged() if len(places.missing) else {}
+        bad_packs = self._store.internals().packs.bad_packs
+        for number in places.missing.tolist():
+            key = places.keys[number].tobytes()
+            bad_pack = bad_packs.get(places.refused.get(key, ""))
             self._lost[key] = damaged.get(key) or bad_pack or "there is no such entry"
-        numbers = np.flatnonzero(table.there(np.arange(len(keys))))
-        owners, rows = table.locate(numbers)
-        packs: list[str] = [""] * len(table.tables)
-        firsts, nbytes = np.zeros(len(table.tables), np.int64), np.zeros(len(numbers), np.int64)
-        for owner, file in table.tables.items():
-            packs[owner], firsts[owner] = file.pack.head.id, file.pack.first_row(file)
-            here = owners == owner
-            nbytes[here] = file.table.row_bytes()[rows[here]]
-        rank = np.argsort(np.argsort(np.array(packs, object)))
-        order = np.lexsort((firsts[owners] + rows, rank[owners]))
-        return EntryList(table, numbers[order], nbytes[order])
 
     def read(self, entries: EntryList, some: slice) -> list[Entry]:
         """Some of these entries without their labels; those that cannot be read are left out and noted."""
         read: list[Entry] = []
         for number in entries.numbers[some].tolist():
             try:
-                read.append(without_labels(stored_entry(*entries.table.read(number))))
+                read.append(without_labels(stored_entry(*entries.places.read(number))))
             except DamagedEntryError as error:
                 self._lost[error.key.bytes] = error.reason
             except MissingEntryError as error:
