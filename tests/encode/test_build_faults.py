@@ -722,8 +722,7 @@ def test_claims_last_while_a_batch_takes_long(tmp_path: Path, monkeypatch: pytes
 def test_a_claim_ends_by_itself_and_with_the_clock(store: precook.Store) -> None:
     """A claim that has run out is anybody's, and so is one from before the clock was set back."""
     store.put(precook.Recipe("test", 1).key(1), 1)
-    index = store._ready()
-    assert index is not None
+    index = store.internals().index
     keys = [bytes([number]) * 32 for number in range(3)]
     assert index.claim(keys[:2], b"a", seconds=60) == set(keys[:2])
     assert index.claim(keys, b"b", seconds=-1) == {keys[2]}
@@ -748,8 +747,7 @@ def test_claims_are_given_up_as_the_work_gets_done(tmp_path: Path, monkeypatch: 
     held: list[int] = []
 
     def count(_: object) -> None:
-        index = one.store._ready()
-        assert index is not None
+        index = one.store.internals().index
         held.append(index._read(lambda db: db.execute("SELECT count(*) FROM claim").fetchone()[0]))
 
     with project(tmp_path, encoders={"pixels": Watched("image", on_batch=count)}) as one:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import precook
 from precook.maintain.compact import plan_compact
+from precook.store.entry_table import EntryTable
 from precook.store.index.index import Place
-from precook.store.lookup import EntryTable
 from tests.support.snapshots import packs, put_packs
 
 SHAPES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=12)

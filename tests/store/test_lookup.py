@@ -16,9 +16,9 @@ import precook
 from precook.maintain.compact import plan_compact
 from precook.maintain.evict import plan_clear, plan_evict
 from precook.maintain.gc import plan_gc
-from precook.store import keysets, lookup
+from precook.store import entry_table, keysets
+from precook.store.entry_table import ReshapedError
 from precook.store.index import scan, schema
-from precook.store.lookup import ReshapedError
 from tests.support.snapshots import columns, freeze, make_older, packs, put_packs
 
 KEYS = st.binary(min_size=2, max_size=2).map(lambda ends: ends[:1] + bytes(6) + ends[1:] + bytes(24))
@@ -76,7 +76,7 @@ def test_one_pass_through_the_index_finds_what_a_look_up_finds(
         put_packs(store, recipe, groups, size=3)
         keys = [[bytes(32) if one < 0 else recipe.key(one).bytes for one in column] for column in asked]
         with (
-            mock.patch.object(lookup, "_DENSE", 10**9 if walk else 0),
+            mock.patch.object(entry_table, "_DENSE", 10**9 if walk else 0),
             mock.patch.object(scan, "_PAGE", page),
         ):
             found = store.places_of([rows(column) for column in keys])
@@ -166,10 +166,10 @@ def test_a_plan_outlives_a_new_index(store: precook.Store, recipe: precook.Recip
     kept = [recipe.key(number) for number in range(0, 12, 2)]
     freeze(store, "cats", kept)
     plan = plan_gc(store, grace=0)
-    before = store.internals().index.read(schema.names).packs
+    before = store.internals().index._read(schema.names).packs
     with precook.open(store.path) as other:
         other.reindex()
-    assert store.internals().index.read(schema.names).packs != before
+    assert store.internals().index._read(schema.names).packs != before
     done = plan.execute()
     assert (done.entries, done.freed) == (plan.entries, plan.freed) == (18, plan.freed)
     assert store.missing(kept) == []

@@ -16,7 +16,7 @@ from precook.feed.options import FeedOptions
 from precook.feed.posterior import draw_latents, has_moments
 from precook.feed.sampler import Items
 from precook.store.dtypes import DTYPES
-from precook.store.lookup import EntryTable, ReshapedError
+from precook.store.entry_table import EntryTable, ReshapedError
 from precook.store.packfile import LARGE
 from precook.store.store import Store
 from precook.values import Key, Numbers

@@ -13,8 +13,8 @@ from precook.feed.buffers import Buffers
 from precook.feed.content import EntryColumn
 from precook.feed.options import Pad
 from precook.store.dtypes import DTYPES
+from precook.store.entry_table import EntryTable, FoundRows
 from precook.store.format.pack import LeafColumn, Table
-from precook.store.lookup import EntryTable, FoundRows
 from precook.store.tree import read_values
 from precook.values import Array, Numbers
 

@@ -60,9 +60,9 @@ from precook.maintain.verify import check_pack
 from precook.report import SILENT, Reporter, Task
 from precook.store import files
 from precook.store.commit import commit, commit_pack
+from precook.store.entry_table import EntryTable
 from precook.store.format.build import Entry, build_pack, make_entry
 from precook.store.internals import StoreInternals
-from precook.store.lookup import EntryTable
 from precook.store.packfile import Guard, PackFile
 from precook.store.snapshot import Snapshot, SnapshotFile, is_dataset, read_snapshot
 from precook.store.store import Store

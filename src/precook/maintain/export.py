@@ -18,10 +18,10 @@ from precook.errors import (
     printable,
 )
 from precook.identity.recipe import recipe_digest
+from precook.store.entry_table import EntryTable
 from precook.store.format.build import Entry
 from precook.store.format.pack import NO_RECIPE, checksum
 from precook.store.leaves import Leaf
-from precook.store.lookup import EntryTable
 from precook.store.packfile import TableFile
 from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot
 from precook.store.store import Store

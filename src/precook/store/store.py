@@ -29,13 +29,13 @@ from precook.store import fork as forks
 from precook.store.claims import Claims
 from precook.store.commit import commit, labelled_entry
 from precook.store.copy import Verify
+from precook.store.entry_table import EntryTable
 from precook.store.index.scan import EntryRow, read_entries
 from precook.store.internals import Stats, StoreInternals
 from precook.store.keysets import split
 from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
 from precook.store.lease import Holder, Lease, break_lease, live_leases
 from precook.store.lock import locked
-from precook.store.lookup import EntryTable
 from precook.store.reader import Located
 from precook.store.snapshot import (
     Snapshot,

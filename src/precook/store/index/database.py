@@ -94,7 +94,7 @@ class Database:
                 finally:
                     self._depth -= 1
 
-    def read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         """The result of a query, which is called again where the index turns out to be damaged and is made anew."""
         with self.lock:
             with contextlib.suppress(DoubtError), self._named_errors():
@@ -113,7 +113,7 @@ class Database:
                 except DoubtError as doubt:
                     raise StoreWriteError(self._path, f"the index cannot be made: {doubt}") from doubt
 
-    def write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         """Make a change in one transaction under the store's lock; it is called again as a query is."""
         with self.exclusive():
             try:
@@ -190,7 +190,7 @@ class Database:
 
     def widen_cache(self, kibibytes: int) -> None:
         """Let SQLite keep so much of the file in memory, until the connection is closed."""
-        self.read(lambda db: db.execute(f"PRAGMA cache_size=-{kibibytes}"))
+        self._read(lambda db: db.execute(f"PRAGMA cache_size=-{kibibytes}"))
 
     def _rebuild_for(self, doubt: DoubtError) -> None:
         level = logging.DEBUG if isinstance(doubt, NoIndexError) else logging.WARNING
@@ -199,7 +199,7 @@ class Database:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        self.read(lambda _: None)  # doubts are settled before anything is written
+        self._read(lambda _: None)  # doubts are settled before anything is written
         with self._named_errors():
             db = self._connected()
             db.execute("BEGIN IMMEDIATE")
@@ -215,7 +215,7 @@ class Database:
         """Fold the log back into the database when it has grown; the caller holds the store's lock."""
         with contextlib.suppress(FileNotFoundError):
             if _companions(self._path)[0].stat().st_size > _CHECKPOINT_BYTES:
-                self.read(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
+                self._read(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -57,12 +57,12 @@ class Index(Database):
             names = self._names_of(db, {pack for _, pack, _ in rows})
             return [row for row in rows if row[1] in names.packs and type(row[2]) is int], names
 
-        return self.read(look)
+        return self._read(look)
 
     def present(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that have an entry."""
         ordered, wanted = _in_order(keys)
-        return {key for key, _, _ in self.read(lambda db: schema.places(db, ordered, wanted))}
+        return {key for key, _, _ in self._read(lambda db: schema.places(db, ordered, wanted))}
 
     def page(self, after: tuple[bytes, int, int], limit: int, *, details: bool) -> tuple[schema.PageColumns, Names]:
         """Some places behind one place, in the order of keys, packs and rows; and what their numbers stand for."""
@@ -71,7 +71,7 @@ class Index(Database):
             columns = schema.page(db, after, limit, details=details)
             return columns, self._names_of(db, set(columns.packs.tolist()), columns.recipes.tolist())
 
-        return self.read(look)
+        return self._read(look)
 
     def _names_of(self, db: sqlite3.Connection, numbers: set[int], recipes: Iterable[int] = ()) -> Names:
         """What these numbers stand for and all others that are known; read again where one is not among them."""
@@ -85,59 +85,59 @@ class Index(Database):
 
     def packs(self) -> list[tuple[str, int]]:
         """Each pack and the size of its file."""
-        return self.read(schema.packs)
+        return self._read(schema.packs)
 
     def pack_sizes(self) -> list[tuple[str, int, int, int]]:
         """Each pack, and its bytes, rows, and bytes of all rows, the living and the dead."""
-        return self.read(schema.pack_sizes)
+        return self._read(schema.pack_sizes)
 
     def pack_bytes(self) -> int:
         """Size of all packs together."""
-        return self.read(schema.pack_bytes)
+        return self._read(schema.pack_bytes)
 
     def places(self) -> int:
         """Number of places of all entries, as the packs' own rows count them."""
-        return self.read(schema.count_places)
+        return self._read(schema.count_places)
 
     def count(self) -> int:
         """Number of different keys."""
-        return self.read(schema.count_keys)
+        return self._read(schema.count_keys)
 
     def totals(self) -> list[tuple[bytes, int, int, int]]:
         """For each recipe: its form, entries, bytes, and when its newest pack was made."""
-        return self.read(schema.totals)
+        return self._read(schema.totals)
 
     def recipes(self) -> dict[int, bytes]:
         """The canonical form of every recipe that entries were made with, by its number in the index."""
-        return self.read(schema.recipes)
+        return self._read(schema.recipes)
 
     def damage(self) -> list[tuple[bytes, str, str]]:
         """Entries that were found damaged and are not to be had elsewhere: key, pack and reason."""
-        return self.read(schema.damage)
+        return self._read(schema.damage)
 
     def generation(self) -> str:
         """Changes whenever entries may have been removed: what was present stays so until then."""
-        return self.read(schema.generation)
+        return self._read(schema.generation)
 
     def dropped_rows(self, pack: str, rows: int) -> Flags:
         """Which of the rows of a pack were dropped."""
-        return self.read(lambda db: schema.read_dropped(db, bytes.fromhex(pack), rows))
+        return self._read(lambda db: schema.read_dropped(db, bytes.fromhex(pack), rows))
 
     def uses(self, pack: str, rows: int) -> Numbers:
         """When each row of a pack was last used, in nanoseconds; zeros where nobody says."""
-        return self.read(lambda db: schema.read_used(db, bytes.fromhex(pack), rows))
+        return self._read(lambda db: schema.read_used(db, bytes.fromhex(pack), rows))
 
     def row_sizes(self, pack: str, rows: int) -> Numbers:
         """Bytes of each row of a pack, zero where it does not live; slow, for nothing leads from a pack to its rows."""
         sizes = np.zeros(rows, np.int64)
-        for row, nbytes in self.read(lambda db: schema.row_sizes(db, pack)):
+        for row, nbytes in self._read(lambda db: schema.row_sizes(db, pack)):
             if 0 <= row < rows:
                 sizes[row] = nbytes
         return sizes
 
     def row_keys(self, pack: str) -> dict[int, bytes]:
         """The living rows of a pack and their keys; as slow."""
-        return self.read(lambda db: schema.row_keys(db, pack))
+        return self._read(lambda db: schema.row_keys(db, pack))
 
     def refresh(self, listed: set[str] | None = None) -> None:
         """Adopt packs that have no rows yet, and drop the rows of packs that are gone; `listed`: those on the disk."""
@@ -159,24 +159,24 @@ class Index(Database):
     def add(self, heads: Iterable[Head]) -> None:
         """Add the rows of durable packs."""
         heads = list(heads)
-        self.write(lambda db: schema.add_packs(db, heads))
+        self._write(lambda db: schema.add_packs(db, heads))
 
     def drop_packs(self, names: Iterable[str]) -> None:
         """Forget packs that are gone or damaged."""
         names = list(names)
         if names:
-            self.write(lambda db: schema.drop_packs(db, names))
+            self._write(lambda db: schema.drop_packs(db, names))
 
     def mark_damaged(self, place: Place, reason: str) -> None:
         """Turn a damaged entry into a miss."""
-        self.write(lambda db: schema.mark_damaged(db, place.key, place.pack, place.row, reason))
+        self._write(lambda db: schema.mark_damaged(db, place.key, place.pack, place.row, reason))
 
     def drop_rows(self, choices: Sequence[RowChoice]) -> list[tuple[Flags, Flags]]:
         """Drop rows for good, and doom packs that have lost their last one.
 
         For each choice which of its rows were there and are dropped now, and which stay for what the choice says.
         """
-        return self.write(lambda db: schema.drop_choices(db, choices))
+        return self._write(lambda db: schema.drop_choices(db, choices))
 
     def replace_packs(
         self, head: Head | None, origins: Sequence[tuple[str, Numbers]], old: Mapping[str, ReplacedPack]
@@ -185,56 +185,56 @@ class Index(Database):
 
         `origins` says of which pack and rows the new pack is made, in its order.
         """
-        self.write(lambda db: schema.replace_packs(db, head, origins, old))
+        self._write(lambda db: schema.replace_packs(db, head, origins, old))
 
     def condemn(self, pack: str, reason: str) -> int:
         """Drop all rows of a pack that cannot be read, as damaged, and doom it; how many there were."""
-        return self.write(lambda db: schema.condemn(db, pack, reason))
+        return self._write(lambda db: schema.condemn(db, pack, reason))
 
     def doom(self, names: Sequence[str]) -> None:
         """Mark packs as doomed of which nothing is left to use."""
-        self.write(lambda db: schema.doom(db, names))
+        self._write(lambda db: schema.doom(db, names))
 
     def doomed_packs(self) -> list[tuple[str, int]]:
         """Packs of which every row was dropped, with their sizes."""
-        return self.read(schema.doomed_packs)
+        return self._read(schema.doomed_packs)
 
     def forget_packs(self, names: Sequence[str]) -> None:
         """Forget doomed packs whose files are gone."""
-        self.write(lambda db: schema.forget_packs(db, names))
+        self._write(lambda db: schema.forget_packs(db, names))
 
     def record_uses(self, marks: Mapping[str, Flags], now: int) -> None:
         """Record that rows of packs were used just now, in nanoseconds."""
-        self.write(lambda db: schema.record_uses(db, marks, now))
+        self._write(lambda db: schema.record_uses(db, marks, now))
 
     def claim(self, keys: Sequence[bytes], owner: bytes, *, seconds: float, done: Sequence[bytes] = ()) -> set[bytes]:
         """Claim keys for a builder for some time and give up those it is done with; the keys that are its own now.
 
         Claims are advice, not locks.
         """
-        return self.write(lambda db: schema.claim(db, keys, owner, seconds=seconds, done=done))
+        return self._write(lambda db: schema.claim(db, keys, owner, seconds=seconds, done=done))
 
     def keep_claims(self, owner: bytes, *, seconds: float) -> None:
         """Prolong a builder's claims."""
-        self.write(lambda db: schema.keep_claims(db, owner, seconds=seconds))
+        self._write(lambda db: schema.keep_claims(db, owner, seconds=seconds))
 
     def release_claims(self, owner: bytes) -> None:
         """Give up a builder's claims."""
-        self.write(lambda db: schema.release_claims(db, owner))
+        self._write(lambda db: schema.release_claims(db, owner))
 
     def segments(self, kind: Kind) -> list[Segment]:
         """What is remembered of a kind, the newest segment last; one that is damaged is forgotten."""
-        segments, damaged = self.read(lambda db: memo.read_segments(db, kind))
+        segments, damaged = self._read(lambda db: memo.read_segments(db, kind))
         self._forget(memo.forget_segments, damaged)
         return segments
 
     def kinds(self) -> list[str]:
         """The kinds of which something is remembered."""
-        return self.read(memo.kinds)
+        return self._read(memo.kinds)
 
     def notes(self, kind: str) -> dict[bytes, str]:
         """The notes of a kind; one that is damaged is forgotten."""
-        notes, damaged = self.read(lambda db: memo.read_notes(db, kind))
+        notes, damaged = self._read(lambda db: memo.read_notes(db, kind))
         self._forget(memo.forget_notes, damaged)
         return notes
 
@@ -246,7 +246,7 @@ class Index(Database):
             _log.warning("%s: some of what was remembered is damaged and is worked out anew", self._path)
             # Nothing depends on it: where it cannot be done now, the next one who finds them will.
             with contextlib.suppress(StoreError), self.exclusive(patience=0):
-                self.write(lambda db: forget(db, damaged))
+                self._write(lambda db: forget(db, damaged))
 
     def remember(
         self,
@@ -257,7 +257,7 @@ class Index(Database):
     ) -> None:
         """Add segments and notes; a note of None is removed, as are older segments of the kinds `instead`."""
         segments = list(segments)
-        self.write(lambda db: memo.remember(db, segments, notes, instead))
+        self._write(lambda db: memo.remember(db, segments, notes, instead))
 
 
 def _in_order(keys: Sequence[bytes]) -> tuple[list[bytes], set[bytes]]:

@@ -1,0 +1,308 @@
+"""Entry tables: where the entries of very many keys lie, found in one pass and read from there.
+
+Nothing is made for a single key: keys are told apart by how they begin until their pack confirms them whole. What it
+does not confirm is left to `lookup`, which finds out key by key what is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from precook.errors import DamagedEntryError, MissingEntryError
+from precook.store.copy import Verify, copy_leaves, copy_mapped, copy_row, read_rows
+from precook.store.index.index import Index
+from precook.store.index.scan import find_pages, read_pages
+from precook.store.keysets import beginnings
+from precook.store.lookup import Lookup
+from precook.store.packfile import RowDamagedError, TableFile
+from precook.values import Array, Bytes, Flags, Key, Numbers
+
+_Result = TypeVar("_Result")
+
+NOWHERE = -1
+_DENSE = 6
+"""Walking past an entry takes so much less time than looking for one."""
+_CHUNK = 100_000
+"""Keys that are looked up one by one at a time: Python objects are made for so many only."""
+_ATTEMPTS = 3
+"""How often an entry is looked for when its pack is gone or it is damaged there: another pack may hold it."""
+
+_ROW_BITS = 32
+"""Bits of a row, where it stands in one number with its pack or table."""
+_ROW_MASK = (1 << _ROW_BITS) - 1
+_READ = 1 << 62
+"""Set where this process has read the entry from the disk, checked it, and may take it from the mapped file."""
+_TABLE_MASK = (_READ >> _ROW_BITS) - 1
+
+
+class ReshapedError(Exception):
+    """An entry was made anew, in another shape, since it was looked up; its place is known by now."""
+
+    def __init__(self, key: Key) -> None:
+        super().__init__(f"entry {key.hex[:16]} has another shape than the place it is read into")
+
+
+class FoundRows(NamedTuple):
+    """Some entries, and the table and row of each at one moment."""
+
+    numbers: Numbers
+    codes: Numbers
+    """Table and row in one number, as the `EntryTable` keeps them."""
+    tables: list[TableFile]
+    rows: list[int]
+    read: bool
+    """Whether all of them may be taken from mapped files."""
+
+    @property
+    def distinct(self) -> list[TableFile]:
+        """Each table once."""
+        return list(dict.fromkeys(self.tables))
+
+
+class EntryTable:
+    """Where the entries of some keys lie, as columns; safe to use from several threads."""
+
+    def __init__(self, lookup: Lookup, keys: Bytes, *, verify: Verify) -> None:
+        self._lookup = lookup
+        self._verify = verify
+        self.keys = keys
+        self.tables: dict[int, TableFile] = {}
+        self._numbers: dict[int, int] = {}
+        self._fresh = itertools.count()
+        # Table and row in one number: whoever reads it while another thread looks again gets both of one moment.
+        self._codes = np.full(len(keys), NOWHERE, np.int64)
+        self.refused: dict[bytes, str] = {}
+        """Keys that were found only where nothing can be read, with the pack."""
+
+    @classmethod
+    def find_all(cls, lookup: Lookup, columns: Sequence[Bytes], *, verify: Verify) -> list[EntryTable]:
+        """The places of several columns of keys, found in one pass through the index."""
+        entries = [cls(lookup, keys, verify=verify) for keys in columns]
+        proposed, names = _propose(lookup.index, columns)
+        edges = np.cumsum([0, *map(len, columns)])
+        doubtful: list[list[Numbers]] = [[] for _ in entries]
+        for pack, numbers in _by_pack(proposed):
+            owners = np.searchsorted(edges, numbers, side="right") - 1
+            for owner in np.unique(owners).tolist():
+                here = numbers[owners == owner]
+                inside = here - edges[owner]
+                rows = proposed[here] & _ROW_MASK
+                confirmed = lookup.confirm_all(names[pack], columns[owner][inside], rows) if pack in names else []
+                for table, some, table_rows in confirmed:
+                    entries[owner]._set(inside[some], table, table_rows)  # noqa: SLF001 - its own class
+                if not confirmed:
+                    doubtful[owner].append(inside)
+        for entry_table, parts in zip(entries, doubtful, strict=True):
+            # Key by key: what the index says is behind, or wrong, or the pack is damaged.
+            for numbers in parts:
+                for start in range(0, len(numbers), _CHUNK):
+                    entry_table.look_again(numbers[start : start + _CHUNK])
+        return entries
+
+    @property
+    def missing(self) -> Numbers:
+        """Which of the keys have no entry."""
+        return np.flatnonzero(self._codes < 0)
+
+    @property
+    def unread(self) -> bool:
+        """Whether an entry was not read from the disk yet."""
+        return bool(((self._codes >= 0) & (self._codes & _READ == 0)).any())
+
+    @property
+    def most_bytes(self) -> int:
+        """What an entry takes at most."""
+        return max((table.most_bytes for table in list(self.tables.values())), default=0)
+
+    @property
+    def table(self) -> Numbers:
+        """The number of each entry's table; -1 where there is no entry."""
+        return _split(self._codes)[0]
+
+    def there(self, numbers: Numbers) -> Flags:
+        """Which of some entries are there."""
+        return self._codes[numbers] >= 0
+
+    def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """For each of some entries the number of its table, -1 where there is none, and its row."""
+        return _split(self._codes[numbers])
+
+    def look_again(self, numbers: Numbers) -> None:
+        """Look some entries up anew, equal ones once: they were made, or moved, meanwhile.
+
+        A place counts once its pack's own key column confirms it.
+        """
+        raw = self.keys[numbers].tobytes()
+        keys = [raw[start : start + 32] for start in range(0, len(raw), 32)]
+        found = self._lookup.find_some(keys, self.refused)
+        codes = {key: self._number(table) << _ROW_BITS | row for key, (table, row) in found.items()}
+        self._codes[numbers] = [codes.get(key, NOWHERE) for key in keys]
+
+    def place(self, number: int) -> tuple[TableFile, int]:
+        """An entry's table and row; `MissingEntryError` where there is none."""
+        places = self.place_all(np.array([number]))
+        return places.tables[0], places.rows[0]
+
+    def place_all(self, numbers: Numbers) -> FoundRows:
+        """The same for many entries."""
+        codes = self._codes[numbers]
+        lowest = codes.min(initial=_READ)
+        if lowest < 0:
+            raise MissingEntryError(self._key(int(numbers[codes < 0][0])))
+        tables = [self.tables[table] for table in (codes >> _ROW_BITS & _TABLE_MASK).tolist()]
+        return FoundRows(numbers, codes, tables, (codes & _ROW_MASK).tolist(), read=bool(lowest >= _READ))
+
+    def copy(self, number: int, arrays: Sequence[Array]) -> None:
+        """Copy an entry's leaves into arrays of their shapes, checked as the store is told to check.
+
+        `DamagedEntryError` and `MissingEntryError` name the entry. `ReshapedError` where it turns out to lie elsewhere
+        and to have other shapes there.
+        """
+
+        def fill(table: TableFile, row: int) -> None:
+            # Else bytes of another entry would be read, and taken for damage.
+            if [leaf.row_shape(row) for leaf in table.table.leaves] != [array.shape for array in arrays]:
+                raise ReshapedError(self._key(number))
+            copy_row(table, row, arrays, verify=self._verify)
+
+        self._visit(number, fill)
+
+    def read(self, number: int) -> tuple[TableFile, int, list[Array]]:
+        """An entry's table, row and leaves, read from the disk and checked whatever the store is told to check."""
+        return self._visit(number, lambda table, row: (table, row, table.read(row, check=True)))
+
+    def _visit(self, number: int, use: Callable[[TableFile, int], _Result]) -> _Result:
+        """Use an entry where it lies; where that is gone or damaged, look for it elsewhere."""
+        damaged: DamagedEntryError | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                table, row = self.place(number)
+            except MissingEntryError:
+                raise damaged or MissingEntryError(self._key(number)) from None
+            try:
+                return use(table, row)
+            except (RowDamagedError, OSError) as error:
+                damaged = self._lookup.failed(self._key(number), table, row, error) or damaged
+                self.look_again(np.array([number]))
+        raise damaged or MissingEntryError(self._key(number))
+
+    def copy_all(self, found: FoundRows, leaves: Sequence[Sequence[Array]]) -> None:
+        """The same for many entries that `place_all` found; `leaves` has of each leaf an array for every entry."""
+        if found.read and self._verify != "always":
+            try:
+                copy_leaves(found.tables, found.rows, leaves)
+            except (RowDamagedError, OSError):
+                pass  # each for itself: what is damaged is looked for elsewhere, or named
+            else:
+                return
+        self._copy_each(found, list(zip(*leaves, strict=True)) if leaves else [()] * len(found.rows))
+
+    def announce(self, numbers: Numbers) -> None:
+        """Ask the system to read entries ahead that were not read yet."""
+        codes = self._codes[numbers]
+        unread = codes[(codes >= 0) & (codes & _READ == 0)]
+        if not len(unread):
+            return
+        tables, rows = _split(unread)
+        for number in np.unique(tables).tolist():
+            table = self.tables[number]
+            try:
+                table.announce(*(row for row in rows[tables == number].tolist() if not table.checked[row]))
+            except OSError:
+                return  # whoever reads it finds out what is wrong, and says so
+
+    def _copy_each(self, found: FoundRows, entries: Sequence[Sequence[Array]]) -> None:
+        """Copy entries one by one; of those that come from the disk, a pack is opened once for all."""
+        always = self._verify == "always"
+        unread: dict[TableFile, list[int]] = {}
+        again: list[int] = []
+        for position, (table, row) in enumerate(zip(found.tables, found.rows, strict=True)):
+            if not table.checked[row] or not table.pack.whole:
+                unread.setdefault(table, []).append(position)
+                continue
+            try:
+                copy_mapped(table, row, entries[position], check=always)
+            except (RowDamagedError, OSError):
+                again.append(position)
+        for table, some in unread.items():
+            again += read_rows(table, found.rows, some, entries, check=self._verify is not False)
+        for position in again:
+            self.copy(int(found.numbers[position]), entries[position])
+        if found.read:
+            return
+        read = [table.pack.whole and table.checked[row] for table, row in zip(found.tables, found.rows, strict=True)]
+        # Of those that are still there: in another place the entry has to be checked first.
+        now = self._codes[found.numbers]
+        self._codes[found.numbers] = np.where((now == found.codes) & np.array(read, bool), now | _READ, now)
+
+    def _set(self, numbers: Numbers, table: TableFile, rows: Numbers) -> None:
+        """Say that some entries lie in rows of a table."""
+        self._codes[numbers] = self._number(table) << _ROW_BITS | rows
+
+    def _number(self, table: TableFile) -> int:
+        number = self._numbers.get(id(table))
+        if number is None:
+            # No lock, which a fork could leave held: each step is one that other threads see whole.
+            fresh = next(self._fresh)
+            self.tables[fresh] = table
+            number = self._numbers.setdefault(id(table), fresh)
+        return number
+
+    def _key(self, number: int) -> Key:
+        return Key(self.keys[number].tobytes())
+
+
+def _split(codes: Numbers) -> tuple[Numbers, Numbers]:
+    """The numbers of tables and the rows in them; -1 and whatever where there is no entry."""
+    return np.where(codes < 0, NOWHERE, codes >> _ROW_BITS & _TABLE_MASK), codes & _ROW_MASK
+
+
+def _propose(index: Index, columns: Sequence[Bytes]) -> tuple[Numbers, dict[int, str]]:
+    """Where the index says each key of some columns lies, one column after the other: a place or `NOWHERE`.
+
+    A place is the pack's number and the row in one; the packs' names come with them. Of the places of one key it is the
+    first one in the index's order.
+    """
+    starts = np.concatenate([np.zeros(0, np.uint64), *(beginnings(keys) for keys in columns)])
+    order = np.argsort(starts)
+    starts = starts[order]
+    edges = np.cumsum([0, *map(len, columns)])
+
+    def in_order(begin: int, end: int) -> Bytes:
+        numbers = order[begin:end]
+        keys = np.empty((len(numbers), 32), np.uint8)
+        for number, column in enumerate(columns):
+            here = (numbers >= edges[number]) & (numbers < edges[number + 1])
+            keys[here] = column[numbers[here] - edges[number]]
+        return keys
+
+    proposed = np.full(len(starts), NOWHERE, np.int64)
+    names: dict[int, str] = {}
+    dense = len(starts) * _DENSE > index.places()
+    for page in read_pages(index) if dense else find_pages(index, in_order, len(order)):
+        names = page.names.packs
+        begins = beginnings(page.keys)
+        places = page.packs << _ROW_BITS | page.rows
+        first, last = np.searchsorted(starts, begins), np.searchsorted(starts, begins, side="right")
+        counts = last - first
+        # Each place, once for every time that its key was asked for.
+        positions = np.repeat(np.arange(len(begins)), counts)
+        numbers = order[np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts - first, counts)]
+        new = proposed[numbers] == NOWHERE
+        # Backwards: of several the first one stays.
+        proposed[numbers[new][::-1]] = places[positions[new]][::-1]
+    return proposed, names
+
+
+def _by_pack(places: Numbers) -> Iterator[tuple[int, Numbers]]:
+    """The packs of some places, each with the numbers of those that lie in it, in the order of their rows."""
+    order = np.argsort(places)
+    order = order[np.searchsorted(places, 0, sorter=order) :]
+    packs = places[order] >> _ROW_BITS
+    edges = np.flatnonzero(np.diff(packs, prepend=-1))
+    for begin, end in itertools.pairwise([*edges.tolist(), len(order)]):
+        yield int(packs[begin]), order[begin:end]
