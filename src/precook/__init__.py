@@ -141,6 +141,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
+    if name == "testing":
+        # A package, not a name of the table: `precook.testing.StoreTests` can be had without an import of its own.
+        return importlib.import_module("precook.testing")
     if name not in _PUBLIC:
         message = f"module 'precook' has no attribute {name!r}"
         raise AttributeError(message)
@@ -151,4 +154,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, "__version__", "testing"]

@@ -159,7 +159,8 @@ def test_importing_needs_neither_pytest_nor_hypothesis_nor_torch() -> None:
     code = """
 import sys
 sys.modules["hypothesis"] = None  # what an interpreter without it does: the import fails
-import precook.testing
+import precook
+assert precook.testing.StoreTests and precook.testing.EncoderTests
 assert not {"pytest", "torch"} & set(sys.modules)
 try:
     precook.testing.StoreMachine
