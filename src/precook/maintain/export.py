@@ -105,15 +105,15 @@ class EntryReader:
         self._note_missing(places)
         numbers = np.flatnonzero(places.there(np.arange(len(keys))))
         tables, rows = places.locate(numbers)
-        ranks, nbytes = np.zeros(len(places.tables), np.int64), np.zeros(len(numbers), np.int64)
-        in_order = sorted(
-            places.tables.items(), key=lambda item: (item[1].pack.head.id, item[1].pack.first_row(item[1]))
-        )
-        for rank, (number, table) in enumerate(in_order):
-            here = tables == number
-            ranks[number], nbytes[here] = rank, table.table.row_bytes()[rows[here]]
+        in_order = sorted(places.tables, key=lambda number: _position(places.tables[number]))
+        ranks = np.empty(len(in_order), np.int64)
+        ranks[in_order] = np.arange(len(in_order))
         order = np.lexsort((rows, ranks[tables]))
-        return EntryList(places, numbers[order], nbytes[order])
+        numbers, tables, rows = numbers[order], tables[order], rows[order]
+        nbytes = np.zeros(len(numbers), np.int64)
+        for run in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(tables)) + 1) if len(numbers) else ():
+            nbytes[run] = places.tables[int(tables[run[0]])].table.row_bytes()[rows[run]]
+        return EntryList(places, numbers, nbytes)
 
     def _note_missing(self, places: EntryTable) -> None:
         damaged = self._store.damaged() if len(places.missing) else {}
@@ -145,6 +145,11 @@ class EntryReader:
         if self._lost:
             entries = tuple((Key(key), reason) for key, reason in sorted(self._lost.items()))
             raise SnapshotEntriesError(self._store.path, self._dataset, entries)
+
+
+def _position(table: TableFile) -> tuple[str, int]:
+    """Where a table stands: its pack, and its first row there."""
+    return table.pack.head.id, table.pack.first_row(table)
 
 
 def stored_entry(table: TableFile, row: int, arrays: Sequence[Array]) -> Entry:
