@@ -15,8 +15,11 @@ import pytest
 from PIL import Image
 
 import precook
+from precook.encode import build as build_module
 from precook.encode import prepare
 from precook.encode.build import BuildReport
+from precook.maintain.gc import plan_gc
+from precook.plan import plan as plan_module
 from precook.sources.crop import cut
 from precook.sources.image import decode
 from precook.sources.samples import ConceptSamples
@@ -321,6 +324,71 @@ def test_a_plan_is_built_as_the_sources_are_then(tmp_path: Path) -> None:
         assert [(failure.encoder, Path(failure.path or "").name) for failure in report.failed] == [("pixels", "p3.png")]
         assert_built(one)
         assert one.store.snapshot("test").samples == 6
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often plans were made and the sources were looked at."""
+    counts: Counter[str] = Counter()
+
+    def watch(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **options)
+
+        monkeypatch.setattr(module, name, counted)
+
+    watch(build_module, "make_plan")
+    watch(plan_module, "collect_samples")
+    return counts
+
+
+def test_a_build_plans_once(tmp_path: Path, looks: Counter[str]) -> None:
+    """The sources are looked at before it and after it; with nothing to encode once, and nothing is planned twice."""
+    dataset(tmp_path / "data")
+    with project(tmp_path) as one:
+        report = one.build()
+        assert looks == {"make_plan": 1, "collect_samples": 2}
+        assert (report.missing, report.snapshot) == (0, one.store.snapshot("test").file)
+        looks.clear()
+        report = one.build()
+        assert looks == {"make_plan": 1, "collect_samples": 1}
+        assert report.snapshot == one.store.snapshot("test").file
+
+
+def test_a_plan_that_is_built_later_looks_at_the_sources_again(tmp_path: Path, looks: Counter[str]) -> None:
+    """Also where there was nothing to encode when it was made: it is planned again if a source has changed."""
+    dataset(tmp_path / "data")
+    with project(tmp_path) as one:
+        one.build()
+        plan = one.plan()
+        looks.clear()
+        plan.build()
+        assert looks == {"collect_samples": 1}
+        (tmp_path / "data" / "p1.txt").write_text("edited\n")
+        looks.clear()
+        assert plan.build().encoded == {"pixels": 0, "words": 1}
+        assert looks == {"make_plan": 1, "collect_samples": 2}
+        assert not len(one.plan().missing)
+
+
+def test_what_was_removed_after_the_plan_is_made_again(tmp_path: Path, looks: Counter[str]) -> None:
+    """A build that has nothing to encode notices that entries are gone, without looking at the sources for it."""
+    dataset(tmp_path / "data")
+    with project(tmp_path) as one:
+        one.build()
+        plan = one.plan()
+        for snapshot in one.store.snapshots():
+            one.store.remove_snapshot(snapshot)
+        looks.clear()
+        plan_gc(one.store, grace=0).execute()
+        assert len(one.store) == 0
+        report = plan.build(fresh=True)
+        assert sum(report.encoded.values()) == 7
+        assert (looks["make_plan"], report.missing) == (0, 0)
+        assert one.store.snapshot("test").samples == 3
 
 
 def test_memory_bounds_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -653,15 +653,15 @@ def test_a_failure_of_the_other_build_is_not_tried_again(tmp_path: Path) -> None
             held = other.store
             idle = Watched(make=raises(ValueError("no")))
             with project(tmp_path, encoders={"words": idle}) as waiting, pytest.MonkeyPatch.context() as patch:
-                others_work = share.ClaimedRows.others_work
+                wait_for_others = share.ClaimedRows.wait_for_others
 
                 def wait(self: share.ClaimedRows) -> Any:
                     # As soon as this one begins to wait, the other goes on.
                     if self._store is not held:
                         looked.set()
-                    return others_work(self)
+                    return wait_for_others(self)
 
-                patch.setattr(share.ClaimedRows, "others_work", wait)
+                patch.setattr(share.ClaimedRows, "wait_for_others", wait)
                 report = waiting.build()
             thread.join()
         assert [failure.reason for failure in report.failed] == ["ValueError: no"]
@@ -680,10 +680,10 @@ def test_what_another_build_gives_up_is_made_by_the_one_that_waits(tmp_path: Pat
         (failure,) = one.build().failed
         assert failure.key is not None
         encoder.make = projects.content
-        others_work = share.ClaimedRows.others_work
+        wait_for_others = share.ClaimedRows.wait_for_others
         with one.store.claims() as others:
             others.take([failure.key.bytes])
-            patch.setattr(share.ClaimedRows, "others_work", lambda self: others.release() or others_work(self))
+            patch.setattr(share.ClaimedRows, "wait_for_others", lambda self: others.release() or wait_for_others(self))
             report = one.build(retry_failed=True)
         assert (report.encoded, report.failed) == ({"words": 1}, ())
 

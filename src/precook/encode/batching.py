@@ -1,4 +1,4 @@
-"""Batches: items of equal shape together, and how many of them at a time."""
+"""Batches: items of equal shape together, how many of them at a time, and how much memory they may take until then."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _LONG = 0.25
 """Seconds: a batch that takes this long is large enough, whatever a larger one would gain."""
 _TRIES = 2
 """Batches of each size that are timed: one that was held up by something else must not decide."""
+_LOOK = 0.1
+"""Seconds that a wait for memory takes at most, so that whoever waits can look at whether it is time to stop."""
 
 
 class BatchSize:
@@ -46,7 +48,7 @@ class BatchSize:
                 self._size = max(self._size, count)
 
     def took(self, count: int, work: float, seconds: float) -> None:
-        """A batch of so many items, which were so much work, took so long."""
+        """Note that a batch of so many items, which were so much work, took so long."""
         with self._lock:
             if not self._searching or count != self._size or seconds <= 0:
                 return
@@ -65,7 +67,7 @@ class BatchSize:
                 self._size *= 2
 
     def too_large(self, count: int) -> None:
-        """So many items did not fit into the device's memory."""
+        """Note that so many items did not fit into the device's memory."""
         with self._lock:
             self._searching = False
             self._size = max(1, min(self._size, count // 2))
@@ -112,3 +114,32 @@ class Bins:
         if not jobs:
             del self._bins[shape], self._filled[shape]
         return batch
+
+
+class MemoryBudget:
+    """How much memory is left for sources that are on their way to the encoder; safe to use from several threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    def has(self, nbytes: int) -> bool:
+        """Whether so much fits; where nothing is taken anything does: a picture larger than the budget goes alone."""
+        return self._taken == 0 or self._taken + nbytes <= self._size
+
+    def take(self, nbytes: int) -> None:
+        """Count so much as taken."""
+        with self._changed:
+            self._taken += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Count it as free."""
+        with self._changed:
+            self._taken -= nbytes
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait a moment for somebody to give something back."""
+        with self._changed:
+            self._changed.wait(_LOOK)

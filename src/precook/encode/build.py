@@ -224,15 +224,14 @@ def _freeze(plan: Plan) -> SnapshotFile | None:
 def encode_missing(plan: BuildPlan, *, options: BuildOptions, stop: threading.Event, report: Reporter) -> BuildReport:
     """Encode what a plan has as missing, one encoder after the other; `stop` ends it after the batches in flight."""
     start = time.monotonic()
-    progress = BuildProgress()
+    progress = BuildProgress(plan.store.memory())
     work = {name: rows for name, one in plan.encoders.items() if len(rows := _rows(one, options))}
     if work and not stop.is_set():
-        memory = plan.store.memory()
         with interruption(), plan.store.claims() as claims:
             for name, rows in work.items():
                 if not stop.is_set():
                     spec = plan.specs[name].on(options.devices)
-                    run_encoder(plan, spec, rows, progress, memory, claims, options=options, stop=stop, report=report)
+                    run_encoder(plan, spec, rows, progress, claims, options=options, stop=stop, report=report)
     tried = sum(progress.encoded.values()) + sum(progress.reused.values()) + len(progress.failed) + progress.changed
     return BuildReport(
         encoded={name: progress.encoded[name] for name in plan.encoders},

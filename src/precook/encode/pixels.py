@@ -1,4 +1,7 @@
-"""Masks made as small as the latents they go with."""
+"""Pixels: pictures kept as they were cut, and masks made as small as the latents that they go with.
+
+Nothing is loaded for either, and both are made on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ from precook.config import encoders
 from precook.encode.encoder import BaseEncoder, Item
 from precook.errors import EncodeError
 from precook.plan.wanted import Input
+from precook.store.tree import Tree
+from precook.values import Pixels
+
+_WHITE = 255
 
 
 class ImageEncoder(BaseEncoder):
@@ -20,25 +27,15 @@ class ImageEncoder(BaseEncoder):
     def __init__(self, section: encoders.ImageSection) -> None:
         """Nothing can be set but what every encoder has."""
 
-    def load(self, device: str) -> None:
-        """Nothing to load."""
-
-    def encode(self, batch: list[Item]) -> list[npt.NDArray[np.uint8]]:
+    def encode(self, batch: list[Item]) -> list[Tree]:
         """A copy of each picture, so that nobody's later changes reach the entry; their sizes may differ."""
-        return [_copied(item.image) for item in batch]
-
-    def unload(self) -> None:
-        """Nothing was loaded."""
-
-
-def _copied(image: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8]:
-    if image is None or image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:  # noqa: PLR2004 - RGB
-        given = "nothing" if image is None else f"{image.dtype} of shape {image.shape}"
-        raise EncodeError(f"a picture is uint8 of shape (height, width, 3), not {given}")
-    return np.array(image, order="C")
-
-
-_WHITE = 255
+        pictures: list[Tree] = []
+        for item in batch:
+            image = item.image
+            if image is None or image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:  # noqa: PLR2004 - RGB
+                raise EncodeError(f"a picture is uint8 of shape (height, width, 3), not {_given(image)}")
+            pictures.append(np.array(image, order="C"))
+        return pictures
 
 
 class MaskEncoder(BaseEncoder):
@@ -54,20 +51,13 @@ class MaskEncoder(BaseEncoder):
     def __init__(self, section: encoders.MaskSection) -> None:
         self._factor = section.factor
 
-    def load(self, device: str) -> None:
-        """Nothing to load: masks are made smaller where they are."""
-
-    def encode(self, batch: list[Item]) -> list[npt.NDArray[np.float32]]:
+    def encode(self, batch: list[Item]) -> list[Tree]:
         """One array for each item; their sizes may differ."""
-        return [self._shrunk(item.mask) for item in batch]
+        return [self._block_means(item.mask) for item in batch]
 
-    def unload(self) -> None:
-        """Nothing was loaded."""
-
-    def _shrunk(self, mask: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.float32]:
+    def _block_means(self, mask: Pixels | None) -> npt.NDArray[np.float32]:
         if mask is None or mask.ndim != 2 or mask.dtype != np.uint8:  # noqa: PLR2004 - height, width
-            given = "nothing" if mask is None else f"{mask.dtype} of shape {mask.shape}"
-            raise EncodeError(f"a mask is uint8 of shape (height, width), not {given}")
+            raise EncodeError(f"a mask is uint8 of shape (height, width), not {_given(mask)}")
         factor = self._factor
         height, width = mask.shape
         if height % factor or width % factor:
@@ -77,3 +67,7 @@ class MaskEncoder(BaseEncoder):
         sums = mask.reshape(height // factor, factor, width // factor, factor).sum(axis=(1, 3), dtype=np.int64)
         means: npt.NDArray[np.float32] = (sums / (_WHITE * factor * factor)).astype(np.float32)
         return means[np.newaxis]
+
+
+def _given(pixels: Pixels | None) -> str:
+    return "nothing" if pixels is None else f"{pixels.dtype} of shape {pixels.shape}"

@@ -1,18 +1,15 @@
-"""Preparing: from planned entries to items, read from the sources as they are now.
+"""Preparing: from planned entries to the items that an encoder gets, read from the sources as they are now.
 
 What is read is compared with what was planned: bytes of another digest are never encoded under the old one's key.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.encode.encoder import Item
 from precook.errors import SourceChangedError
@@ -23,42 +20,9 @@ from precook.sources.captions import CaptionError
 from precook.sources.crop import cut, cut_mask
 from precook.sources.geometry import Geometry
 from precook.sources.image import RefusedError, decode, decode_mask
-from precook.sources.samples import ConceptSamples
+from precook.values import Pixels
 
-_LOOK = 0.1
-"""Seconds between two looks at whether it is time to stop."""
-
-
-class MemoryBudget:
-    """How much memory is left for what is on its way; safe to use from several threads."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._taken = 0
-        self._changed = threading.Condition()
-
-    def has(self, nbytes: int) -> bool:
-        """Whether so much fits; anything does where nothing else is."""
-        return self._taken == 0 or self._taken + nbytes <= self._size
-
-    def take(self, nbytes: int) -> None:
-        """Count so much as taken."""
-        with self._changed:
-            self._taken += nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        """Count it as free."""
-        with self._changed:
-            self._taken -= nbytes
-            self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Wait a moment for somebody to give something back."""
-        with self._changed:
-            self._changed.wait(_LOOK)
-
-
-WHITE = 255
+_WHITE = 255
 _DECODING = 8
 """Bytes that a pixel of the source takes while it is decoded: Pillow's four, and copies of three and less."""
 
@@ -83,7 +47,7 @@ class Job:
         return pixels.shape[:2] if pixels is not None else ()
 
     @property
-    def _pixels(self) -> npt.NDArray[np.uint8] | None:
+    def _pixels(self) -> Pixels | None:
         return self.item.image if self.item.image is not None else self.item.mask
 
 
@@ -111,15 +75,17 @@ Prepared = Job | Changed | Refused
 class Unit:
     """Entries that come from one file: it is read and decoded once for all of them."""
 
-    entries: tuple[PlannedEntry, ...]
+    plan: EncoderPlan
+    entries: Sequence[PlannedEntry]
+    background: tuple[int, int, int]
+    """What shows through where a picture is transparent."""
     nbytes: int
     """Memory that preparing it takes, roughly."""
-    read: Callable[[Sequence[PlannedEntry]], list[Prepared]]
 
     def prepare(self) -> list[Prepared]:
         """What has become of each entry; whatever is wrong with one file must not end the work on all others."""
         try:
-            return self.read(self.entries)
+            return list(self._read())
         except SourceChangedError:
             return [Changed(entry) for entry in self.entries]
         except (RefusedError, CaptionError) as error:
@@ -131,6 +97,37 @@ class Unit:
         except Exception as error:  # noqa: BLE001 - not remembered: a later version may do better
             return self._refused(f"cannot be understood: {type(error).__name__}: {error}")
 
+    def _read(self) -> Iterator[Prepared]:
+        first = self.entries[0]
+        if first.sample is None:
+            yield from (Job(entry, Item(text="")) for entry in self.entries)
+            return
+        concept, number = self.plan.samples.in_concept(first.sample)
+        kind = self.plan.wants.encoding.input
+        if kind == "text":
+            # By digest, not by line: lines may have been reordered since.
+            texts = {digest(text).bytes: text for text in concept.texts(number)}
+            for entry in self.entries:
+                text = texts.get(entry.parts.input)
+                yield Changed(entry) if text is None else Job(entry, Item(text=text))
+        elif first.parts.white:
+            for entry in self.entries:
+                width, height = _geometry(entry).target
+                yield Job(entry, Item(mask=np.full((height, width), _WHITE, np.uint8)))
+        elif kind == "mask":
+            mask = decode_mask(self._content(concept.mask_path(number) or ""))
+            yield from (Job(entry, Item(mask=cut_mask(mask, _geometry(entry)))) for entry in self.entries)
+        else:
+            picture = decode(self._content(concept.full_path(number)), background=self.background)
+            yield from (Job(entry, Item(image=cut(picture, _geometry(entry)))) for entry in self.entries)
+
+    def _content(self, path: str) -> bytes:
+        """A file's bytes, if they are what was planned."""
+        content = read_source(path)
+        if digest(content) != self.entries[0].input:
+            raise SourceChangedError(Path(path))
+        return content
+
     def _refused(self, reason: str, *, lasting: bool = False) -> list[Prepared]:
         return [Refused(entry, reason, lasting) for entry in self.entries]
 
@@ -139,72 +136,22 @@ def make_units(plan: EncoderPlan, entries: Sequence[PlannedEntry], background: t
     """Entries by the file they come from, in the order of the first of each."""
     groups: dict[object, list[PlannedEntry]] = {}
     for entry in entries:
-        # A white mask and the empty prompt come from nowhere, and each is on its own.
-        groups.setdefault(entry.key if _from_nowhere(entry) else entry.sample, []).append(entry)
-    return [_unit(plan, tuple(group), background) for group in groups.values()]
+        # A white mask and the empty prompt come from no file, and each is on its own.
+        alone = entry.sample is None or entry.parts.white
+        groups.setdefault(entry.key if alone else entry.sample, []).append(entry)
+    return [Unit(plan, group, background, _memory(group)) for group in groups.values()]
 
 
-def _unit(plan: EncoderPlan, entries: tuple[PlannedEntry, ...], background: tuple[int, int, int]) -> Unit:
-    kind = plan.wants.encoding.input
-    if entries[0].sample is None:
-        return Unit(entries, 0, _empty_prompt)
-    home, number = plan.samples.in_concept(entries[0].sample)
-    if kind == "text":
-        return Unit(entries, 0, partial(_read_texts, home, number))
-    targets = sum(3 * width * height for width, height in (_geometry(entry).target for entry in entries))
-    if entries[0].parts.white:
-        return Unit(entries, targets, _whiten)
-    width, height = _geometry(entries[0]).source
-    read: Callable[[Sequence[PlannedEntry]], list[Prepared]]
-    if kind == "mask":
-        read = partial(_read_mask, home.mask_path(number) or "")
-    else:
-        read = partial(_read_picture, home.full_path(number), background)
-    return Unit(entries, _DECODING * width * height + targets, read)
-
-
-def _from_nowhere(entry: PlannedEntry) -> bool:
-    return entry.sample is None or entry.parts.white
-
-
-def _empty_prompt(entries: Sequence[PlannedEntry]) -> list[Prepared]:
-    return [Job(entry, Item(text="")) for entry in entries]
-
-
-def _whiten(entries: Sequence[PlannedEntry]) -> list[Prepared]:
-    return [Job(entry, Item(mask=_white(_geometry(entry)))) for entry in entries]
-
-
-def _read_picture(path: str, background: tuple[int, int, int], entries: Sequence[PlannedEntry]) -> list[Prepared]:
-    picture = decode(_content(path, entries[0]), background=background)
-    return [Job(entry, Item(image=cut(picture, _geometry(entry)))) for entry in entries]
-
-
-def _read_mask(path: str, entries: Sequence[PlannedEntry]) -> list[Prepared]:
-    mask = decode_mask(_content(path, entries[0]))
-    return [Job(entry, Item(mask=cut_mask(mask, _geometry(entry)))) for entry in entries]
-
-
-def _read_texts(home: ConceptSamples, number: int, entries: Sequence[PlannedEntry]) -> list[Prepared]:
-    # By digest, not by line: lines may have been reordered since.
-    texts = {digest(text).bytes: text for text in home.texts(number)}
-    found = [(entry, texts.get(entry.parts.input)) for entry in entries]
-    return [Changed(entry) if text is None else Job(entry, Item(text=text)) for entry, text in found]
-
-
-def _content(path: str, entry: PlannedEntry) -> bytes:
-    """A file's bytes, if they are what was planned."""
-    content = read_source(path)
-    if digest(content) != entry.input:
-        raise SourceChangedError(Path(path))
-    return content
+def _memory(entries: Sequence[PlannedEntry]) -> int:
+    """What reading a file takes for these entries: the picture while it is decoded, and all that is cut out of it."""
+    first = entries[0].parts
+    if first.geometry is None:
+        return 0  # texts are small
+    cuts = sum(3 * width * height for width, height in (_geometry(entry).target for entry in entries))
+    width, height = (0, 0) if first.white else first.geometry.source
+    return _DECODING * width * height + cuts
 
 
 def _geometry(entry: PlannedEntry) -> Geometry:
-    assert entry.parts.geometry is not None
+    assert entry.parts.geometry is not None, "pictures and masks have one"
     return entry.parts.geometry
-
-
-def _white(geometry: Geometry) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    width, height = geometry.target
-    return np.full((height, width), WHITE, np.uint8)

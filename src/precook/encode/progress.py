@@ -24,8 +24,8 @@ _RECENT = 8
 class FlushPolicy:
     """Says when what was encoded is to be made durable; safe to use from several threads.
 
-    The first batches one by one, then a small part of all there were: few packs, and little to do again. What costs
-    next to nothing is sooner made again than waited for.
+    The first batches are made durable one by one, later ones when they are a small part of all there were: so there are
+    few packs, and a kill costs little. What costs next to nothing to encode is sooner made again than waited for.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class FlushPolicy:
         self._recent: deque[float] = deque(maxlen=_RECENT)
 
     def is_due(self, seconds: float) -> bool:
-        """One more batch is encoded, which took so long; whether all of them are to be made durable now."""
+        """Note a batch that took so long to encode; whether everything so far is to be made durable now."""
         with self._lock:
             self._batches += 1
             self._recent.append(seconds)
@@ -47,7 +47,9 @@ class FlushPolicy:
 class BuildProgress:
     """What a build has done so far, and what all its encoders share."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        """Where failures are remembered, and how quick encoders are."""
         self.encoded: Counter[str] = Counter()
         self.reused: Counter[str] = Counter()
         """Entries that somebody else made meanwhile."""
@@ -62,45 +64,45 @@ class BuildProgress:
 class EncoderProgress:
     """Counts, remembers and tells what becomes of each entry of one encoder; safe to use from several threads."""
 
-    def __init__(self, progress: BuildProgress, encoder: str, memory: Memory, task: Task, *, fail_fast: bool) -> None:
-        self.reasons = progress.reasons
-        self._progress = progress
+    def __init__(self, build: BuildProgress, encoder: str, task: Task, *, fail_fast: bool) -> None:
+        self.reasons = build.reasons
+        self._build = build
         self._encoder = encoder
-        self._memory = memory
+        self._memory = build.memory
         self._task = task
         self._fail_fast = fail_fast
-        self._unmade: list[bytes] = []
-        """What could not be made and others were not told of."""
+        self._undisclosed: list[bytes] = []
+        """Keys of what could not be made, as far as other builders were not told."""
         self._lock = threading.Lock()
         """Around everything above."""
 
     def stored(self, keys: Sequence[bytes], nbytes: int) -> None:
         """Entries were made, of so many bytes together."""
         with self._lock:
-            self._progress.encoded[self._encoder] += len(keys)
-            self._progress.nbytes += nbytes
+            self._build.encoded[self._encoder] += len(keys)
+            self._build.nbytes += nbytes
             forget_failures(self._memory, keys)
             self._task.advance(len(keys), nbytes=nbytes)
 
     def reused(self, count: int) -> None:
         """So many entries are there that we did not make."""
         with self._lock:
-            self._progress.reused[self._encoder] += count
+            self._build.reused[self._encoder] += count
             self._task.advance(count)
 
     def changed(self, entry: PlannedEntry) -> None:
         """An entry's source is no longer what was planned."""
         with self._lock:
-            self._progress.changed += 1
-            self._unmade.append(entry.key.bytes)
+            self._build.changed += 1
+            self._undisclosed.append(entry.key.bytes)
             self._task.advance()
 
     def failed(self, entry: PlannedEntry, reason: str, *, lasting: bool) -> None:
-        """An entry could not be made; what may pass is told, and tried again by the next build."""
+        """An entry could not be made; what is not `lasting` is tried again by the next build."""
         with self._lock:
-            self._progress.failed.append(Failure(reason, entry.path, entry.concept, self._encoder, entry.key))
+            self._build.failed.append(Failure(reason, entry.path, entry.concept, self._encoder, entry.key))
             self.reasons[entry.key.bytes] = reason
-            self._unmade.append(entry.key.bytes)
+            self._undisclosed.append(entry.key.bytes)
             if lasting:
                 record_failure(self._memory, entry.key.bytes, reason)
             self._task.advance(failed=1)
@@ -109,9 +111,9 @@ class EncoderProgress:
             raise EncodeError(f"{self._encoder}: {place}: {reason}", hint="without --fail-fast the others go on")
 
     def disclose(self, store: Store) -> list[bytes]:
-        """Let others read why entries could not be made; the keys of those that they were not told of before."""
+        """Let other builders read why entries could not be made; the keys of those that are new to them."""
         with self._lock:
-            keys, self._unmade = self._unmade, []
+            keys, self._undisclosed = self._undisclosed, []
             if keys:
                 store.remember(self._memory)
         return keys

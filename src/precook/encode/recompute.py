@@ -88,43 +88,44 @@ def _scratch_store(folder: str) -> Store:
 def _compare(encoder: str, store: Store, scratch: Store, keys: list[Key]) -> RecomputeDifference:
     """How far entries in two stores differ."""
     equal = unlike = failed = 0
-    largest = relative = 0.0
+    max_abs = max_rel = 0.0
     for key in keys:
         try:
             again = scratch.get(key)
         except MissingEntryError:
             failed += 1
             continue
-        kept = store.get(key)
-        ours, theirs = take_apart(kept), take_apart(again)
-        shapes = [leaf.shape for leaf in ours.leaves] == [leaf.shape for leaf in theirs.leaves]
-        if ours.skeleton != theirs.skeleton or ours.values != theirs.values or not shapes:
+        stored = store.get(key)
+        ours, theirs = take_apart(stored), take_apart(again)
+        same_shapes = [leaf.shape for leaf in ours.leaves] == [leaf.shape for leaf in theirs.leaves]
+        if ours.skeleton != theirs.skeleton or ours.values != theirs.values or not same_shapes:
             unlike += 1
         elif all(a.data.tobytes() == b.data.tobytes() for a, b in zip(ours.leaves, theirs.leaves, strict=True)):
             equal += 1
         else:
-            for one, other in zip(_numbers(kept), _numbers(again), strict=True):
-                far, near = _distance(one, other)
-                largest, relative = max(largest, far), max(relative, near)
-    return RecomputeDifference(encoder, len(keys), equal, largest, relative, unlike, failed)
+            for before, now in zip(_arrays(stored), _arrays(again), strict=True):
+                absolute, relative = _distance(before, now)
+                max_abs, max_rel = max(max_abs, absolute), max(max_rel, relative)
+    return RecomputeDifference(encoder, len(keys), equal, max_abs, max_rel, unlike, failed)
 
 
-def _numbers(tree: Any) -> list[npt.NDArray[np.float64]]:
+def _arrays(tree: Any) -> list[npt.NDArray[np.float64]]:
     """Every tensor of a tree in double precision, in order."""
     if isinstance(tree, dict):
-        return [array for part in tree.values() for array in _numbers(part)]
+        return [array for part in tree.values() for array in _arrays(part)]
     if isinstance(tree, list | tuple):
-        return [array for part in tree for array in _numbers(part)]
+        return [array for part in tree for array in _arrays(part)]
     if isinstance(tree, np.ndarray):
         return [tree.astype(np.float64)]
     # A torch tensor, which nobody here needs to know by name.
     return [tree.double().numpy()] if hasattr(tree, "double") else []
 
 
-def _distance(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> tuple[float, float]:
-    if not one.size:
+def _distance(before: npt.NDArray[np.float64], now: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The largest difference of two numbers, and the largest as a share of the larger of the two."""
+    if not before.size:
         return 0.0, 0.0
-    apart = np.abs(one - other)
-    size = np.maximum(np.abs(one), np.abs(other))
+    apart = np.abs(before - now)
+    size = np.maximum(np.abs(before), np.abs(now))
     share = np.divide(apart, size, out=np.zeros_like(apart), where=size > 0)
     return float(apart.max()), float(share.max())

@@ -1,4 +1,8 @@
-"""A run: one encoder's way from planned entries to the store."""
+"""A run: one encoder's way from planned entries to the store.
+
+Rows of the plan are claimed, so that no two builders make the same; their files are read, decoded and cut in several
+threads and bounded memory; batches of equal shape go to the pool; and what comes back is written.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from precook.encode.batching import Bins
+from precook.encode.batching import Bins, MemoryBudget
 from precook.encode.pool import DevicePool
-from precook.encode.prepare import Changed, Job, MemoryBudget, Prepared, Refused, Unit, make_units
+from precook.encode.prepare import Changed, Job, Prepared, Refused, Unit, make_units
 from precook.encode.progress import BuildProgress, EncoderProgress, FlushPolicy
 from precook.encode.registry import EncoderSpec
 from precook.encode.results import write_results
-from precook.memo.memo import Memory
 from precook.plan.entries import EncoderPlan
 from precook.plan.forecast import record_rate
 from precook.plan.plan import Plan
@@ -32,134 +34,12 @@ from precook.store.keysets import split
 from precook.store.store import Store
 from precook.store.tree import Parts
 from precook.store.writer import Writer
-from precook.values import Numbers
-
-
-def in_order(plan: Plan, one: EncoderPlan, rows: Numbers) -> Numbers:
-    """Rows in the order in which they are encoded: those of one file together, files that are cut alike in a row."""
-    if one.wants.encoding.input == "text":
-        return rows
-    samples, parts = one.wants.samples[rows], one.wants.parts[rows]
-    sizes = np.zeros((len(rows), 2), np.int64)
-    for number, cuts in enumerate(plan.targets.cuts):
-        chosen = parts == number
-        sizes[chosen] = cuts[samples[chosen]][:, TARGET]
-    order = np.lexsort((parts, samples))
-    # A file stands where its first picture does.
-    leads = np.append(True, samples[order][1:] != samples[order][:-1])
-    lead = order[np.maximum.accumulate(np.where(leads, np.arange(len(order)), 0))]
-    return rows[order[np.lexsort((np.arange(len(order)), *sizes[lead].T))]]
-
+from precook.values import Flags, Numbers
 
 _log = logging.getLogger("precook")
 
-_LOOK = 256
-"""Rows of others that are looked for at a time."""
-_LONG_AGO = -1
-"""A group before a writer's first."""
-_POLL = 0.2
-"""Seconds between two looks at what another builder does."""
-
-
-class ClaimedRows:
-    """Claims an encoder's rows, and gives up what is durable; `stored` may be called from several threads."""
-
-    def __init__(
-        self,
-        store: Store,
-        one: EncoderPlan,
-        claims: Claims,
-        writer: Writer,
-        progress: EncoderProgress,
-        stop: threading.Event,
-    ) -> None:
-        self._store = store
-        self._one = one
-        self._claims = claims
-        self._writer = writer
-        self._progress = progress
-        self._stop = stop
-        self._name = one.wants.encoding.name
-        self._postponed = np.zeros(0, np.int64)
-        """Rows that another builder has claimed."""
-        self._stored: deque[tuple[int, Sequence[bytes]]] = deque()
-        """Keys that are still claimed, and the writer's group that makes them durable."""
-
-    def take(self, rows: Numbers) -> Numbers:
-        """Claim rows; those that are ours to make. What others have claimed is theirs until `others_work`."""
-        claimed = self._claim(rows)
-        # What others have made by now is told at once, not when all the rest is done.
-        self._postponed = np.concatenate([self._absent(self._postponed), rows[~claimed]])
-        mine = self._absent(rows[claimed])
-        self.stored(self._keys(np.setdiff1d(rows[claimed], mine)), _LONG_AGO)
-        return mine
-
-    def stored(self, keys: Sequence[bytes], group: int) -> None:
-        """These entries are durable when this group of the writer's is."""
-        self._stored.append((group, keys))
-
-    def others_work(self) -> Numbers:
-        """What others had claimed and have given up; waits for them."""
-        rows, self._postponed = self._absent(self._postponed), self._postponed[:0]
-        if len(rows):
-            _log.info("%s: another build has claimed %d entries; waiting for it", self._name, len(rows))
-        while len(rows) and not self._stop.is_set():
-            self._give_up()
-            first = self._absent(rows[:_LOOK])
-            rows = np.concatenate([first, rows[_LOOK:]])
-            if self._claim(first[:1]).any():
-                self._read_failures(rows)
-                break
-            if len(first):
-                time.sleep(_POLL)
-        return rows
-
-    def _claim(self, rows: Numbers) -> npt.NDArray[np.bool_]:
-        """Claim rows, and give up what is durable by now; which of them are ours."""
-        if not len(rows):
-            return np.zeros(0, bool)
-        keys = self._keys(rows)
-        mine = self._claims.take(keys, done=self._done())
-        return np.fromiter((key in mine for key in keys), bool, len(keys))
-
-    def _done(self) -> list[bytes]:
-        done: list[bytes] = []
-        while self._stored and self._stored[0][0] <= self._writer.durable:
-            done += self._stored.popleft()[1]
-        return done
-
-    def _absent(self, rows: Numbers) -> Numbers:
-        """The rows that are still to be made; the others are told."""
-        present = self._store.present(self._one.wants.keys[rows])
-        if present.any():
-            self._progress.reused(int(present.sum()))
-            rows = rows[~present]
-        if not self._progress.reasons:
-            return rows
-        reasons = [self._progress.reasons.get(key) for key in self._keys(rows)]
-        for row, reason in zip(rows.tolist(), reasons, strict=True):
-            if reason is not None:
-                self._progress.failed(self._one.entry(row), reason, lasting=False)
-        return rows[[reason is None for reason in reasons]]
-
-    def _give_up(self) -> None:
-        """Let others see what we could not make: two that wait for each other's would wait for ever."""
-        # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
-        keys = self._progress.disclose(self._store)
-        if keys:
-            self._claims.take([], done=keys)
-
-    def _read_failures(self, rows: Numbers) -> None:
-        """What another builder could not make either, since the plan was made, need not be tried again."""
-        found = read_failures(self._store.memory())
-        for row, key in zip(rows.tolist(), self._keys(rows), strict=True):
-            if key in found and row not in self._one.failures:
-                self._progress.reasons[key] = found[key]
-
-    def _keys(self, rows: Numbers) -> list[bytes]:
-        return split(self._one.wants.keys[rows])
-
-
+MEMORY = 1 << 30
+"""Bytes that sources may take, where nobody says."""
 _WINDOW = 256
 """Entries that are claimed at a time."""
 _TEXTS = 1024
@@ -170,10 +50,12 @@ _TURNS = 8
 """Times that each of several processes comes for more, so that one that begins later or is slower has its part."""
 _AHEAD = 4
 """Files, for each thread, that are read ahead of the encoder."""
-
-
-MEMORY = 1 << 30
-"""Bytes that sources may take, where nobody says."""
+_LOOK = 256
+"""Rows of others that are looked for at a time."""
+_POLL = 0.2
+"""Seconds between two looks at what another builder does."""
+_LONG_AGO = -1
+"""A group before a writer's first: durable already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +77,6 @@ class BuildOptions:
     processes: int = 1
     """Processes that build the same at the same time, this one among them."""
 
-    @property
-    def decoders(self) -> int:
-        """How many threads read and decode."""
-        return self.threads or default_threads()
-
 
 def default_threads() -> int:
     """Threads that read and decode, where nobody says."""
@@ -210,8 +87,7 @@ def run_encoder(
     plan: Plan,
     spec: EncoderSpec,
     rows: Numbers,
-    progress: BuildProgress,
-    memory: Memory,
+    build: BuildProgress,
     claims: Claims,
     *,
     options: BuildOptions,
@@ -219,32 +95,32 @@ def run_encoder(
     report: Reporter,
 ) -> None:
     """Make the entries of these rows; those that another builder has claimed come last, if it has not made them."""
-    name, one = spec.name, plan.encoders[spec.name]
-    start, before, nbytes = time.monotonic(), progress.encoded[name], progress.nbytes
+    name, encoder = spec.name, plan.encoders[spec.name]
+    start, encoded, nbytes = time.monotonic(), build.encoded[name], build.nbytes
     try:
         with report.task(name, total=len(rows), unit="entries") as task, plan.store.writer() as writer:
-            told = EncoderProgress(progress, name, memory, task, fail_fast=options.fail_fast)
-            claimed = ClaimedRows(plan.store, one, claims, writer, told, stop)
-            run = EncoderRun(plan, spec, writer, told, claimed, options=options, stop=stop)
+            progress = EncoderProgress(build, name, task, fail_fast=options.fail_fast)
+            claimed = ClaimedRows(plan.store, encoder, claims, writer, progress, stop)
+            run = EncoderRun(plan, spec, writer, progress, claimed, options=options, stop=stop)
             try:
                 run.run(rows)
             finally:
-                progress.truncated[name] += run.truncated
+                build.truncated[name] += run.truncated
     finally:
         record_rate(
-            memory,
-            one.wants.encoding.recipe,
-            entries=progress.encoded[name] - before,
-            nbytes=progress.nbytes - nbytes,
+            build.memory,
+            encoder.wants.encoding.recipe,
+            entries=build.encoded[name] - encoded,
+            nbytes=build.nbytes - nbytes,
             seconds=time.monotonic() - start,
         )
         # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
-        plan.store.remember(memory)
+        plan.store.remember(build.memory)
         claims.release()
 
 
 class EncoderRun:
-    """Encodes what one encoder has to make; what its devices make comes back through the methods of a `Sink`."""
+    """Encodes what one encoder has to make; what its pool makes comes back through the methods of a `Sink`."""
 
     def __init__(
         self,
@@ -258,7 +134,7 @@ class EncoderRun:
         stop: threading.Event,
     ) -> None:
         self._plan = plan
-        self._one = plan.encoders[spec.name]
+        self._encoder = plan.encoders[spec.name]
         self._writer = writer
         self._progress = progress
         self._claimed = claimed
@@ -276,15 +152,15 @@ class EncoderRun:
 
     def run(self, rows: Numbers) -> None:
         """Make the entries of these rows."""
-        left = in_order(self._plan, self._one, rows)
+        left = in_order(self._plan, self._encoder, rows)
         with self._pool:
             while len(left) and not self._stop.is_set():
                 self._give(left)
-                left = self._claimed.others_work()
+                left = self._claimed.wait_for_others()
 
     def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
         """Keep the results of a batch, but for those that no pack could hold: they fail."""
-        recipe = self._one.wants.encoding.recipe
+        recipe = self._encoder.wants.encoding.recipe
         written = write_results(self._writer, recipe, [(job.entry.key.bytes, parts) for job, parts in results])
         if written.keys:
             self._claimed.stored(written.keys, written.group)
@@ -304,54 +180,110 @@ class EncoderRun:
             self._writer.flush()
 
     def _give(self, rows: Numbers) -> None:
-        """Read, decode and cut in several threads and bounded memory, and hand batches to the pool."""
-        is_text = self._one.wants.encoding.input == "text"
-        processes, threads = self._options.processes, self._options.decoders
+        """Hand batches of these rows to the pool, but for those that somebody else has made or claimed meanwhile."""
+        is_text = self._encoder.wants.encoding.input == "text"
+        processes = self._options.processes
         parts = self._devices if processes == 1 else self._devices * processes * _TURNS
-        most = -(-len(rows) // parts)
-        texts = min(_TEXTS, most)
+        window = _TEXTS if is_text else _WINDOW
+        step = window if processes == 1 else min(window, -(-len(rows) // parts))
         # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
-        share = max(1, self._options.memory // (2 * self._devices + 2))
-        bins = Bins((lambda: texts) if is_text else (lambda: self._pool.size.now), share)
-        waiting: deque[tuple[Unit, Future[list[Prepared]]]] = deque()
-
-        def pass_on() -> None:
-            nonlocal texts
-            unit, future = waiting.popleft()
-            prepared = future.result()
-            self._budget.give_back(unit.nbytes)
-            for job in self._usable(prepared):
-                for batch in bins.add(job):
-                    self._pool.give(batch)
-                    texts = max(texts, min(2 * texts, _MOST_TEXTS, len(rows) // parts))
-
-        decoders = ThreadPoolExecutor(threads, thread_name_prefix="precook-decode")
-        try:
-            window = _TEXTS if is_text else _WINDOW
-            for unit in self._units(rows, window if processes == 1 else min(window, most)):
-                while not self._budget.has(unit.nbytes) and not self._stop.is_set():
-                    if waiting:
-                        pass_on()
-                    elif bins:
-                        self._pool.give(bins.largest())
-                    else:
-                        self._pool.check()
-                        self._budget.wait()
-                if self._stop.is_set():
+        nbytes = max(1, self._options.memory // (2 * self._devices + 2))
+        texts = TextLots(len(rows), parts) if is_text else None
+        threads = self._options.threads or default_threads()
+        with SourceReader(
+            self._pool, self._budget, self._progress, self._stop, threads=threads, nbytes=nbytes, texts=texts
+        ) as reader:
+            for unit in self._units(rows, step):
+                if not reader.add(unit):
                     return
-                self._budget.take(unit.nbytes)
-                waiting.append((unit, decoders.submit(unit.prepare)))
-                while waiting and (len(waiting) > _AHEAD * threads or waiting[0][1].done()):
-                    pass_on()
-            while waiting:
-                pass_on()
-            for batch in bins.rest():
-                self._pool.give(batch)
-        finally:
-            decoders.shutdown(wait=True, cancel_futures=True)
+            reader.finish()
 
-    def _usable(self, prepared: Sequence[Prepared]) -> list[Job]:
-        """What can be encoded; it takes its memory from now on, and what cannot is told."""
+    def _units(self, rows: Numbers, step: int) -> Iterator[Unit]:
+        """The files of rows that are ours to make, some rows at a time."""
+        for start in range(0, len(rows), step):
+            if self._stop.is_set():
+                return
+            entries = self._encoder.entries(self._claimed.take(rows[start : start + step]).tolist())
+            yield from make_units(self._encoder, entries, self._plan.settings.image.rgb)
+
+
+class TextLots:
+    """How many texts are sorted by length together: few at first, so that the first batch comes soon, and then more."""
+
+    def __init__(self, texts: int, parts: int) -> None:
+        self.now = min(_TEXTS, -(-texts // parts))
+        """The size to use."""
+        self._most = min(_MOST_TEXTS, texts // parts)
+
+    def grow(self) -> None:
+        """Double it, as far as each part of the work still has a lot of its own."""
+        self.now = max(self.now, min(2 * self.now, self._most))
+
+
+class SourceReader:
+    """Reads, decodes and cuts in several threads and bounded memory, and hands batches to a pool.
+
+    A batch is full with as many items as the pool wants or, of texts, as are sorted together, or with `nbytes`.
+    A context manager: its end waits for the files that are being read.
+    """
+
+    def __init__(
+        self,
+        pool: DevicePool,
+        budget: MemoryBudget,
+        progress: EncoderProgress,
+        stop: threading.Event,
+        *,
+        threads: int,
+        nbytes: int,
+        texts: TextLots | None,
+    ) -> None:
+        self._pool = pool
+        self._texts = texts
+        self._bins = Bins((lambda: pool.size.now) if texts is None else (lambda: texts.now), nbytes)
+        self._budget = budget
+        self._progress = progress
+        self._stop = stop
+        self._ahead = _AHEAD * threads
+        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="precook-decode")
+        self._reading: deque[tuple[Unit, Future[list[Prepared]]]] = deque()
+
+    def __enter__(self) -> SourceReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._decoders.shutdown(wait=True, cancel_futures=True)
+
+    def add(self, unit: Unit) -> bool:
+        """Begin to read a file when there is memory for it; False where it is time to stop."""
+        while not self._budget.has(unit.nbytes) and not self._stop.is_set():
+            if self._reading:
+                self._pass_on()
+            elif self._bins:
+                self._pool.give(self._bins.largest())
+            else:
+                self._pool.check()
+                self._budget.wait()
+        if self._stop.is_set():
+            return False
+        self._budget.take(unit.nbytes)
+        self._reading.append((unit, self._decoders.submit(unit.prepare)))
+        while self._reading and (len(self._reading) > self._ahead or self._reading[0][1].done()):
+            self._pass_on()
+        return True
+
+    def finish(self) -> None:
+        """Hand over all that is left."""
+        while self._reading:
+            self._pass_on()
+        for batch in self._bins.rest():
+            self._pool.give(batch)
+
+    def _pass_on(self) -> None:
+        """Wait for the file that was begun first, and hand over the batches that are full with it."""
+        unit, future = self._reading.popleft()
+        prepared = future.result()
+        self._budget.give_back(unit.nbytes)
         jobs = [item for item in prepared if isinstance(item, Job)]
         self._budget.take(sum(job.nbytes for job in jobs))
         for item in prepared:
@@ -359,12 +291,117 @@ class EncoderRun:
                 self._progress.failed(item.entry, item.reason, lasting=item.lasting)
             elif isinstance(item, Changed):
                 self._progress.changed(item.entry)
-        return jobs
+        for job in jobs:
+            for batch in self._bins.add(job):
+                self._pool.give(batch)
+                if self._texts is not None:
+                    self._texts.grow()
 
-    def _units(self, rows: Numbers, step: int) -> Iterator[Unit]:
-        """The files of rows that nobody else has made or claimed meanwhile, some rows at a time."""
-        for start in range(0, len(rows), step):
-            if self._stop.is_set():
-                return
-            entries = self._one.entries(self._claimed.take(rows[start : start + step]).tolist())
-            yield from make_units(self._one, entries, self._plan.settings.image.rgb)
+
+def in_order(plan: Plan, encoder: EncoderPlan, rows: Numbers) -> Numbers:
+    """Rows in the order in which they are encoded: those of one file together, files that are cut alike in a row."""
+    if encoder.wants.encoding.input == "text":
+        return rows
+    samples, parts = encoder.wants.samples[rows], encoder.wants.parts[rows]
+    sizes = np.zeros((len(rows), 2), np.int64)
+    for number, cuts in enumerate(plan.targets.cuts):
+        chosen = parts == number
+        sizes[chosen] = cuts[samples[chosen]][:, TARGET]
+    order = np.lexsort((parts, samples))
+    # A file stands where its first picture does.
+    leads = np.append(True, samples[order][1:] != samples[order][:-1])
+    lead = order[np.maximum.accumulate(np.where(leads, np.arange(len(order)), 0))]
+    return rows[order[np.lexsort((np.arange(len(order)), *sizes[lead].T))]]
+
+
+class ClaimedRows:
+    """Claims an encoder's rows, and gives up claims on what is durable; `stored` may be called from several threads."""
+
+    def __init__(
+        self,
+        store: Store,
+        encoder: EncoderPlan,
+        claims: Claims,
+        writer: Writer,
+        progress: EncoderProgress,
+        stop: threading.Event,
+    ) -> None:
+        self._store = store
+        self._encoder = encoder
+        self._claims = claims
+        self._writer = writer
+        self._progress = progress
+        self._stop = stop
+        self._postponed = np.zeros(0, np.int64)
+        """Rows that another builder has claimed."""
+        self._stored: deque[tuple[int, Sequence[bytes]]] = deque()
+        """Keys that are still claimed, and the writer's group that makes them durable."""
+
+    def take(self, rows: Numbers) -> Numbers:
+        """Claim rows; those that are ours to make. What others have claimed is theirs until `wait_for_others`."""
+        claimed = self._claim(rows)
+        # What others have made by now is told at once, not when all the rest is done.
+        self._postponed = np.concatenate([self._absent(self._postponed), rows[~claimed]])
+        ours = self._absent(rows[claimed])
+        self.stored(self._keys(np.setdiff1d(rows[claimed], ours)), _LONG_AGO)
+        return ours
+
+    def stored(self, keys: Sequence[bytes], group: int) -> None:
+        """These entries are durable when this group of the writer's is."""
+        self._stored.append((group, keys))
+
+    def wait_for_others(self) -> Numbers:
+        """Wait for other builders; the rows that they had claimed and have given up without making them."""
+        rows, self._postponed = self._absent(self._postponed), self._postponed[:0]
+        if len(rows):
+            name = self._encoder.wants.encoding.name
+            _log.info("%s: another build has claimed %d entries; waiting for it", name, len(rows))
+        while len(rows) and not self._stop.is_set():
+            self._give_up_failed()
+            first = self._absent(rows[:_LOOK])
+            rows = np.concatenate([first, rows[_LOOK:]])
+            if self._claim(first[:1]).any():
+                # What the other builder could not make either, since our plan was made, need not be tried again.
+                failures = read_failures(self._store.memory())
+                for row, key in zip(rows.tolist(), self._keys(rows), strict=True):
+                    if key in failures and row not in self._encoder.failures:
+                        self._progress.reasons[key] = failures[key]
+                break
+            if len(first):
+                time.sleep(_POLL)
+        return rows
+
+    def _claim(self, rows: Numbers) -> Flags:
+        """Claim rows, and give up what is durable by now; which of them are ours."""
+        if not len(rows):
+            return np.zeros(0, bool)
+        durable: list[bytes] = []
+        while self._stored and self._stored[0][0] <= self._writer.durable:
+            durable += self._stored.popleft()[1]
+        keys = self._keys(rows)
+        ours = self._claims.take(keys, done=durable)
+        return np.fromiter((key in ours for key in keys), bool, len(keys))
+
+    def _absent(self, rows: Numbers) -> Numbers:
+        """The rows that are still to be made; what became of the others is told."""
+        present = self._store.present(self._encoder.wants.keys[rows])
+        if present.any():
+            self._progress.reused(int(present.sum()))
+            rows = rows[~present]
+        if not self._progress.reasons:
+            return rows
+        reasons = [self._progress.reasons.get(key) for key in self._keys(rows)]
+        for row, reason in zip(rows.tolist(), reasons, strict=True):
+            if reason is not None:
+                self._progress.failed(self._encoder.entry(row), reason, lasting=False)
+        return rows[[reason is None for reason in reasons]]
+
+    def _give_up_failed(self) -> None:
+        """Give up what we could not make: two builders that wait for each other's failures would wait for ever."""
+        # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
+        keys = self._progress.disclose(self._store)
+        if keys:
+            self._claims.take([], done=keys)
+
+    def _keys(self, rows: Numbers) -> list[bytes]:
+        return split(self._encoder.wants.keys[rows])

@@ -1,8 +1,8 @@
-"""The pipeline: a GPU gets its next batch before the last is back, and nobody who stores results keeps it waiting.
+"""The staged pipeline: a GPU gets its next batch before the last is back, and storing results never keeps it waiting.
 
-Four threads for each device: one orders what comes next, one launches batches, two land them. What a flight needs
-beforehand (tokens, pixels in memory that the device can read) is made by the thread that launches, while the device
-works on the batch before.
+Four threads for each device: one sorts the jobs that come next, one stages and launches batches, two land them. What a
+batch needs beforehand (tokens, pixels in memory that the device can read) is made by the thread that launches, while
+the device works on the batch before.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from precook.encode.prepare import Job
 from precook.encode.worker import Worker
 
 _IN_FLIGHT = 3
-"""Batches that are launched and not yet told: one that the device works on, one that waits for it, one that is told."""
+"""Batches that are launched and not yet stored: the device works on one, one waits for it, one is being stored."""
 _LANDING = 2
-"""Threads that tell: while one waits for the disk, the other takes results apart."""
+"""Threads that land batches: while one waits for the disk, the other takes results apart."""
 _FIRST_TEXTS = 64
-"""Texts of the first batch: with fewer, a GPU that is worth its name waits for its orders."""
+"""Texts of the first batch: with fewer, a fast GPU is done before the next launch and waits for it."""
 _LOOK = 0.1
 """Seconds between two looks at whether it is time to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    batch: list[Job]
-    flight: StagedBatch
+    """A batch that the device has its orders for."""
+
+    jobs: list[Job]
+    staged: StagedBatch
     start: float
 
 
 class StagedPipeline:
-    """Runs a worker's batches; `run` ends when there is no more to do and everything launched was told."""
+    """Runs a worker's batches; `run` ends when there is no more to do and everything launched has landed."""
 
     def __init__(
         self, worker: Worker, following: Callable[[], list[Job] | None], fail: Callable[[BaseException], None]
@@ -47,16 +49,16 @@ class StagedPipeline:
         """The next jobs, when there are some; None at the end."""
         self._fail = fail
         """Takes what ends the work for good."""
-        self._ordered: queue.Queue[list[Job] | None] = queue.Queue(maxsize=1)
+        self._sorted: queue.Queue[list[Job] | None] = queue.Queue(maxsize=1)
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._slots = threading.Semaphore(_IN_FLIGHT)
         self._lock = threading.Lock()
-        self._last = 0.0
-        """When the device was done with a batch last."""
+        self._last_landed = 0.0
+        """When the device was last done with a batch."""
 
     def run(self, name: str) -> None:
         """Launch batch after batch, in the calling thread; what ends it early goes to `fail`."""
-        helpers = [threading.Thread(target=self._order, name=f"{name}-order", daemon=True)]
+        helpers = [threading.Thread(target=self._sort, name=f"{name}-sort", daemon=True)]
         helpers += [
             threading.Thread(target=self._land_all, name=f"{name}-land-{number}", daemon=True)
             for number in range(_LANDING)
@@ -64,7 +66,7 @@ class StagedPipeline:
         for helper in helpers:
             helper.start()
         try:
-            while (jobs := self._ordered.get()) is not None:
+            while (jobs := self._sorted.get()) is not None:
                 if jobs[0].item.text is not None:
                     self._worker.size.begin(_FIRST_TEXTS)
                 for batch in self._worker.batches(jobs):
@@ -76,35 +78,32 @@ class StagedPipeline:
                 self._launched.put(None)
             for helper in helpers:
                 while helper.is_alive():
-                    self._drop()
+                    # What was sorted and will not be launched goes, or the thread that sorts would wait for ever.
+                    with suppress(queue.Empty):
+                        self._sorted.get_nowait()
                     helper.join(_LOOK)
 
-    def _order(self) -> None:
-        """Order one lot of jobs ahead."""
+    def _sort(self) -> None:
+        """Sort the jobs that come next, one lot ahead."""
         try:
             while (jobs := self._following()) is not None:
-                self._ordered.put(self._worker.ordered(jobs))
+                self._sorted.put(self._worker.ordered(jobs))
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
             self._fail(error)
         finally:
-            self._ordered.put(None)
-
-    def _drop(self) -> None:
-        """Take what was ordered and will not be launched, so that whoever orders does not wait for ever."""
-        with suppress(queue.Empty):
-            self._ordered.get_nowait()
+            self._sorted.put(None)
 
     def _launch(self, batch: list[Job]) -> None:
         while not self._slots.acquire(timeout=_LOOK):
             if self._worker.over():
                 return
         start = time.perf_counter()
-        flights: list[StagedBatch] = []
+        launched: list[StagedBatch] = []
 
         def launch() -> list[Any]:
-            flight = self._worker.encoder.stage([job.item for job in batch])
-            flight.launch()
-            flights.append(flight)
+            staged = self._worker.encoder.stage([job.item for job in batch])
+            staged.launch()
+            launched.append(staged)
             return [None] * len(batch)
 
         failure = self._worker.attempt(batch, launch)
@@ -114,7 +113,7 @@ class StagedPipeline:
             finally:
                 self._slots.release()
         else:
-            self._launched.put(_Launched(batch, flights[0], start))
+            self._launched.put(_Launched(batch, launched[0], start))
 
     def _land_all(self) -> None:
         try:
@@ -123,19 +122,20 @@ class StagedPipeline:
                     self._land(launched)
                 finally:
                     self._slots.release()
+                    # Or its results would stay in memory until the next batch has landed.
                     del launched
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
             self._fail(error)
 
     def _land(self, launched: _Launched) -> None:
-        batch = launched.batch
-        trees = self._worker.attempt(batch, launched.flight.land)
+        batch = launched.jobs
+        trees = self._worker.attempt(batch, launched.staged.land)
         if isinstance(trees, Exception):
             self._worker.failed(batch, trees)
             return
         now = time.perf_counter()
         with self._lock:
             # What it waited for the batch before it is not its own time.
-            seconds = now - max(launched.start, self._last)
-            self._last = max(self._last, now)
+            seconds = now - max(launched.start, self._last_landed)
+            self._last_landed = max(self._last_landed, now)
         self._worker.landed(batch, trees, seconds)
