@@ -1,4 +1,7 @@
-"""Stacks: many entries of one shape, copied once, straight into one buffer for each leaf."""
+"""Copies of rows into memory that somebody else gives: a row, many rows leaf by leaf, or a stack of them.
+
+A row that this process has checked before is copied from the mapped file, any other is read from the disk and checked.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def copy_mapped(table: TableFile, row: int, arrays: Sequence[Array], *, check: b
 
 
 def copy_leaves(tables: Sequence[TableFile], rows: Sequence[int], leaves: Sequence[Sequence[Array]]) -> None:
-    """Copy many such rows, leaf by leaf, as plainly as can be: this loop is what reading a batch costs."""
+    """Copy many such rows, leaf by leaf. Plain on purpose: this loop is what reading a batch costs."""
     for number, arrays in enumerate(leaves):
         for array, table, row in zip(arrays, tables, rows, strict=True):
             array[...] = table.takers()[number](row)
@@ -44,7 +47,10 @@ def copy_leaves(tables: Sequence[TableFile], rows: Sequence[int], leaves: Sequen
 def read_rows(
     table: TableFile, rows: Sequence[int], some: Sequence[int], arrays: Sequence[Sequence[Array]], *, check: bool
 ) -> Sequence[int]:
-    """Read some of many rows, all of one table, from the disk; those that remain, from where that went wrong on."""
+    """Read some of many rows, all of one table, through one descriptor of their pack.
+
+    `some` are positions in `rows` and `arrays`. Ends at the first row that cannot be read, and returns what is left.
+    """
     done = 0
     try:
         with table.pack.open() as descriptor:
@@ -57,7 +63,7 @@ def read_rows(
 
 
 class StackedBatch:
-    """A batch in the making."""
+    """Entries of equal nesting and shapes, copied one after the other into one buffer for each leaf."""
 
     def __init__(self, table: TableFile, row: int, *, rows: int, verify: Verify) -> None:
         self._model = table.table

@@ -68,7 +68,10 @@ class Stats:
 
 
 class StoreInternals:
-    """The parts of a store that exists, and what its leases, its record of uses and its bound ask of a commit."""
+    """The parts of a store that exists on the disk, with its leases and its record of what was used.
+
+    Safe to use from several threads. `commit` asks it before every write: for the leases, the record and the bound.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Keys in bulk, and large sets of them: the first eight bytes of each, in order.
 
-Keys are digests, so two of a million that begin alike are a matter of one in ten million. Where it happens, one entry
-counts as in the set that is not: sets say what must stay, and one too many stays.
+Keys are digests: the chance that two of a million begin with the same eight bytes is one in forty million. Where it
+happens, a key that is not in a set counts as in it. Sets say what must stay, so an entry too many stays, and none goes.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def among(keys: npt.NDArray[np.uint64], keyset: KeySet) -> npt.NDArray[np.bool_]
 class ManyKeys:
     """Keys in any order and of any number, which stay where they lie: in a file, or in memory that others hold.
 
-    Of all that there may be, a part is held in order: those that begin alike. Ask in the order of the keys, and each
-    part is made once.
+    They are divided into parts by their first bits, and one part at a time is held in memory, in order. Whoever asks in
+    the order of the keys has each part read once.
     """
 
     def __init__(self, count: int, blocks: Callable[[], Iterator[npt.NDArray[np.uint64]]]) -> None:

@@ -82,7 +82,11 @@ class Lookup:
             place = None
 
     def failed(self, key: Key, table: TableFile, row: int, error: Exception) -> DamagedEntryError | None:
-        """Mend what is known after a read that failed: look again. None where the pack is gone, not the entry."""
+        """Correct what is known after a read has failed, so that the caller can look the key up again.
+
+        The error to raise if no other place is found; None where the pack is gone, and with it nothing is said about
+        the entry.
+        """
         if isinstance(error, FileNotFoundError):
             self.forget_pack(table.pack)
             return None
