@@ -38,7 +38,7 @@ from precook.store.snapshot import SnapshotContent, read_snapshot
 from precook.store.tree import take_apart
 from tests.support.projects import Watched, dataset, project
 from tests.support.snapshots import repeated
-from tests.support.stores import flip, state
+from tests.support.stores import flip, keys_of, state
 from tests.support.trees import same, trees
 
 
@@ -221,6 +221,22 @@ def test_damaged_and_missing_entries_stop_an_export_with_a_list(home: Path, tmp_
         with pytest.raises(precook.SnapshotEntriesError, match="no such entry"):
             export_bundle(store, "test", tmp_path / "out.tar")
     assert not (tmp_path / "out.tar").exists()
+
+
+def test_a_pack_that_cannot_be_read_is_the_reason_why_its_entries_are_lost(home: Path, tmp_path: Path) -> None:
+    """The list says what is wrong with the pack, not only that its entries are missing."""
+    shutil.copytree(home / "cache", tmp_path / "cache")
+    with precook.open(tmp_path / "cache") as store:
+        lost = keys_of(store)
+        pack = store.locate(lost[0]).pack
+    content = bytearray(pack.read_bytes())
+    content[20] ^= 1
+    pack.write_bytes(content)
+    with precook.open(tmp_path / "cache") as store:
+        with pytest.raises(precook.SnapshotEntriesError) as caught:
+            export_bundle(store, "test", tmp_path / "out.tar")
+        assert lost[0] in {key for key, _ in caught.value.entries}
+        assert all("not a pack" in reason for _, reason in caught.value.entries)
 
 
 @given(stored=st.lists(st.tuples(trees, st.booleans()), min_size=1, max_size=6))
