@@ -80,6 +80,15 @@ def test_files_that_contributing_names_are_there() -> None:
         assert (SOURCE / folder).is_dir(), folder
 
 
+def test_contributing_tells_the_layers_that_are_checked() -> None:
+    """Its line of folders is the contract of pyproject.toml, less the modules at the bottom."""
+    line = re.search(r"^    (testing > .*)$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    assert line
+    folders = line[1].split(" > ")
+    layers = re.findall(r'^  "precook\.(\w+)",$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    assert folders == [layer for layer in layers if layer == "project" or (SOURCE / layer).is_dir()]
+
+
 @pytest.mark.parametrize(
     "page",
     [
