@@ -16,7 +16,19 @@ from pydantic import (
     model_validator,
 )
 
-from precook.config.fields import NOT_IN_KEYS, Flaw, NonEmpty, PathText, Positive, Section, Text, clean, one_of, refusal
+from precook.config.fields import (
+    NOT_IN_KEYS,
+    Flaw,
+    NonEmpty,
+    PathText,
+    Positive,
+    Section,
+    Text,
+    clean,
+    matching,
+    one_of,
+    refusal,
+)
 from precook.config.messages import described, did_you_mean, either, quoted
 
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
@@ -114,12 +126,6 @@ def _concept_name(text: str) -> str:
     return text
 
 
-def _extension(text: str) -> str:
-    if re.fullmatch(_EXTENSION, text) is None:
-        raise refusal(Flaw(f"must be a dot and an extension, not {described(text)}", "write .txt, for example"))
-    return clean(text)
-
-
 def _encoding(text: str) -> str:
     try:
         # Unlike `codecs.lookup` this refuses codecs such as hex, which turn bytes into bytes.
@@ -170,7 +176,10 @@ class Concept(Section):
         description='sidecar (cat.txt beside cat.jpg, one per line), filename, {text: "a cat"} or {column: caption}.',
     )
     caption_extension: Annotated[
-        str, AfterValidator(_extension), WithJsonSchema({"type": "string", "pattern": f"^{_EXTENSION}$"})
+        str,
+        matching(_EXTENSION, "a dot and an extension", "write .txt, for example"),
+        AfterValidator(clean),
+        WithJsonSchema({"type": "string", "pattern": f"^{_EXTENSION}$"}),
     ] = Field(default=".txt", description="Extension of sidecar captions.")
     caption_encoding: Annotated[str, AfterValidator(_encoding)] = Field(
         default="utf-8", description="Text encoding of sidecar captions."

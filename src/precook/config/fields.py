@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
@@ -60,6 +61,17 @@ def one_of(choice: object) -> BeforeValidator:
         raise refusal(Flaw(f"must be {either(words)}, not {described(value)}{meant}"))
 
     return BeforeValidator(check)
+
+
+def matching(pattern: str, rule: str, hint: str = "") -> AfterValidator:
+    """Only text of this pattern, which the rule says in words."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise refusal(Flaw(f"must be {rule}, not {described(text)}", hint))
+        return text
+
+    return AfterValidator(check)
 
 
 def whole_or(word: str) -> BeforeValidator:

@@ -17,6 +17,7 @@ from precook.config.fields import (
     Positive,
     Section,
     as_tuple,
+    matching,
     not_empty,
     one_of,
     refusal,
@@ -186,13 +187,6 @@ class TextSettings(Section):
     empty_prompt: bool = Field(default=True, description='Also encode "", for caption dropout and guidance.')
 
 
-def _dataset_name(text: str) -> str:
-    if re.fullmatch(_DATASET, text) is None:
-        rule = "1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit"
-        raise refusal(Flaw(f"must be {rule}, not {described(text)}"))
-    return text
-
-
 def _encoder_name(text: str) -> str:
     if re.fullmatch(_ENCODER, text) is None:
         rule = "1 to 64 letters, digits and underscores, and not begin with a digit"
@@ -232,7 +226,9 @@ class Settings(Section):
         default="cache", description="Folder of the store, relative to this file.", json_schema_extra=NOT_IN_KEYS
     )
     dataset: Annotated[
-        str, AfterValidator(_dataset_name), WithJsonSchema({"type": "string", "pattern": f"^{_DATASET}$"})
+        str,
+        matching(_DATASET, "1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit"),
+        WithJsonSchema({"type": "string", "pattern": f"^{_DATASET}$"}),
     ] = Field(description="The snapshot's name.", examples=["portraits"], json_schema_extra=NOT_IN_KEYS)
     concepts: Annotated[
         tuple[Concept, ...], BeforeValidator(as_tuple), BeforeValidator(not_empty), AfterValidator(_distinct)

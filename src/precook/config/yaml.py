@@ -128,8 +128,7 @@ class _Parser:
         try:
             return self._document()
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            raise self._broken(_syntax(error), mark.line + 1 if mark else None, self._hint(error)) from None
+            raise self._syntax_error(error) from None
         except (ValueError, OverflowError):
             # PyYAML converts the numbers in escapes and directives unchecked.
             message = "not valid YAML: the number in an escape or directive is too large"
@@ -164,9 +163,8 @@ class _Parser:
             return self._scalar(event, where)
         if len(where) > _DEPTH:
             raise self._broken(f"nested more than {_DEPTH} levels deep", line, "check brackets and indentation")
-        return self._list(where) if isinstance(event, yaml.SequenceStartEvent) else self._mapping(where)
-
-    def _list(self, where: FieldPath) -> list[Any]:
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(where)
         items: list[Any] = []
         while not self._loader.check_event(yaml.SequenceEndEvent):
             items.append(self._node((*where, len(items))))
@@ -216,14 +214,18 @@ class _Parser:
     def _note(self, where: FieldPath, line: int, message: str, hint: str) -> None:
         self.problems.append((where, ConfigProblem(_dotted(where), line, message, hint)))
 
-    def _hint(self, error: yaml.MarkedYAMLError) -> str:
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> ConfigError:
+        begun = ""
+        if error.context_mark and error.problem_mark and error.context_mark.line != error.problem_mark.line:
+            begun = f", {error.context} that begins on line {error.context_mark.line + 1}"
+        message = f"not valid YAML: {printable(error.problem or error.context)}{begun}"
+        known = (hint for part, hint in _SYNTAX_HINTS.items() if part in f"{error.context} {error.problem}")
+        hint = next(known, "check this line and the one before it")
         mark = error.problem_mark or error.context_mark
         line = self._text.splitlines()[mark.line :][:1] if mark else []
         if line and re.match(r" *\t", line[0]):
-            return "indent with spaces, not with tabs"
-        text = f"{error.context} {error.problem}"
-        known = (hint for part, hint in _SYNTAX_HINTS.items() if part in text)
-        return next(known, "check this line and the one before it")
+            hint = "indent with spaces, not with tabs"
+        return self._broken(message, mark.line + 1 if mark else None, hint)
 
     def _broken(self, message: str, line: int | None, hint: str) -> ConfigError:
         """The error that ends reading; what was noted before it comes first."""
@@ -243,13 +245,6 @@ def _plain_word(text: str) -> Any:
     if _NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))
     return text
-
-
-def _syntax(error: yaml.MarkedYAMLError) -> str:
-    begun = ""
-    if error.context_mark and error.problem_mark and error.context_mark.line != error.problem_mark.line:
-        begun = f", {error.context} that begins on line {error.context_mark.line + 1}"
-    return f"not valid YAML: {printable(error.problem or error.context)}{begun}"
 
 
 def _dotted(where: FieldPath) -> str:

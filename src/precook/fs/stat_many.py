@@ -88,8 +88,8 @@ class _Helpers:
         """Hand the files from `start` to `stop` to a new process."""
         process = None
         try:
-            message = self._message(start, stop)
-            process = _run(message) if message else None
+            if message := self._message(start, stop):
+                process = _start_program(message)
         except OSError as error:
             _log.warning("no helper process could be started: %s", error)
         self._parts.append((process, start, stop))
@@ -126,7 +126,7 @@ class _Helpers:
             return None
 
 
-def _run(message: bytes) -> subprocess.Popen[bytes]:
+def _start_program(message: bytes) -> subprocess.Popen[bytes]:
     # A file, not a pipe: a pipe holds 64 KiB, and this process goes on at once with its own part of the work.
     with tempfile.TemporaryFile() as file:
         file.write(message)

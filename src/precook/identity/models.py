@@ -31,7 +31,8 @@ _VOLATILE = frozenset({"_name_or_path", "name_or_path", "_commit_hash", "transfo
 """What saving writes into a config file about itself: no loader's result depends on it."""
 _SAID_ELSEWHERE = frozenset({"architectures", "dtype", "torch_dtype", "attn_implementation"}) | _VOLATILE
 """What a live module's config repeats (`class` and the weights say it) or what does not decide its output."""
-_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".bmp", ".avif", ".ico", ".tif", ".tiff")
+_NOTES = (".md", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".bmp", ".avif", ".ico", ".tif", ".tiff")
+"""Ends of files that are for people only."""
 
 
 def is_module(obj: object) -> bool:
@@ -153,14 +154,9 @@ def _files(root: Path, where: str) -> dict[str, Path]:
             mode = entry.stat().st_mode
             if stat.S_ISDIR(mode):
                 todo.append((entry, f"{prefix}{entry.name}/", (*above, here)))
-            elif stat.S_ISREG(mode) and not _is_note(entry):
+            elif stat.S_ISREG(mode) and not entry.name.startswith("LICENSE") and entry.suffix.lower() not in _NOTES:
                 files[prefix + entry.name] = entry
     return dict(sorted(files.items()))
-
-
-def _is_note(file: Path) -> bool:
-    """Whether a file is for people only, as READMEs, licences and pictures are."""
-    return file.name.startswith("LICENSE") or file.suffix.lower() in (".md", *_PICTURES)
 
 
 def _read_config(file: Path) -> object:

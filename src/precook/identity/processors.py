@@ -158,11 +158,13 @@ def _backend(tokenizer: Any, left_out: tuple[str, ...]) -> dict[str, object]:
     model: dict[str, Any] = sections.pop("model")
     return {
         **{name: condensed(section) for name, section in sections.items() if name not in left_out},
-        "model": {name: _table(value) if isinstance(value, (dict, list)) else value for name, value in model.items()},
+        "model": {
+            name: _table_digest(value) if isinstance(value, (dict, list)) else value for name, value in model.items()
+        },
     }
 
 
-def _table(table: object) -> Digest:
+def _table_digest(table: object) -> Digest:
     # Not `canonical`: for 150,000 tokens it takes 0.3 s, and the json module 0.05 s.
     return digest(json.dumps(table, sort_keys=True, separators=(",", ":")))
 

@@ -285,28 +285,23 @@ def _exif_orientation(exif: bytes) -> int | None:
 
 def _load(image: ImageFile.ImageFile, content: bytes) -> None:
     """Decode the pixels, all of them."""
-    mode, tiles, interlaced = image.mode, list(image.tile), int("interlace" in image.info)
+    mode, interlaced = image.mode, int("interlace" in image.info)
+    tiles: list[Any] = list(image.tile)
     lenient = ImageFile.LOAD_TRUNCATED_IMAGES
     image.load()
     if lenient or ImageFile.LOAD_TRUNCATED_IMAGES:
         # Somebody told Pillow, for the whole process, to fill in what is missing. So decode once more, where damage is
         # an error all the same. What is left out below never fills in.
         for codec, box, offset, args in tiles if image.format not in {"WEBP", "AVIF"} else []:
-            if codec not in {"libtiff", "bmp_rle"}:
-                _decode_tile(
-                    content, mode, codec, box, offset, args if isinstance(args, tuple) else (args,), interlaced
-                )
-
-
-def _decode_tile(
-    content: bytes, mode: str, codec: str, box: Any, offset: int, args: tuple[Any, ...], interlaced: int
-) -> None:
-    data: bytes | memoryview = memoryview(content)[offset:]
-    if codec == "zip":
-        data = b"".join(content[start:end] for kind, start, end in png_chunks(content) if kind == b"IDAT")
-        args = (*args, interlaced)
-    size = (box[2] - box[0], box[3] - box[1])
-    Image.frombytes("L" if codec == "gif" else mode, size, data, codec, args)
+            if codec in {"libtiff", "bmp_rle"}:
+                continue
+            data: bytes | memoryview = memoryview(content)[offset:]
+            arguments: tuple[Any, ...] = args if isinstance(args, tuple) else (args,)
+            if codec == "zip":
+                data = b"".join(content[start:end] for kind, start, end in png_chunks(content) if kind == b"IDAT")
+                arguments = (*arguments, interlaced)
+            size = (box[2] - box[0], box[3] - box[1])
+            Image.frombytes("L" if codec == "gif" else mode, size, data, codec, arguments)
 
 
 def _to_rgb(
