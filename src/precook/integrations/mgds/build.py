@@ -72,9 +72,9 @@ class BuildingCache(Cache):
             length = pipeline.length(options.groups.variations or options.names[0]) or 0
             index_map = IndexMap(gather_groups(self._get_shared, options.groups, length))
             self._rules = key_rules(pipeline.modules, options, pipeline.seed)
-            paths = self._rules.upstream.path_outputs | set(self._rules.paths)
-            self._path_names = frozenset(paths & set(options.names))
-            self._paths = list_paths(pipeline.get_previous, sorted({*self._rules.paths, *self._path_names}), length)
+            paths = set(self._rules.draw.paths)
+            self._path_names = frozenset((self._rules.upstream.path_outputs | paths) & set(options.names))
+            self._paths = list_paths(pipeline.get_previous, sorted(paths | self._path_names), length)
             self._map = index_map
         return self._map
 
@@ -115,7 +115,7 @@ class BuildingCache(Cache):
         def save() -> None:
             self.store.remember(memory)
 
-        sources = learn_sources(self._paths, rules.paths, memory, save=save, report=self._options.report)
+        sources = learn_sources(self._paths, rules.draw.paths, memory, save=save, report=self._options.report)
         keys = KeyMaker(rules, sources, self._pipeline.get_previous, get_shared=self._get_shared)
         self._inputs = _Inputs(rules, sources, keys)
         self._built_before.clear()

@@ -38,23 +38,32 @@ _SELECTION = frozenset({"path", "seed", "include_subdirectories", "name", "enabl
 
 
 @dataclass(frozen=True, slots=True)
+class KeyInputs:
+    """What goes into one kind of key."""
+
+    recipe: Recipe
+    paths: dict[str, PathUse]
+    settings: tuple[str, ...]
+    """Names of values that concepts and the pipeline's settings give."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRules:
-    """What a cache's keys are made of, as far as the pipeline decides it."""
+    """What the keys of a cache are made of, as far as the pipeline decides it."""
 
     upstream: Upstream
     """All that leads to the cached names."""
-    paths: dict[str, PathUse]
-    """Every path that counts."""
-    recipe: Recipe
-    """What makes the entries."""
-    entry_paths: dict[str, PathUse]
-    """Paths that count for an entry; with a content key, those that do so beside it."""
-    entry_settings: tuple[str, ...]
-    content: str | None
+    draw: KeyInputs
+    """Of draw keys; without a content key these are the keys of the entries. Their paths are all that count."""
+    content: str | None = None
     """The name of the text that decides an entry."""
-    draw_recipe: Recipe
-    """What makes that text; without one, the same as `recipe`."""
-    draw_settings: tuple[str, ...]
+    beside_text: KeyInputs | None = None
+    """What decides an entry beside its text, where there is a content key."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What makes the entries."""
+        return (self.beside_text or self.draw).recipe
 
 
 def key_rules(modules: Sequence[UpstreamModule], options: CacheOptions, seed: int) -> KeyRules:
@@ -76,24 +85,15 @@ def key_rules(modules: Sequence[UpstreamModule], options: CacheOptions, seed: in
     cached = {"split": sorted(options.split), "aggregate": sorted(options.aggregate)}
     grouped = [name for name in options.groups.group if name.rpartition(".")[2] not in _SELECTION]
     if content is None:
-        made_by = recipe("mgds", upstream, **cached)
         settings = tuple(sorted({*upstream.settings(), *grouped}))
-        return KeyRules(upstream, paths, made_by, paths, settings, None, made_by, settings)
+        return KeyRules(upstream, KeyInputs(recipe("mgds", upstream, **cached), paths, settings))
     beside = trace(modules, names, without=content)
-    made_by = recipe("mgds", beside, **cached)
+    beside_text = KeyInputs(recipe("mgds", beside, **cached), _with_declared(beside, ()), beside.settings())
     before = trace(modules, [content])
     if content not in before.asked:
         raise IdentityError(content, "no module before the cache gives this name", hint="check content_key_in_name")
-    return KeyRules(
-        upstream=upstream,
-        paths=paths,
-        recipe=made_by,
-        entry_paths=_with_declared(beside, ()),
-        entry_settings=beside.settings(),
-        content=content,
-        draw_recipe=recipe("mgds-text", before),
-        draw_settings=tuple(sorted({*before.settings(), *grouped})),
-    )
+    settings = tuple(sorted({*before.settings(), *grouped}))
+    return KeyRules(upstream, KeyInputs(recipe("mgds-text", before), paths, settings), content, beside_text)
 
 
 def _with_declared(upstream: Upstream, declared: Sequence[str]) -> dict[str, PathUse]:
@@ -116,7 +116,8 @@ class KeyMaker:
         self._rules = rules
         self._sources = sources
         self._get_previous = get_previous
-        self._shared = SharedSettings(get_shared, (*rules.entry_settings, *rules.draw_settings))
+        parts = [rules.draw] if rules.beside_text is None else [rules.draw, rules.beside_text]
+        self._shared = SharedSettings(get_shared, [name for part in parts for name in part.settings])
         self._numbers: dict[int, int] = {}
         """By index, the number that `SharedSettings` gives it."""
         self._settings: dict[tuple[int, tuple[str, ...]], object] = {}
@@ -157,12 +158,11 @@ class KeyMaker:
 
     def _draw_keys(self, indices: Sequence[int], variation: int) -> Bytes:
         """What decides a draw; without a content key, the keys of the entries themselves."""
-        rules = self._rules
         for index in indices:
             if index not in self._identities:
-                self._identities[index] = self._sources.identity(index, rules.paths)
-        inputs = [self._identities[index] for index in indices]
-        return self._make(rules.draw_recipe, indices, inputs, rules.draw_settings, variation=variation)
+                self._identities[index] = self._sources.identity(index, self._rules.draw.paths)
+        digests = [self._identities[index] for index in indices]
+        return self._make(self._rules.draw, indices, digests, variation=variation)
 
     def _draw_text(self, index: int, variation: int) -> bytes:
         """The digest of the text that mgds draws for a sample now."""
@@ -174,21 +174,15 @@ class KeyMaker:
         return digest(text).bytes
 
     def _text_keys(self, indices: Sequence[int], texts: Sequence[bytes]) -> Bytes:
-        rules = self._rules
-        inputs = [
-            blake3(text + self._sources.identity(index, rules.entry_paths)).digest()
+        beside = self._rules.beside_text
+        assert beside is not None
+        digests = [
+            blake3(text + self._sources.identity(index, beside.paths)).digest()
             for index, text in zip(indices, texts, strict=True)
         ]
-        return self._make(rules.recipe, indices, inputs, rules.entry_settings)
+        return self._make(beside, indices, digests)
 
-    def _make(
-        self,
-        recipe: Recipe,
-        indices: Sequence[int],
-        inputs: Sequence[bytes],
-        names: tuple[str, ...],
-        **settings: object,
-    ) -> Bytes:
+    def _make(self, inputs: KeyInputs, indices: Sequence[int], digests: Sequence[bytes], **settings: object) -> Bytes:
         """Keys in bulk, for all samples at a time that share their settings."""
         rows_by_number: dict[int, list[int]] = {}
         for row, index in enumerate(indices):
@@ -197,10 +191,10 @@ class KeyMaker:
             rows_by_number.setdefault(self._numbers[index], []).append(row)
         keys = np.zeros((len(indices), 32), np.uint8)
         for number, rows in rows_by_number.items():
-            if (number, names) not in self._settings:
-                values = {name: plain(self._shared.value(number, name), name) for name in names}
-                self._settings[number, names] = digest(canonical(values))
-            shared = self._settings[number, names]
-            made = recipe.keys(b"".join(inputs[row] for row in rows), settings=shared, **settings)
+            if (number, inputs.settings) not in self._settings:
+                values = {name: plain(self._shared.value(number, name), name) for name in inputs.settings}
+                self._settings[number, inputs.settings] = digest(canonical(values))
+            shared = self._settings[number, inputs.settings]
+            made = inputs.recipe.keys(b"".join(digests[row] for row in rows), settings=shared, **settings)
             keys[rows] = np.frombuffer(made, np.uint8).reshape(-1, 32)
         return keys
