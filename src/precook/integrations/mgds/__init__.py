@@ -119,14 +119,14 @@ def _disk_cache() -> Any:
 
         def init(self, pipeline: Any, base_seed: int, module_index: int, state: Any) -> None:
             super().init(pipeline, base_seed, module_index, state)
-            # Here, before any module has started: what they find out in a run is no setting of theirs.
-            before = pipeline.modules[:module_index]
-            asking = self
+            before, asking = pipeline.modules[:module_index], self
             if self._options.sourceless:
-                # A cache before this one answers for `concept`, by its outputs: what it asks itself is the list of all.
+                # A cache without sources gives `concept` too, once for each output. The concepts themselves, each once,
+                # are what the first such cache asks for.
                 asking = next((module for module in before if getattr(type(module), "is_precook_cache", False)), self)
                 before = []
             given = MgdsPipeline(
+                # Now, before any module has started: what they find out in a run is no setting of theirs.
                 modules=inspect_modules(before),
                 get_previous=asking._get_previous_item,  # noqa: SLF001 - of the same class
                 length=asking._get_previous_length,  # noqa: SLF001

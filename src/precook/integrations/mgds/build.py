@@ -57,7 +57,7 @@ class BuildingCache(Cache):
         self._recorded = frozenset[GroupVariation]()
         """What the snapshots on disk cover."""
         self._built_before: dict[GroupVariation, Bytes | None] = {}
-        """Keys of variations that no epoch of this run has come to; None for those that are not in the store whole."""
+        """Keys of variations that no epoch of this run has read yet; None for those that are not in the store whole."""
 
     def __len__(self) -> int:
         # Before the first start, when files may not be listed yet, as many as there are upstream.
@@ -98,7 +98,7 @@ class BuildingCache(Cache):
 
     @property
     def inputs(self) -> _Inputs:
-        """What entries are made of; `prepare` has looked."""
+        """What entries are made of, once `prepare` has looked at it."""
         assert self._inputs is not None
         return self._inputs
 
@@ -164,6 +164,7 @@ class BuildingCache(Cache):
             def make(task: BuildTask) -> None:
                 split, aggregate = self._ask(self._options.split, task), self._ask(self._options.aggregate, task)
                 parts = entry_parts(split, aggregate)
+                # Checked after they were read: a file or a text that changed before or meanwhile has another key.
                 inputs.sources.check_unchanged(task.index)
                 if inputs.rules.content is not None and inputs.keys.current_key(task.index, task.variation) != task.key:
                     raise SourceChangedError(Path(task.name))
