@@ -239,6 +239,27 @@ def test_a_pack_that_cannot_be_read_is_the_reason_why_its_entries_are_lost(home:
         assert all("not a pack" in reason for _, reason in caught.value.entries)
 
 
+def test_of_two_copies_the_sound_one_is_exported(home: Path, tmp_path: Path, target: precook.Store) -> None:
+    """An entry that is damaged in one pack comes from the other."""
+    shutil.copytree(home / "cache", tmp_path / "cache")
+    with precook.open(tmp_path / "cache") as store, precook.open(tmp_path / "twin") as twin:
+        key = keys_of(store)[0]
+        tree = store.get(key)
+        twin.put(key, tree)
+        copy = twin.locate(key).pack
+        place = tmp_path / "cache" / "packs" / copy.parent.name / copy.name
+        place.parent.mkdir(exist_ok=True)
+        shutil.copy(copy, place)
+    with precook.open(tmp_path / "cache") as store:
+        store.reindex()
+        flip(store, key)
+    with precook.open(tmp_path / "cache") as store:
+        assert store.locate(key).copies == 2
+        export_bundle(store, "test", tmp_path / "out.tar")
+    bring(target, (tmp_path / "out.tar").read_bytes())
+    assert np.array_equal(target.get(key), tree)
+
+
 @given(stored=st.lists(st.tuples(trees, st.booleans()), min_size=1, max_size=6))
 @settings(max_examples=20)
 def test_any_tree_comes_through(
