@@ -12,7 +12,7 @@ import numpy as np
 
 import precook
 from bench.samples import Kind, Samples, Tree
-from precook.store.snapshot import SnapshotContent
+from precook.store.snapshot_content import SnapshotContent
 
 DATASET = "bench"
 ENCODERS: dict[Kind, dict[str, str]] = {

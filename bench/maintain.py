@@ -32,7 +32,7 @@ from bench.table import Column, Goal, Section
 from precook.maintain.compact import plan_compact
 from precook.maintain.evict import plan_evict
 from precook.maintain.gc import plan_gc
-from precook.store.snapshot import SnapshotContent
+from precook.store.snapshot_content import SnapshotContent
 from precook.store.tree import take_apart
 
 PER_PACK = 10_000

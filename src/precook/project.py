@@ -24,7 +24,7 @@ from precook.feed.feed import Feed, feed_plan
 from precook.feed.options import FeedOptions
 from precook.memo.memo import Memory
 from precook.open_store import LocalStore, open_store
-from precook.plan.rehash import Doubting, SourceCheck, compare_plans
+from precook.plan.rehash import SourceCheck, UntrustedStamps, compare_plans
 from precook.report import SILENT, Reporter
 from precook.store.layout import Layout, read_marker
 from precook.store.lease import Lease
@@ -150,8 +150,8 @@ class Project:
         the files as they are.
         """
         before = self.plan(report=report)
-        doubting = Doubting(self.store.internals().index)
-        return compare_plans(before, self.plan(report=report, memory=doubting), doubting)
+        memory = UntrustedStamps(self.store.internals().index)
+        return compare_plans(before, self.plan(report=report, memory=memory), memory)
 
     def recompute(
         self, share: float, *, seed: int = 0, devices: Sequence[str] = (), report: Reporter = SILENT

@@ -12,7 +12,8 @@ import numpy as np
 import precook
 from precook.memo.columns import Kind as Segments
 from precook.store import files
-from precook.store.snapshot import (
+from precook.store.snapshot import read_snapshot
+from precook.store.snapshot_content import (
     FrozenConcept,
     FrozenEncoder,
     FrozenImage,
@@ -20,7 +21,6 @@ from precook.store.snapshot import (
     PictureColumns,
     SampleColumns,
     SnapshotContent,
-    read_snapshot,
 )
 
 from .aftermath import Scenario

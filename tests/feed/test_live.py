@@ -12,7 +12,7 @@ import pytest
 import precook
 from precook.feed.feed import Feed, FeedOptions, feed_plan
 from precook.plan.plan import Plan
-from tests.feed.test_feed import equal, everything, images
+from tests.support.feeds import equal, everything, images
 from tests.support.projects import Watched, content
 
 pytest.importorskip("torch", reason="batches are torch tensors")

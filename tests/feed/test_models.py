@@ -9,7 +9,7 @@ import pytest
 
 import precook
 from tests.encode.test_tokens import save_tokenizer
-from tests.feed.test_feed import equal
+from tests.support.feeds import equal
 from tests.support.projects import dataset, project
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

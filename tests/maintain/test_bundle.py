@@ -34,7 +34,8 @@ from precook.maintain.archive import (
 )
 from precook.maintain.bundle import Staging, export_bundle, import_bundle
 from precook.store.format.build import build_pack, make_entry
-from precook.store.snapshot import SnapshotContent, read_snapshot
+from precook.store.snapshot import read_snapshot
+from precook.store.snapshot_content import SnapshotContent
 from precook.store.tree import take_apart
 from tests.support.projects import Watched, dataset, project
 from tests.support.snapshots import repeated

@@ -1,14 +1,17 @@
-"""Made-up snapshot trees, for tests of what a feed draws."""
+"""Made-up snapshots and built projects, for tests of what a feed draws and what is in its batches."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 import precook
 from precook.feed.content import FeedContent
-from precook.store.snapshot import SnapshotContent
+from precook.store.snapshot_content import SnapshotContent
+from tests.support.projects import Watched, picture, project
 
 LATENT = precook.Recipe("latent", {})
 PROMPT = precook.Recipe("prompt", {})
@@ -87,3 +90,58 @@ def _size(number: int, resolution: int, sizes: int) -> tuple[int, int]:
 
 def _rows(values: list[bytes]) -> Any:
     return np.frombuffer(b"".join(values), np.uint8).reshape(-1, 32)
+
+
+def images(base: Path, count: int = 6, *, lines: int = 2) -> Path:
+    """Pictures of two sizes, each with captions and a mask of its own."""
+    for number in range(count):
+        size = (96, 64) if number % 3 else (64, 96)
+        path = picture(base / "data" / f"p{number}.png", number, size)
+        path.with_suffix(".txt").write_text("".join(f"picture {number} line {line}\n" for line in range(lines)))
+        # As bright as its number, so that a batch tells whose it is.
+        Image.new("L", size, 10 * number).save(path.with_name(f"p{number}-mask.png"))
+    return base
+
+
+def everything(base: Path, **changes: Any) -> precook.Project:
+    """A project with pictures, masks and texts, whose entries are their own inputs."""
+    return project(
+        base,
+        **{
+            "concepts": [{"name": "things", "path": "data", "masks": "{stem}-mask.png", "loss_weight": 0.5}],
+            "encoders": {
+                "pixels": {"uses": "image"},
+                "mask": {"uses": "mask", "factor": 8},
+                "words": Watched("text"),
+            },
+            **changes,
+        },
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two batches are equal, tensors bit for bit."""
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if hasattr(one, "dtype"):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    return bool(one == other)
+
+
+def equal(ones: Any, others: Any) -> bool:
+    """Whether two series of batches are equal."""
+    ones, others = list(ones), list(others)
+    return len(ones) == len(others) and all(same(*pair) for pair in zip(ones, others, strict=True))
+
+
+def frozen(store: precook.Store, recipe: precook.Recipe, entries: list[Any]) -> Any:
+    """A snapshot of pictures that have these entries."""
+    snapshot = tree([("cats", number) for number in range(len(entries))])
+    snapshot["encoders"] = {"latent": {"input": "image", "recipe": recipe.form.decode()}}
+    snapshot["line_keys"], snapshot["empty_keys"] = {}, {}
+    snapshot["lines"] = {"sample": np.zeros(0, np.int32)}
+    del snapshot["captions"]
+    for key, entry in zip(snapshot["picture_keys"]["latent"], entries, strict=True):
+        store.put(precook.Key(key.tobytes()), entry, recipe=recipe)
+    store.freeze("made-up", SnapshotContent.of(snapshot))
+    return store.snapshot("made-up")

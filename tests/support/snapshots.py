@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import precook
-from precook.store.snapshot import (
+from precook.store.snapshot_content import (
     FrozenConcept,
     FrozenEncoder,
     FrozenImage,

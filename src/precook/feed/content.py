@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.store.snapshot import SnapshotContent
+from precook.store.snapshot_content import SnapshotContent
 from precook.values import Bytes, Numbers
 
 

@@ -11,16 +11,15 @@ from precook.errors import PrecookError
 from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
 from precook.identity.recipe import Recipe
-from precook.store.snapshot import (
+from precook.store.snapshot import Snapshot, is_dataset
+from precook.store.snapshot_content import (
     FrozenConcept,
     FrozenEncoder,
     FrozenImage,
     LineColumns,
     PictureColumns,
     SampleColumns,
-    Snapshot,
     SnapshotContent,
-    is_dataset,
 )
 from precook.store.store import Store
 from precook.values import Bytes, Digest, Key, Numbers

@@ -47,18 +47,18 @@ def record_rate(memory: Memory, recipe: Recipe, *, entries: int, nbytes: int, se
 
 def find_rates(recipes: list[Recipe], store: Store, memory: Memory) -> dict[bytes, Rate]:
     """What is known about recipes, by their digests: from builds, else from the entries in the store."""
-    found: dict[bytes, Rate] = {}
+    rates: dict[bytes, Rate] = {}
     for recipe in recipes:
         note = memory.note(_RATES, recipe.digest.bytes)
         if note is not None:
-            rate = json.loads(note)
-            found[recipe.digest.bytes] = Rate(rate["bytes"], rate["seconds"])
-    rest = {recipe.form: recipe.digest.bytes for recipe in recipes if recipe.digest.bytes not in found}
+            noted = json.loads(note)
+            rates[recipe.digest.bytes] = Rate(noted["bytes"], noted["seconds"])
+    rest = {recipe.form: recipe.digest.bytes for recipe in recipes if recipe.digest.bytes not in rates}
     if rest:
         for form, entries, nbytes in store.totals():
             if form in rest and entries:
-                found[rest[form]] = Rate(nbytes / entries, None)
-    return found
+                rates[rest[form]] = Rate(nbytes / entries, None)
+    return rates
 
 
 def forecast(counts: dict[bytes, int], rates: dict[bytes, Rate], store: Path) -> Forecast:
@@ -66,15 +66,10 @@ def forecast(counts: dict[bytes, int], rates: dict[bytes, Rate], store: Path) ->
     known = [rates.get(recipe) for recipe, count in counts.items() if count]
     sizes = [count * rates[recipe].nbytes for recipe, count in counts.items() if count and recipe in rates]
     times = [count * (rates[recipe].seconds or 0) for recipe, count in counts.items() if count and recipe in rates]
+    # A store that is not there yet will lie on the disk of the nearest folder that is.
+    folder = next((folder for folder in (store, *store.absolute().parents) if folder.is_dir()), None)
     return Forecast(
         nbytes=None if None in known else round(sum(sizes)),
         seconds=None if any(rate is None or rate.seconds is None for rate in known) else sum(times),
-        free=_free(store),
+        free=None if folder is None else shutil.disk_usage(folder).free,
     )
-
-
-def _free(path: Path) -> int | None:
-    for folder in (path, *path.absolute().parents):
-        if folder.is_dir():
-            return shutil.disk_usage(folder).free
-    return None

@@ -15,14 +15,14 @@ from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import History
 from precook.plan.wanted import NOBODY, text_rows
 from precook.sources.geometry import TARGET
-from precook.store.snapshot import (
+from precook.store.snapshot import Snapshot
+from precook.store.snapshot_content import (
     FrozenConcept,
     FrozenEncoder,
     FrozenImage,
     LineColumns,
     PictureColumns,
     SampleColumns,
-    Snapshot,
     SnapshotContent,
     Texts,
 )

@@ -1,4 +1,4 @@
-"""Doubt: a memory that does not believe stamps, so that every source is read again and compared.
+"""Rehashing: with a memory that does not trust stamps every source is read again, and compared with what was known.
 
 A file can be edited without a new stamp, through a mapping that was written to before. Nothing but reading it tells.
 """
@@ -34,7 +34,7 @@ class SourceCheck:
         return not self.changed and not self.encoders
 
 
-class Doubting(Memory):
+class UntrustedStamps(Memory):
     """A memory that knows no file by its stamp; all else it remembers."""
 
     def __init__(self, keeper: Keeper | None) -> None:
@@ -55,7 +55,7 @@ class Doubting(Memory):
         return np.zeros(len(keys), bool), np.zeros_like(values)
 
     def remember(self, kind: Kind, keys: Bytes, values: Bytes | None = None) -> None:
-        """As ever; what is said about files is also kept aside."""
+        """Remember as ever; what is learnt about files is also kept aside for `settle`."""
         if kind.name == FILES.name and values is not None:
             self._fresh.append((keys, values))
         super().remember(kind, keys, values)
@@ -65,12 +65,12 @@ class Doubting(Memory):
         keys, values = self.rows(FILES)
         others = np.array([key.tobytes() not in self._asked for key in keys], bool)
         self.forget(FILES)
-        for some, contents in ((keys[others], values[others]), *self._fresh):
-            if len(some):
-                super().remember(FILES, some, contents)
+        for files, contents in ((keys[others], values[others]), *self._fresh):
+            if len(files):
+                super().remember(FILES, files, contents)
 
 
-def compare_plans(before: Plan, after: Plan, memory: Doubting) -> SourceCheck:
+def compare_plans(before: Plan, after: Plan, memory: UntrustedStamps) -> SourceCheck:
     """What differs between what was remembered of the sources and what was read of them, by a plan with this memory.
 
     What was remembered wrongly is forgotten.

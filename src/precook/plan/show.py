@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from precook.errors import printable
 from precook.plan.dataset import PlannedDataset
-from precook.plan.reasons import Reason, Why
+from precook.plan.reasons import Reason
 from precook.units import format_count, format_duration, format_size
 
 _FEW = 10
@@ -54,22 +54,21 @@ def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
 def _reasons(plan: PlannedDataset) -> Iterator[str]:
     old = False
     for name, encoder in plan.encoders.items():
-        counted = Counter(_described(why) for why in encoder.why)
-        for (reason, changes), count in counted.most_common(_FEW):
-            yield f"{name}: {count:,} {reason}{f' ({changes})' if changes else ''}"
+        counted: Counter[tuple[str, str]] = Counter()
+        for why in encoder.why:
+            # What changed is told where that is the same for many entries: in the recipe.
+            changes = [str(change) for change in why.differences if change.field.startswith("recipe.")]
+            shown = ", ".join(change.removeprefix("recipe.") for change in changes[:_CHANGES])
+            more = f" and {len(changes) - _CHANGES} more" if len(changes) > _CHANGES else ""
+            counted[why.reason.value, shown + more] += 1
+        for (reason, shown), count in counted.most_common(_FEW):
+            yield f"{name}: {count:,} {reason}{f' ({shown})' if shown else ''}"
         if len(counted) > _FEW:
             rest = counted.total() - sum(count for _, count in counted.most_common(_FEW))
             yield f"{name}: {rest:,} for other reasons; `precook plan --json` lists them all"
         old = old or any(why.reason is not Reason.NEW for why in encoder.why)
     if old:
         yield "`precook explain FILE` shows what differs for one file"
-
-
-def _described(why: Why) -> tuple[str, str]:
-    """The reason, and what changed where that is the same for many."""
-    recipe = [str(change).removeprefix("recipe.") for change in why.differences if change.field.startswith("recipe.")]
-    more = f" and {len(recipe) - _CHANGES} more" if len(recipe) > _CHANGES else ""
-    return why.reason.value, ", ".join(recipe[:_CHANGES]) + more
 
 
 def _failures(plan: PlannedDataset) -> Iterator[str]:

@@ -73,13 +73,14 @@ class Samples:
         for sample in sorted({int(order[row]) for twin in twins.tolist() for row in (twin, twin + 1)}):
             groups.setdefault((int(self.concepts[sample]), self.images[sample].tobytes()), []).append(sample)
         for group in groups.values():
-            for number, sample in enumerate(sorted(group, key=self._path_order)):
+            # By bytes, not by letters: names that are not UTF-8 have an order, too.
+            paths = {}
+            for sample in group:
+                concept, number = self.in_concept(sample)
+                paths[sample] = concept.path(number).encode("utf-8", "surrogateescape")
+            for number, sample in enumerate(sorted(group, key=paths.__getitem__)):
                 repeats[sample] = number
         return repeats
-
-    def _path_order(self, sample: int) -> bytes:
-        concept, number = self.in_concept(sample)
-        return concept.path(number).encode("utf-8", "surrogateescape")
 
     def id(self, sample: int) -> bytes:
         """A sample's identity: its picture's content and its concept; further ones alike are numbered."""

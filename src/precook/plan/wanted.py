@@ -203,15 +203,14 @@ def find_keys(kind: Kind, rows: Bytes, recipe: Recipe, memory: Memory) -> Bytes:
     if known.all():
         return keys
     missing = np.flatnonzero(~known)
-    fresh = _text_keys(recipe, rows[missing]) if kind.key == 32 else _picture_keys(recipe, rows[missing])  # noqa: PLR2004
+    if kind.key == 32:  # noqa: PLR2004 - the digest of a text
+        fresh = np.frombuffer(recipe.keys(rows[missing].tobytes()), np.uint8).reshape(-1, 32)
+    else:
+        fresh = _picture_keys(recipe, rows[missing])
     keys = keys.copy()
     keys[missing] = fresh
     memory.remember(kind, rows[missing], fresh)
     return keys
-
-
-def _text_keys(recipe: Recipe, digests: Bytes) -> Bytes:
-    return np.frombuffer(recipe.keys(digests.tobytes()), np.uint8).reshape(-1, 32)
 
 
 def _picture_keys(recipe: Recipe, rows: Bytes) -> Bytes:

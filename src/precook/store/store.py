@@ -39,7 +39,6 @@ from precook.store.lock import locked
 from precook.store.reader import Located
 from precook.store.snapshot import (
     Snapshot,
-    SnapshotContent,
     SnapshotFile,
     list_partials,
     list_snapshots,
@@ -49,6 +48,7 @@ from precook.store.snapshot import (
     unpin_snapshot,
     write_snapshot,
 )
+from precook.store.snapshot_content import SnapshotContent
 from precook.store.tree import Tree, take_apart
 from precook.store.writer import Writer
 from precook.values import Key

@@ -20,7 +20,7 @@ from precook.identity.recipe import Recipe
 from precook.integrations.mgds.cache import Cache, CacheOptions, MgdsPipeline
 from precook.integrations.mgds.groups import CacheGroup, GroupSettings, IndexMap, SharedSettings, group_settings
 from precook.memo.memo import Memory
-from precook.store.snapshot import (
+from precook.store.snapshot_content import (
     FrozenConcept,
     FrozenEncoder,
     FrozenImage,

@@ -10,7 +10,7 @@ import pytest
 
 import precook
 from tests.encode.test_tokens import WORDS, save_tokenizer
-from tests.feed.test_feed import equal
+from tests.support.feeds import equal
 from tests.support.projects import Watched, dataset, project
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
