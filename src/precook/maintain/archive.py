@@ -363,6 +363,7 @@ class ArchiveReader:
     def skip(self, size: int) -> None:
         """Pass over so many bytes."""
         if self._seekable:
+            # Beyond the end of a file that was cut off there is nothing to read: whoever reads on finds that out.
             self._stream.seek(size, os.SEEK_CUR)
         else:
             for _ in self.pieces(size):

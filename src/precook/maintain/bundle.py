@@ -145,6 +145,7 @@ def export_bundle(
     entry = _snapshot_entry(chosen, keep)
     keys = chosen.entry_keys()
     with store.lease(f"export of {dataset}") as lease:
+        # Before they are looked up: what is found then stays until the archive is written.
         lease.protect(keys)
         reader = EntryReader(store, dataset)
         entries = reader.find(keys)
@@ -268,6 +269,7 @@ def import_bundle(
             raise
         target = dataset or manifest.dataset
         with store.lease(f"import of {target}") as lease:
+            # Before anything is moved in: until the snapshot is there, nothing else keeps the entries.
             lease.protect(keys)
             new = sum(_move_in(internals, staging, member) for member in manifest.members[1:])
             written = store.freeze(target, dataclasses.replace(snapshot.content, dataset=target), needs=keys)
@@ -354,6 +356,7 @@ class Staging:
             return
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another import may have removed the folder between our look and our lock: then nobody else would find it.
             if os.fstat(descriptor).st_nlink:
                 self._descriptor = descriptor
                 return

@@ -211,6 +211,7 @@ def _drop_copies(internals: StoreInternals, scan: EntryScan, copies: Copies) -> 
     for pack in np.unique(copies["of_pack"]).tolist():
         here = np.flatnonzero(copies["of_pack"] == pack)
         firsts = copies["of_row"][here]
+        # Read from the disk, not believed: the copy that goes may be the only sound one.
         try:
             damage = dict(internals.open_pack(scan.ids[pack]).damage(firsts.tolist()))
         except (FileNotFoundError, DamagedPackError):

@@ -132,6 +132,7 @@ class _LeastRecent:
         base = int(np.where(living.rows == 0, 0, scan.nbytes - (scan.payload - living.nbytes)).sum())
         freed = np.cumsum(self._nbytes + self._overheads())
         wanted = base - max_bytes
+        # What rewritten packs will take is known only by making their heads, so more goes until it is little enough.
         for _ in range(_ATTEMPTS):
             dropped = self._first(internals, freed, wanted) if wanted > 0 else Dropped(RowSet(scan), 0, 0)
             size = int(scan.nbytes.sum()) - plan_packs(internals, candidates, dropped.places, ALL_DEAD).freed

@@ -41,6 +41,7 @@ def maintaining(internals: StoreInternals, command: str) -> Iterator[None]:
     holder = f"{command} (pid {os.getpid()} on {socket.gethostname()})"
     with locked(layout.maintenance, patience=_PATIENCE, holder=holder):
         with internals.index.exclusive(), files.explained(layout.root):
+            # Only where it is needed: it would have to be written anew each time.
             if shutil.disk_usage(layout.root).free < _SCARCE:
                 files.unlink_inside(layout.root, layout.reserve)
             sweep_leases(layout)

@@ -245,7 +245,8 @@ class RemovalPlan:
         """Do it. What has been leased, named by a snapshot or used since the plan was made is spared."""
         with maintaining(self._internals, self.command):
             files.reached("removal.planned")
-            # What names entries goes before the entries.
+            # What names entries goes before the entries: a process that dies in between leaves entries that nobody
+            # names, and the next collection takes them. The other way round a snapshot would lead nowhere.
             snapshot_sizes = self._remove_snapshots()
             entries, nbytes, spared = self._drop_entries(report)
             files.reached("removal.dropped")
@@ -304,6 +305,8 @@ class RemovalPlan:
 
     def _drop_batch(self, batch: Chunk) -> tuple[int, int, int]:
         """Drop some places in one transaction: entries, their bytes, and how many were spared."""
+        # The caller holds the store's lock, and so does whoever adds keys to a lease or writes a snapshot: nobody can
+        # come to need an entry between this look and the drop.
         self._late.extend(protector.keys for protector in self._protection.look())
         needed = np.zeros(len(batch.keys), bool)
         for keys in self._late:
@@ -326,6 +329,7 @@ class RemovalPlan:
             entries += int((gone & part.fresh).sum())
             nbytes += int(part.nbytes[gone & part.fresh].sum())
             spared += int(stays.sum())
+        # What was removed is a miss in this process, too: its readers forget where it lay.
         self._internals.packs.let_go(self._scan.ids[pack] for pack in packs)
         files.reached("removal.batch")
         return entries, nbytes, spared

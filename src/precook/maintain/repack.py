@@ -268,6 +268,7 @@ def rewrite_packs(internals: StoreInternals, names: Sequence[str]) -> Rewrite:
         check_space(internals, image.nbytes)
         _publish(internals, image, packs)
         files.reached("compact.published")
+    # One transaction names the new rows and drops the old ones, so a reader finds an entry at one place or the other.
     old = {pack.head.id: ReplacedPack(_keys(pack), pack.path.stat().st_mtime_ns) for pack in packs}
     head, origins = (image.parsed, image.origins) if image is not None else (None, ())
     internals.index.replace_packs(head, origins, old)

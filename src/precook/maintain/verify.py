@@ -270,6 +270,7 @@ def save_cursor(store: Store, cursor: VerifyCursor, damage: Sequence[Damage] = (
             index.mark_damaged(Place(entry.key.bytes, entry.pack.stem, entry.row), entry.reason)
     memory = store.memory()
     notes = memory.notes(_NOTES)
+    # Each combination of settings leaves a cursor: without a bound they would only become more.
     oldest_first = sorted(notes, key=lambda key: int(json.loads(notes[key])["began"]))
     for key in oldest_first[: max(0, len(notes) - _KEPT)]:
         memory.write_note(_NOTES, key, None)
