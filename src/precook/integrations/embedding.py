@@ -174,7 +174,7 @@ def _checked(node: Tree, where: str, *, half: bool) -> Tree:
     if not is_tensor(node):
         return node
     tensor = node.detach() if hasattr(node, "detach") else node
-    if has_nan(read_leaf(tensor, where)):
+    if has_nan(read_leaf(tensor, where, copy=False)):
         raise EncodeError(f"{where} holds NaN; it was not saved", hint="look at the encoder, or at its picture")
     return _halved(tensor, where) if half else tensor
 
@@ -190,7 +190,8 @@ def _halved(tensor: Any, where: str) -> Any:
         half = tensor.half()
     else:
         return tensor
-    if is_finite(read_leaf(tensor, where)) and not is_finite(read_leaf(half, where)):
+    before, after = (is_finite(read_leaf(each, where, copy=False)) for each in (tensor, half))
+    if before and not after:
         raise EncodeError(f"{where} has numbers beyond float16's; it was not saved", hint="keep it without dtype")
     return half
 
