@@ -21,7 +21,7 @@ TESTS = [
     "store/test_conformance.py",
     "testing/test_store_tests.py",
     "testing/test_encoder_tests.py",
-    "store/test_cached.py",
+    "encode/test_cached.py",
     "store/test_hostile.py",
     "store/test_processes.py",
     "store/test_format.py",
@@ -31,7 +31,7 @@ TESTS += [
     "test_api.py",
     "identity/test_canonical.py",
     "identity/test_identify.py",
-    "cli/test_cli.py",
+    "cli/test_main.py",
     "test_units.py",
 ]
 TESTS += [
