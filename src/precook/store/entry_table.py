@@ -140,8 +140,8 @@ class EntryTable:
         A place counts once its pack's own key column confirms it.
         """
         keys = split(self.keys[numbers])
-        found = self._lookup.find_some(keys, self.refused)
-        codes = {key: self._number(table) << _ROW_BITS | row for key, (table, row) in found.items()}
+        places = self._lookup.find_some(keys, self.refused)
+        codes = {key: self._number(table) << _ROW_BITS | row for key, (table, row) in places.items()}
         self._codes[numbers] = [codes.get(key, NOWHERE) for key in keys]
 
     def place(self, number: int) -> tuple[TableFile, int]:
@@ -192,16 +192,16 @@ class EntryTable:
                 self.look_again(np.array([number]))
         raise damaged or MissingEntryError(self._key(number))
 
-    def copy_all(self, found: FoundRows, leaves: Sequence[Sequence[Array]]) -> None:
+    def copy_all(self, located: FoundRows, leaves: Sequence[Sequence[Array]]) -> None:
         """The same for many entries that `place_all` found; `leaves` has of each leaf an array for every entry."""
-        if found.read and self._verify != "always":
+        if located.read and self._verify != "always":
             try:
-                copy_leaves(found.tables, found.rows, leaves)
+                copy_leaves(located.tables, located.rows, leaves)
             except (RowDamagedError, OSError):
                 pass  # each for itself: what is damaged is looked for elsewhere, or named
             else:
                 return
-        self._copy_each(found, list(zip(*leaves, strict=True)) if leaves else [()] * len(found.rows))
+        self._copy_each(located, list(zip(*leaves, strict=True)) if leaves else [()] * len(located.rows))
 
     def announce(self, numbers: Numbers) -> None:
         """Ask the system to read entries ahead that were not read yet."""
@@ -217,12 +217,12 @@ class EntryTable:
             except OSError:
                 return  # whoever reads it finds out what is wrong, and says so
 
-    def _copy_each(self, found: FoundRows, entries: Sequence[Sequence[Array]]) -> None:
+    def _copy_each(self, located: FoundRows, entries: Sequence[Sequence[Array]]) -> None:
         """Copy entries one by one; of those that come from the disk, a pack is opened once for all."""
         always = self._verify == "always"
         unread: dict[TableFile, list[int]] = {}
         again: list[int] = []
-        for position, (table, row) in enumerate(zip(found.tables, found.rows, strict=True)):
+        for position, (table, row) in enumerate(zip(located.tables, located.rows, strict=True)):
             if not table.checked[row] or not table.pack.whole:
                 unread.setdefault(table, []).append(position)
                 continue
@@ -231,15 +231,17 @@ class EntryTable:
             except (RowDamagedError, OSError):
                 again.append(position)
         for table, some in unread.items():
-            again += read_rows(table, found.rows, some, entries, check=self._verify is not False)
+            again += read_rows(table, located.rows, some, entries, check=self._verify is not False)
         for position in again:
-            self.copy(int(found.numbers[position]), entries[position])
-        if found.read:
+            self.copy(int(located.numbers[position]), entries[position])
+        if located.read:
             return
-        read = [table.pack.whole and table.checked[row] for table, row in zip(found.tables, found.rows, strict=True)]
+        read = [
+            table.pack.whole and table.checked[row] for table, row in zip(located.tables, located.rows, strict=True)
+        ]
         # Of those that are still there: in another place the entry has to be checked first.
-        now = self._codes[found.numbers]
-        self._codes[found.numbers] = np.where((now == found.codes) & np.array(read, bool), now | _READ, now)
+        now = self._codes[located.numbers]
+        self._codes[located.numbers] = np.where((now == located.codes) & np.array(read, bool), now | _READ, now)
 
     def _number(self, table: TableFile) -> int:
         number = self._numbers.get(id(table))

@@ -30,6 +30,10 @@ _ATTEMPTS = 3
 _NO_KEY = bytes(32)
 
 
+Places = dict[bytes, tuple[TableFile, int]]
+"""The table and row of an entry, by its key."""
+
+
 class Verdict(enum.Enum):
     """Why a place that the index proposed is not one."""
 
@@ -118,29 +122,20 @@ class Lookup:
         # A read-only store cannot drop what it found damaged from its index.
         return {place.key for place in self.index.find(keys) if not self.packs.is_bad(place)}
 
-    def find_some(
-        self, keys: Iterable[bytes], refused: dict[bytes, str] | None = None
-    ) -> dict[bytes, tuple[TableFile, int]]:
+    def find_some(self, keys: Iterable[bytes], refused: dict[bytes, str] | None = None) -> Places:
         """The tables and rows of those of some keys that have an entry, as their packs confirm it.
 
         `refused` takes the keys that were found where nothing can be read, with the pack.
         """
-        found: dict[bytes, tuple[TableFile, int]] = {}
+        places: Places = {}
         pending = set(keys) - {_NO_KEY}
         for left in reversed(range(_ATTEMPTS)):
-            if not pending or not self._ask(pending, found, refused, last=not left):
+            if not pending or not self._ask(pending, places, refused, last=not left):
                 break
-            pending -= found.keys()
-        return found
+            pending -= places.keys()
+        return places
 
-    def _ask(
-        self,
-        keys: set[bytes],
-        found: dict[bytes, tuple[TableFile, int]],
-        refused: dict[bytes, str] | None,
-        *,
-        last: bool,
-    ) -> bool:
+    def _ask(self, keys: set[bytes], places: Places, refused: dict[bytes, str] | None, *, last: bool) -> bool:
         """Ask the index for some keys; whether it was wrong and should be asked again.
 
         At once, unless it is the `last` time: what else it said is wrong, too, and would be mended row by row.
@@ -150,19 +145,28 @@ class Lookup:
         for key, pack, row in proposed:
             by_pack.setdefault(pack, []).append((key, row))
         doubtful: list[Place] = []
-        for pack, places in by_pack.items():
+        for pack, proposed_rows in by_pack.items():
             name = names.packs[pack]
-            confirmed = self.confirm_all(name, *_columns(places)) if len(places) > 1 else []
+            confirmed = []
+            if len(proposed_rows) > 1:
+                pack_keys = np.frombuffer(b"".join(key for key, _ in proposed_rows), np.uint8).reshape(-1, 32)
+                confirmed = self.confirm_all(name, pack_keys, np.array([row for _, row in proposed_rows], np.int64))
             for table, numbers, rows in confirmed:
                 for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
-                    found[places[number][0]] = table, row
+                    places[proposed_rows[number][0]] = table, row
             if not confirmed:
-                doubtful += [Place(key, name, row) for key, row in places]
+                doubtful += [Place(key, name, row) for key, row in proposed_rows]
+        return self._confirm_each(doubtful, places, refused, last=last)
+
+    def _confirm_each(
+        self, doubtful: Iterable[Place], places: Places, refused: dict[bytes, str] | None, *, last: bool
+    ) -> bool:
+        """Go through places in doubt one by one; whether the index was wrong, as above."""
         stale = False
         for place in doubtful:
-            verdict = self.confirm(place) if place.key not in found else None
+            verdict = self.confirm(place) if place.key not in places else None
             if isinstance(verdict, tuple):
-                found[place.key] = verdict
+                places[place.key] = verdict
             elif verdict is Verdict.REFUSED and refused is not None:
                 refused[place.key] = place.pack
             stale |= verdict is Verdict.STALE
@@ -221,8 +225,3 @@ class Lookup:
         for table, _, inside in confirmed:
             np.frombuffer(table.used, np.uint8)[inside] = USED
         return confirmed
-
-
-def _columns(places: Sequence[tuple[bytes, int]]) -> tuple[Bytes, Numbers]:
-    keys = np.frombuffer(b"".join(key for key, _ in places), np.uint8).reshape(-1, 32)
-    return keys, np.array([row for _, row in places], np.int64)

@@ -205,20 +205,21 @@ def _read_object(form: dict[str, Any]) -> Any:
     tag, content = _untag(form)
     if tag is None:
         return form
-    if tag == "$tuple":
-        return tuple(content)
-    if tag == "$dict":
-        return {_check_key(key): item for key, item in content}
-    if tag == "$bytes":
-        return base64.b64decode(content, validate=True)
-    if tag == "$str":
-        return bytes.fromhex(content).decode("utf-8", "surrogatepass")
-    if tag == "$bits":
-        return struct.unpack(">d", bytes.fromhex(content))[0]
-    if tag == "$int":
-        return int(content, 16)
-    message = f"unknown plain value {tag}"
-    raise ValueError(message)
+    if tag not in _TAGGED:
+        message = f"unknown plain value {tag}"
+        raise ValueError(message)
+    return _TAGGED[tag](content)
+
+
+_TAGGED: dict[str, Callable[[Any], Any]] = {
+    "$tuple": tuple,
+    "$dict": lambda items: {_check_key(key): item for key, item in items},
+    "$bytes": lambda text: base64.b64decode(text, validate=True),
+    "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
+    "$bits": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
+    "$int": lambda text: int(text, 16),
+}
+"""How a tagged object is read; `_value_form` and `scalar_form` write them."""
 
 
 # The decoder calls back for each object from the inside out, which makes reading a value one pass in C.
