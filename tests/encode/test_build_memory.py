@@ -1,4 +1,4 @@
-"""Memory of a build over many samples; tests/test_build.py follows it over many pictures."""
+"""Memory of a build over many samples; tests/encode/test_build.py follows it over many pictures."""
 
 from __future__ import annotations
 

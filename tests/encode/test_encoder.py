@@ -1,0 +1,75 @@
+"""Encoders: what the engine takes an encoder for that only follows the protocol, and one that can do more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from precook.encode.encoder import BaseEncoder, Item, as_base
+from tests.support.projects import Words
+
+
+class Able(Words):
+    """A user's encoder with everything that can be had beyond the protocol."""
+
+    gives_away = True
+    truncated = 3
+
+    def lengths(self, texts: list[str]) -> list[int]:
+        return [text.count(" ") for text in texts]
+
+    def stage(self, batch: list[Item]) -> Any:
+        return batch
+
+
+def test_an_encoder_of_the_protocol_has_the_defaults() -> None:
+    """It is loaded, encodes and is unloaded as before; texts are measured by their characters."""
+    base = as_base(Words())
+    assert (base.gives_away, base.can_stage, base.truncated) == (False, False, 0)
+    assert base.lengths(["a", "a b"]) == [1, 3]
+    assert base.encode([Item(text="abc")]) == [3]
+
+
+def test_what_an_encoder_can_do_is_used() -> None:
+    """Under the names of the base class, and as it is at the moment it is asked for."""
+    able = Able()
+    base = as_base(able)
+    assert (base.gives_away, base.can_stage, base.truncated) == (True, True, 3)
+    assert base.lengths(["a", "a b"]) == [0, 1]
+    items = [Item(text="a")]
+    assert base.stage(items) is items
+    able.truncated = 4
+    assert base.truncated == 4
+
+
+def test_lengths_that_fail_together_are_measured_one_by_one() -> None:
+    """By `length`, if there is one; what fails there too costs nothing and is told when it is encoded."""
+
+    class Picky(Words):
+        def lengths(self, texts: list[str]) -> list[int]:
+            raise ValueError(texts)
+
+        def length(self, text: str) -> int:
+            if text == "bad":
+                raise ValueError(text)
+            return 10 * len(text)
+
+    assert as_base(Picky()).lengths(["a", "bad", "ab"]) == [10, 0, 20]
+
+
+def test_an_encoder_of_ours_is_taken_as_it_is() -> None:
+    """What it does not say has a default, but for what every encoder has to do."""
+
+    class Ours(BaseEncoder):
+        pass
+
+    ours = Ours()
+    assert as_base(ours) is ours
+    ours.load("cpu")
+    ours.unload()
+    with pytest.raises(NotImplementedError):
+        ours.encode([Item(image=np.zeros((1, 1, 3), np.uint8))])
+    with pytest.raises(NotImplementedError):
+        ours.stage([])

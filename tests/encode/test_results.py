@@ -1,0 +1,98 @@
+"""Results: counted, checked and written the same way for everybody who encodes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import precook
+from precook.encode.encoder import Item
+from precook.encode.prepare import Job
+from precook.encode.results import Acceptance, WrongResultsError, count_results, write_results
+from precook.errors import EncodeError
+from precook.plan.entries import PlannedEntry
+from precook.store import commit
+from precook.store.tree import Parts, take_apart
+
+ENTRY = cast("PlannedEntry", SimpleNamespace(path="somewhere"))
+
+
+def text(content: str) -> Job:
+    return Job(ENTRY, Item(text=content))
+
+
+def pixels(height: int, width: int) -> Job:
+    return Job(ENTRY, Item(image=np.zeros((height, width, 3), np.uint8)))
+
+
+def accepted(acceptance: Acceptance, jobs: list[Job], trees: list[Any]) -> list[bool]:
+    return [not isinstance(one, EncodeError) for one in acceptance.accept([job.shape for job in jobs], trees)]
+
+
+def test_what_most_of_the_first_batch_have_in_common_is_the_pattern() -> None:
+    """A wrong result that comes first is the one that fails, and the pattern holds for later batches."""
+    acceptance = Acceptance("latent")
+    jobs = [pixels(8, 8)] * 3
+    good, wrong, other = np.zeros((4, 1, 1)), np.zeros((4, 2, 1)), np.zeros((4, 1, 1), np.float32)
+    assert accepted(acceptance, jobs, [wrong, good, good]) == [False, True, True]
+    assert accepted(acceptance, jobs, [other, good, wrong]) == [False, True, False]
+    # Pictures of another size have another shape, texts any.
+    assert accepted(acceptance, [pixels(16, 8)], [wrong]) == [True]
+    assert accepted(acceptance, [pixels(16, 8)], [good]) == [False]
+    assert accepted(Acceptance("words"), [text("a"), text("b c")], [np.zeros((1, 3)), np.zeros((2, 3))]) == [True, True]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), np.float16("inf"), np.complex64(complex(0, np.nan))])
+def test_no_number_that_is_not_finite_is_accepted(value: Any) -> None:
+    """Neither in a tensor of any type nor among plain values."""
+    tree = {"a": [value]} if isinstance(value, float) else {"a": [np.array([value, value])]}
+    (result,) = Acceptance("words").accept([text("a").shape], [tree])
+    assert isinstance(result, EncodeError)
+    assert result.message.startswith("words returned numbers that are not finite")
+    assert accepted(Acceptance("words"), [text("a")], [{"a": ['{"$bits":"7ff0000000000000"}', 1.5]}]) == [True]
+
+
+@pytest.mark.parametrize("trees", [None, "ab", b"ab", 3, iter([1, 2]), [1], [1, 2, 3], {1: 1, 2: 2}])
+def test_a_batch_of_something_else_is_refused(trees: Any) -> None:
+    """Exactly one result for each item, in a list."""
+    with pytest.raises(EncodeError, match="words returned"):
+        Acceptance("words").count(trees, 2)
+
+
+def parts(text: str) -> Parts:
+    return take_apart({"text": np.frombuffer(text.encode(), np.uint8)})
+
+
+def test_what_is_written_is_there_and_what_no_pack_could_hold_is_named(
+    store: precook.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of its batch are stored; the group tells when they are durable."""
+    monkeypatch.setattr(commit, "MAX_TEXT", 1000)
+    recipe = precook.Recipe("test", 1)
+    keys = [recipe.key(number) for number in range(3)]
+    long = take_apart({"text": np.zeros(1, np.uint8), "note": "x" * 2000})
+    results = [(keys[0].bytes, parts("a")), (keys[1].bytes, long), (keys[2].bytes, parts("b"))]
+    with store.writer() as writer:
+        written = write_results(writer, recipe, results)
+        writer.flush()
+        assert writer.durable >= written.group
+    assert written.keys == [keys[0].bytes, keys[2].bytes]
+    assert written.nbytes == 2
+    ((number, error),) = written.refused
+    assert number == 1
+    assert "its plain values take" in error.message
+    assert store.missing(keys) == [keys[1]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "count", "words"), [([1], 1, "1"), (None, None, "a NoneType"), ("ab", None, "a str")]
+)
+def test_a_wrong_number_of_results_says_what_was_returned(returned: Any, count: int | None, words: str) -> None:
+    """In words that each caller can put into its own message."""
+    with pytest.raises(WrongResultsError) as caught:
+        count_results(returned, 2)
+    assert (caught.value.count, caught.value.returned) == (count, words)
+    assert count_results([1, 2], 2) == [1, 2]
