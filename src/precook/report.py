@@ -1,4 +1,4 @@
-"""Progress: what library code tells whoever asked, without knowing how it is shown."""
+"""Progress: library code reports what it does, without knowing how that is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Task(Protocol):
     """A piece of work under way."""
 
     def advance(self, amount: int = 1, *, nbytes: int = 0, failed: int = 0) -> None:
-        """So much more is done; `failed` of it in vain, and the rest made so many bytes where it makes any."""
+        """`amount` more units are done: `failed` of them failed, and the others made `nbytes` bytes in all."""
 
 
 class Reporter(Protocol):
@@ -29,4 +29,4 @@ class _Silence:
 
 
 SILENT: Reporter = _Silence()
-"""A reporter that tells nobody."""
+"""A reporter that shows nothing."""

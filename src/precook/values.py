@@ -75,3 +75,8 @@ class Key(_Hash):
     """Name of one entry: what made it, never where it lies. The same on every machine."""
 
     __slots__ = ()
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether `text` holds code points that UTF-8 cannot (file names that were not UTF-8 do)."""
+    return any("\ud800" <= char <= "\udfff" for char in text) if not text.isascii() else False

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from precook.config.messages import described, did_you_mean, either, quoted
+from precook.values import has_surrogates
 
 FieldPath = tuple[str | int, ...]
 """A place in the file: names of fields and numbers of items, from the outside in."""
@@ -131,7 +132,7 @@ def _clean_non_empty(text: str) -> str:
 def _clean_part(path: FieldPath, text: str) -> str:
     if "\0" in text:
         raise refusal(Flaw("must not contain a null character", "remove it", path))
-    if any("\ud800" <= char <= "\udfff" for char in text):
+    if has_surrogates(text):
         hint = "remove what is not; files and folders need names in UTF-8"
         raise refusal(Flaw(f"{quoted(text)} is not valid Unicode", hint, path))
     return text

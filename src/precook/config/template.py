@@ -16,6 +16,7 @@ from precook.config.encoders import ENCODERS, EncoderSection, kind_of
 from precook.config.fields import Section
 from precook.config.messages import quoted
 from precook.config.schema import ImageSettings, Settings, TextSettings
+from precook.values import has_surrogates
 
 _HEAD = (
     "# What precook encodes and keeps: `precook plan` shows what is missing, `precook build` encodes it.",
@@ -41,7 +42,7 @@ _BLOCKS: dict[str, dict[str, Any]] = {
     "pixels": {"uses": "image"},
     "mine": {"uses": "my_package.my_module:MyEncoder"},
 }
-"""The encoders as they stand in the file while nobody has switched them on."""
+"""The encoders as they stand in the file, behind a #, until somebody switches them on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,6 @@ def _require_unicode(facts: TemplateFacts) -> None:
     for concept in facts.concepts:
         texts += [concept.name, concept.path, concept.masks]
     for text in filter(None, texts):
-        if any("\ud800" <= char <= "\udfff" for char in text):
+        if has_surrogates(text):
             message = f"{quoted(text)} is not Unicode and cannot stand in a file: rename it"
             raise ValueError(message)

@@ -21,7 +21,7 @@ from pathlib import PurePath
 from typing import Any
 
 from precook.errors import IdentityError
-from precook.values import Digest, Key
+from precook.values import Digest, Key, has_surrogates
 
 MAX_DEPTH = 64
 TAG = "$"
@@ -95,11 +95,6 @@ def scalar_form(value: object) -> JsonValue:
         # Hexadecimal: reading decimal digits takes quadratic time and Python stops at 4300 of them.
         return {"$int": hex(value)}
     return value
-
-
-def has_surrogates(text: str) -> bool:
-    """Whether `text` holds code points that UTF-8 cannot (file names that were not UTF-8 do)."""
-    return any("\ud800" <= char <= "\udfff" for char in text) if not text.isascii() else False
 
 
 def _hint(value: object) -> str:

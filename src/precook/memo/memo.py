@@ -27,11 +27,11 @@ class Keeper(Protocol):
     def remember(
         self, segments: list[Segment], notes: dict[tuple[str, bytes], str | None], *, instead: set[str]
     ) -> None:
-        """Keep more; of the kinds `instead`, keep nothing older."""
+        """Keep more; what was kept before of the kinds in `instead` is dropped."""
 
 
 class Memory:
-    """What is remembered, and what is to be; for one plan in one thread."""
+    """What is remembered, and what is new and not yet kept; for one plan, in one thread."""
 
     def __init__(self, keeper: Keeper | None) -> None:
         self._keeper = keeper
@@ -65,7 +65,7 @@ class Memory:
             values = np.zeros((len(keys), 0), np.uint8)
         segment = make_segment(kind, keys, values)
         if not kind.slot:
-            # What is read again, as on a network drive, says the same again: that need not be written again.
+            # On a network drive every file is read at every plan and gives the same: that is not written again.
             known, before = self.recall(kind, segment.keys)
             fresh = ~known | (before != segment.values).any(axis=1)
             segment = make_segment(kind, segment.keys[fresh], segment.values[fresh])

@@ -1,7 +1,7 @@
 """Draws: random choices that belong to a picture, not to its place in a list.
 
-A draw is a function of the picture's digest, what it is for, a number (variation or epoch) and a seed. So a new file
-moves nobody's crop, and equal pictures are cut alike wherever they lie.
+A draw is a function of the picture's digest, its purpose, a number (variation or epoch) and a seed. So a new file
+changes the crop of no other picture, and equal pictures are cut alike wherever they lie.
 docs/concepts/geometry.md states the arithmetic.
 """
 

@@ -1,6 +1,6 @@
 """Geometry: how a picture is cut for a target size, as plain numbers worked out before it is decoded.
 
-Everything is whole numbers and the same on every machine. Many pictures are worked out at a time, one row each; a
+All numbers are whole, and the same on every machine. Many pictures are worked out at a time, one row each; a
 `Geometry` is one such row with names. docs/concepts/geometry.md states the rules.
 """
 
