@@ -85,8 +85,7 @@ class Store:
         self._verify_reads: Verify = verify_reads
         self._flush_bytes = flush_bytes
         self._flush_seconds = flush_seconds
-        self.max_bytes = max_bytes
-        """What its packs may take together; None for no bound."""
+        self._max_bytes = max_bytes
         self._lock = threading.RLock()
         self._closed = False
         self._directories = files.Directories()
@@ -109,6 +108,11 @@ class Store:
     def read_only(self) -> bool:
         """Whether writing is refused."""
         return self._read_only
+
+    @property
+    def max_bytes(self) -> int | None:
+        """What its packs may take together; None for no bound."""
+        return self._max_bytes
 
     def put(
         self, key: Key, tree: Tree, *, recipe: Recipe | None = None, labels: Mapping[str, object] | None = None
