@@ -32,8 +32,7 @@ def command(
             _show(plan)
         compaction = plan.execute(progress.reporter()) if yes and not plan.empty else None
     if as_json:
-        done = None if compaction is None else _compaction_document(compaction)
-        output.document({**_document(plan), "done": done})
+        output.document(_document(plan, compaction))
     elif compaction is not None:
         count = format_count(compaction.packs_written, "new pack")
         output.line([f"compacted into {count}: ", Span(f"{format_size(compaction.freed)} freed", "bold green")])
@@ -59,7 +58,7 @@ def _show(plan: CompactPlan) -> None:
     )
 
 
-def _document(plan: CompactPlan) -> dict[str, Any]:
+def _document(plan: CompactPlan, compaction: Compaction | None) -> dict[str, Any]:
     return {
         "packs": plan.packs,
         "packs_after": plan.packs_after,
@@ -71,14 +70,13 @@ def _document(plan: CompactPlan) -> dict[str, Any]:
         "freed_bytes": plan.freed,
         "scratch_bytes": plan.scratch,
         "disk_bytes": plan.size,
-    }
-
-
-def _compaction_document(compaction: Compaction) -> dict[str, Any]:
-    return {
-        "copies": compaction.copies,
-        "packs_unlinked": compaction.packs_unlinked,
-        "packs_rewritten": compaction.packs_rewritten,
-        "packs_written": compaction.packs_written,
-        "freed_bytes": compaction.freed,
+        "done": None
+        if compaction is None
+        else {
+            "copies": compaction.copies,
+            "packs_unlinked": compaction.packs_unlinked,
+            "packs_rewritten": compaction.packs_rewritten,
+            "packs_written": compaction.packs_written,
+            "freed_bytes": compaction.freed,
+        },
     }

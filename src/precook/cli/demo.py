@@ -101,8 +101,13 @@ def command(
 
     Every step shows the commands and what they print. Needs diffusers and transformers.
     """
-    _check_place(folder)
-    _check_libraries()
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise usage_error(f"{printable(folder)} exists already", "name a new folder: `precook demo DIR`")
+    absent = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        names = " and ".join([", ".join(absent[:-1]), absent[-1]] if absent[1:] else absent)
+        hint = "pip install 'precook[diffusers,transformers]'"
+        raise PrecookError(f"the demo runs real models and needs {names}, not installed here", hint=hint)
     start = time.monotonic()
     if not as_json:
         output.line(f"drawing pictures and making two small VAEs and a text encoder in {folder} …")
@@ -118,20 +123,6 @@ def command(
     output.line()
     output.text(_END)
     output.line(f"done in {format_duration(time.monotonic() - start)}; everything is in {folder}")
-
-
-def _check_libraries() -> None:
-    absent = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if absent:
-        named = " and ".join([", ".join(absent[:-1]), absent[-1]] if absent[1:] else absent)
-        hint = "pip install 'precook[diffusers,transformers]'"
-        raise PrecookError(f"the demo runs real models and needs {named}, not installed here", hint=hint)
-
-
-def _check_place(folder: Path) -> None:
-    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        hint = "name a new folder: `precook demo DIR`"
-        raise usage_error(f"{printable(folder)} exists already", hint)
 
 
 def _show(step: Step, number: int, folder: Path, *, as_json: bool) -> dict[str, Any]:

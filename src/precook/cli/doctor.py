@@ -25,33 +25,32 @@ def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: 
     findings = examine(path)
     problems = [finding for finding in findings if finding.level == "problem"]
     if as_json:
-        documents = [_document(finding) for finding in findings]
+        documents = [
+            {
+                "level": finding.level,
+                "topic": finding.topic,
+                "message": finding.message,
+                "hint": finding.hint or None,
+                "paths": [str(path) for path in finding.paths],
+            }
+            for finding in findings
+        ]
         output.document({"path": str(path.resolve()), "healthy": not problems, "findings": documents})
     else:
-        output.table(
-            [TableColumn(), TableColumn(), TableColumn(wrap=True)],
-            [row for finding in findings for row in _rows(finding, path)],
-        )
-        for finding in findings:
-            if finding.hint and finding.level == "problem":
-                output.hint(f"{finding.topic}: {finding.hint}")
+        _show(findings, path)
     return FAILED if problems else 0
 
 
-def _document(finding: Finding) -> dict[str, object]:
-    return {
-        "level": finding.level,
-        "topic": finding.topic,
-        "message": finding.message,
-        "hint": finding.hint or None,
-        "paths": [str(path) for path in finding.paths],
-    }
-
-
-def _rows(finding: Finding, root: Path) -> list[list[Line]]:
-    rows: list[list[Line]] = [[Span(finding.level, _STYLES[finding.level]), finding.topic, finding.message]]
-    shown = [str(path.relative_to(root) if path.is_relative_to(root) else path) for path in finding.paths[:_MOST_PATHS]]
-    if len(finding.paths) > _MOST_PATHS:
-        shown.append(f"… {len(finding.paths) - _MOST_PATHS:,} more (--json shows all)")
-    rows += [["", "", Span(f"  {name}", "dim")] for name in shown]
-    return rows
+def _show(findings: list[Finding], root: Path) -> None:
+    rows: list[list[Line]] = []
+    for finding in findings:
+        rows.append([Span(finding.level, _STYLES[finding.level]), finding.topic, finding.message])
+        names = [path.relative_to(root) if path.is_relative_to(root) else path for path in finding.paths[:_MOST_PATHS]]
+        rows += [["", "", Span(f"  {name}", "dim")] for name in names]
+        if len(finding.paths) > _MOST_PATHS:
+            more = f"  … {len(finding.paths) - _MOST_PATHS:,} more (--json shows all)"
+            rows.append(["", "", Span(more, "dim")])
+    output.table([TableColumn(), TableColumn(), TableColumn(wrap=True)], rows)
+    for finding in findings:
+        if finding.hint and finding.level == "problem":
+            output.hint(f"{finding.topic}: {finding.hint}")

@@ -14,7 +14,7 @@ from precook.errors import NoSpaceError, ReadOnlyError
 if TYPE_CHECKING:
     from precook.plan.entries import EncoderPlan
     from precook.plan.plan import Plan
-    from precook.plan.reasons import Difference, Why
+    from precook.plan.reasons import Why
     from precook.project import Project
 
 
@@ -69,11 +69,21 @@ def forecast_document(plan: Plan) -> dict[str, Any]:
 
 
 def why_document(why: Why) -> dict[str, Any]:
-    """A reason for programs."""
+    """Why an entry is missing, for programs."""
+    from precook.plan.reasons import ABSENT
+
     return {
         "reason": why.reason.value,
         "nearest": why.nearest.hex() if why.nearest else None,
-        "differences": [_difference_document(difference) for difference in why.differences],
+        "differences": [
+            # A part that one side does not have is null.
+            {
+                "field": difference.field,
+                "old": None if difference.old is ABSENT else difference.old,
+                "new": None if difference.new is ABSENT else difference.new,
+            }
+            for difference in why.differences
+        ],
     }
 
 
@@ -100,14 +110,6 @@ def _document(plan: Plan) -> dict[str, Any]:
         ],
         "forecast": forecast_document(plan),
     }
-
-
-def _difference_document(difference: Difference) -> dict[str, Any]:
-    """A difference for programs; a part that one side does not have is null."""
-    from precook.plan.reasons import ABSENT
-
-    old, new = (None if value is ABSENT else value for value in (difference.old, difference.new))
-    return {"field": difference.field, "old": old, "new": new}
 
 
 def _encoder_document(name: str, encoder: EncoderPlan) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from precook.cli.options import (
     open_to_read,
     open_to_write,
 )
-from precook.cli.output import Line, Span, TableColumn
+from precook.cli.output import Span, TableColumn
 from precook.errors import DAMAGED, LockedError, StoreWriteError
 from precook.units import format_count, format_duration, format_size
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from precook.maintain.owners import Owner
     from precook.maintain.repair import Repaired, RepairPlan
     from precook.maintain.verify import Damage, Scope, Verification, VerifyCursor
-    from precook.store.store import Store
 
     Owners = dict[bytes, list[Owner]]
     """Who needs an entry, by its key."""
@@ -136,12 +135,15 @@ def command(
 
 def _verify(config: Path | None, store: Path | None, arguments: VerifyArguments, *, as_json: bool) -> int:
     """Check the packs, show what is wrong with them and, if asked to, drop it; the exit code."""
+    from precook.cli.entries import find_key, matching_recipes
     from precook.maintain.owners import find_owners
     from precook.maintain.repair import plan_repair
-    from precook.maintain.verify import verify_scope
+    from precook.maintain.verify import Scope, verify_scope
 
     with open_to_read(config, store) as opened:
-        scope = _scope(opened, arguments)
+        keys = sorted(find_key(opened, digits).hex for digits in arguments.keys)
+        recipes = {digest for name in arguments.recipes for digest in matching_recipes(opened, name)}
+        scope = Scope(arguments.subset, tuple(keys), tuple(sorted(recipes)), arguments.dataset)
         result, cursor = verify_scope(opened, scope, max_seconds=arguments.max_seconds, report=progress.reporter())
         owners = find_owners(opened, {damage.key.bytes for damage in result.damage if damage.key is not None})
         root = opened.path
@@ -165,15 +167,6 @@ def _verify(config: Path | None, store: Path | None, arguments: VerifyArguments,
         if plan is not None:
             _show_repair(plan, repaired)
     return 0 if result.clean else DAMAGED
-
-
-def _scope(store: Store, arguments: VerifyArguments) -> Scope:
-    from precook.cli.entries import find_key, matching_recipes
-    from precook.maintain.verify import Scope
-
-    keys = tuple(sorted(find_key(store, digits).hex for digits in arguments.keys))
-    recipes = {digest for name in arguments.recipes for digest in matching_recipes(store, name)}
-    return Scope(arguments.subset, keys, tuple(sorted(recipes)), arguments.dataset)
 
 
 def _remember(root: Path, cursor: VerifyCursor, damage: Sequence[Damage]) -> bool:
@@ -250,7 +243,10 @@ def _show_damage(result: Verification, owners: Owners, root: Path) -> None:
     for pack, group in groupby(result.damage, key=lambda damage: damage.pack):
         output.line(Span(str(pack.relative_to(root) if pack.is_relative_to(root) else pack), "bold"), whole=True)
         for damage in group:
-            output.line(_damage_line(damage))
+            whole = "whole snapshot" if _is_snapshot(pack) else "whole pack"
+            subject = f"entry {damage.key.hex[:16]}" if damage.key else whole
+            offset = f"  at byte {damage.offset:,}" if damage.offset is not None else ""
+            output.line([f"  {subject}{offset}  ", Span(damage.reason, "red")])
             needed_by = _owners_of(damage, owners)
             for owner in needed_by[:_MOST_OWNERS]:
                 output.line(Span(f"    {_owner_text(owner)}", "dim"))
@@ -258,15 +254,6 @@ def _show_damage(result: Verification, owners: Owners, root: Path) -> None:
                 more = format_count(len(needed_by) - _MOST_OWNERS, "more sample")
                 output.line(Span(f"    and {more}", "dim"))
         output.line()
-
-
-def _damage_line(damage: Damage) -> Line:
-    if damage.key:
-        subject = f"entry {damage.key.hex[:16]}"
-    else:
-        subject = f"whole {'snapshot' if _is_snapshot(damage.pack) else 'pack'}"
-    place = f"  at byte {damage.offset:,}" if damage.offset is not None else ""
-    return [f"  {subject}{place}  ", Span(damage.reason, "red")]
 
 
 def _owner_text(owner: Owner) -> str:
