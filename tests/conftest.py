@@ -78,10 +78,10 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of a few MiB."""
+    """A disk of a few MiB, at a place with a space in its name."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
-    place = tmp_path / "disk"
+    place = tmp_path / "small disk"
     place.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"tmpfs", bytes(place), b"tmpfs", 0, b"size=6m") != 0:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sqlite3
 import subprocess
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -39,20 +37,6 @@ def by_topic(findings: list[Finding]) -> dict[str, Finding]:
 def names(path: Path) -> set[str]:
     """Everything below a directory."""
     return {str(place.relative_to(path)) for place in path.rglob("*")}
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory, of 16 MiB, at a place with a space in its name."""
-    place = tmp_path / "small disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root may mount a small file system")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def test_a_healthy_store_has_no_problems(cache: Path) -> None:
