@@ -40,13 +40,6 @@ from tests.support.mgds_pipelines import (
 
 
 @pytest.fixture
-def cats(tmp_path: Path) -> Path:
-    """A concept's folder with four pictures."""
-    pictures(tmp_path / "cats", 4)
-    return tmp_path / "cats"
-
-
-@pytest.fixture
 def dogs(tmp_path: Path) -> Path:
     """Another one with three."""
     pictures(tmp_path / "dogs", 3)

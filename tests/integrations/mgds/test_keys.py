@@ -30,19 +30,11 @@ from tests.support.mgds_pipelines import (
     Run,
     collect_pictures,
     concept,
-    pictures,
     shown,
     weights,
 )
 
 CONTENT = {"content_key_in_name": "prompt"}
-
-
-@pytest.fixture
-def cats(tmp_path: Path) -> Path:
-    """A concept's folder with four pictures."""
-    pictures(tmp_path / "cats", 4)
-    return tmp_path / "cats"
 
 
 def by_path(items: list[dict[str, Any]]) -> dict[str, Any]:

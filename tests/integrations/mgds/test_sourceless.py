@@ -10,14 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import precook
-from tests.support.mgds_pipelines import Run, concept, pictures, shown
-
-
-@pytest.fixture
-def cats(tmp_path: Path) -> Path:
-    """A concept's folder with four pictures."""
-    pictures(tmp_path / "cats", 4)
-    return tmp_path / "cats"
+from tests.support.mgds_pipelines import Run, concept, shown
 
 
 def _sourceless(folder: Path, concepts: list[dict[str, Any]], **options: Any) -> Run:

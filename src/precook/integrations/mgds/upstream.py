@@ -326,14 +326,13 @@ seconds, and several caches ask for the same encoder."""
 
 def _weights_identity(module: Any) -> object:
     """What a torch module is; hashed again only if a tensor of it was written to, moved or replaced meanwhile."""
-    look = [_look(tensor) for tensor in (*module.parameters(), *module.buffers())]
+    look = []
+    for tensor in (*module.parameters(), *module.buffers()):
+        # Writing in place raises the version; assigning to `.data`, as moving and converting do, changes the address.
+        version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+        address = 0 if tensor.is_meta else tensor.data_ptr()
+        look.append((version, address, str(tensor.dtype), tuple(tensor.shape)))
     known = _known_weights.get(module)
     if known is None or known[0] != look:
         known = _known_weights[module] = (look, identify(module))
     return known[1]
-
-
-def _look(tensor: Any) -> tuple[object, ...]:
-    # Writing in place raises the version; assigning to `.data`, as moving and converting do, changes the address.
-    version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
-    return version, tensor.data_ptr() if not tensor.is_meta else 0, str(tensor.dtype), tuple(tensor.shape)
