@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from precook.encode.pool import DevicePool
 from precook.encode.prepare import Job, Refused, make_units
@@ -53,11 +52,11 @@ class Live:
             raise FeedError(f"{encoder}: {lacking} missing, and a worker encodes none", hint=hint)
         failed: dict[Key, _LiveFailure] = {}
         shapes: dict[tuple[int, ...], list[Job]] = {}
-        one = self._plan.encoders[encoder]
-        rows = rows_with(one.wants.keys, {key.bytes for key in keys})
+        planned = self._plan.encoders[encoder]
+        rows = rows_with(planned.wants.keys, {key.bytes for key in keys})
         # Several rows may want the same entry; one of them is enough.
-        row_of = {one.wants.keys[row].tobytes(): row for row in rows.tolist()}
-        for unit in make_units(one, one.entries(list(row_of.values())), self._plan.settings.image.rgb):
+        row_of = {planned.wants.keys[row].tobytes(): row for row in rows.tolist()}
+        for unit in make_units(planned, planned.entries(list(row_of.values())), self._plan.settings.image.rgb):
             for prepared in unit.prepare():
                 key = prepared.entry.key
                 if isinstance(prepared, Job):
@@ -100,14 +99,6 @@ class Live:
                 ends.callback(results.writer.close)
                 ends.push(pool)
 
-    def __enter__(self) -> Live:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class _Results:
     """The sink of a pool: what it made is stored, and counted."""
@@ -116,7 +107,8 @@ class _Results:
         self.writer = writer
         self._recipe = recipe
         self._changed = threading.Condition()
-        self._told = 0
+        self._answered = 0
+        """Entries that were stored or failed since somebody last waited."""
         self._failed: dict[Key, _LiveFailure] = {}
 
     def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
@@ -130,20 +122,20 @@ class _Results:
         self._count(1)
 
     def batch_done(self, seconds: float) -> None:
-        """Made durable when everything was told, however long it took."""
+        """Nothing to do: `wait` makes everything durable at once."""
 
     def wait(self, count: int, pool: DevicePool) -> dict[Key, _LiveFailure]:
-        """Wait until so many were told; those that failed, and why."""
+        """Wait until so many entries were stored or failed; those that failed, and why."""
         with self._changed:
-            while self._told < count:
+            while self._answered < count:
                 pool.check()
                 self._changed.wait(_LOOK)
-            self._told -= count
+            self._answered -= count
             failed, self._failed = self._failed, {}
         self.writer.flush()
         return failed
 
-    def _count(self, told: int) -> None:
+    def _count(self, answered: int) -> None:
         with self._changed:
-            self._told += told
+            self._answered += answered
             self._changed.notify_all()

@@ -66,7 +66,7 @@ class Schedule:
 def draw_items(content: FeedContent, *, seed: int, epoch: int, dropout: float = 0.0) -> Items:
     """Decide what an epoch shows of each sample, and how often."""
     samples, turns = _shown(content, seed, epoch)
-    draws = epoch + (turns << 32)
+    draws = epoch + (turns << 32)  # one number for both: turns of one epoch and epochs never draw alike
     images = content.images[samples]
     groups, repeated = _resolutions(content, samples, draws, images, seed)
     samples, draws, images = samples[repeated], draws[repeated], images[repeated]
@@ -94,8 +94,11 @@ def schedule(
     bits = _bits(content.ids[items.samples], Purpose.ORDER, items.draws, seed)
     sizes = content.sizes[items.cuts] if content.has_pictures else np.zeros((len(items), 2), np.int64)
     buckets, bucket = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
+    # By the cut last: two cuts of one sample may have the same size, and then they share their bits.
     order = np.lexsort((items.cuts, bits, bucket))
     edges = np.append(0, np.cumsum(np.bincount(bucket, minlength=len(buckets))))
+    # Steps are named by their size and number, not by their place among all steps: with another bucket, or one more
+    # step of another size, the order of those that were there stays.
     members, counts, steps = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros((0, 4), np.int64)]
     for number, size in enumerate(buckets.tolist()):
         shares, filled = share_out(order[edges[number] : edges[number + 1]], batch_size, ranks, last)
