@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from precook.values import Bytes, Flags
+
 KeySet = npt.NDArray[np.uint64]
 """Beginnings of keys, in order, each once."""
 
@@ -20,13 +22,13 @@ _PART = 1 << 18
 """Keys that are held in order at a time."""
 
 
-def split(keys: npt.NDArray[np.uint8]) -> list[bytes]:
+def split(keys: Bytes) -> list[bytes]:
     """Each key by itself, of many that stand one per row of 32 bytes."""
     raw = keys.tobytes()
     return [raw[start : start + 32] for start in range(0, len(raw), 32)]
 
 
-def beginnings(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+def beginnings(keys: Bytes) -> npt.NDArray[np.uint64]:
     """The first eight bytes of each key, one key per row, as numbers in the order of the keys."""
     numbers = np.ascontiguousarray(keys).view(">u8")[:, 0]
     return numbers.astype(np.uint64)
@@ -36,16 +38,16 @@ def keyset(parts: Iterable[npt.NDArray[np.uint64]]) -> KeySet:
     """One set of many beginnings."""
     ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *parts]))
     # Not `np.unique`, which takes ten times as long for numbers that hardly ever repeat.
-    new: npt.NDArray[np.bool_] = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    new: Flags = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
     return ordered[new]
 
 
-def among(keys: npt.NDArray[np.uint64], keyset: KeySet) -> npt.NDArray[np.bool_]:
+def among(keys: npt.NDArray[np.uint64], keyset: KeySet) -> Flags:
     """Which of some beginnings are in a set."""
     if not len(keyset):
         return np.zeros(len(keys), bool)
     nearest = np.minimum(np.searchsorted(keyset, keys), len(keyset) - 1)
-    same: npt.NDArray[np.bool_] = keyset[nearest] == keys
+    same: Flags = keyset[nearest] == keys
     return same
 
 
@@ -63,7 +65,7 @@ class ManyKeys:
         self._held = -1
         self._part: KeySet = np.zeros(0, np.uint64)
 
-    def among(self, starts: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    def among(self, starts: npt.NDArray[np.uint64]) -> Flags:
         """Which of some beginnings are among these keys."""
         present = np.zeros(len(starts), bool)
         parts = starts >> self._shift
@@ -83,7 +85,7 @@ class ManyKeys:
         return self._part
 
 
-def in_columns(columns: Sequence[npt.NDArray[np.uint8]]) -> ManyKeys:
+def in_columns(columns: Sequence[Bytes]) -> ManyKeys:
     """The keys of columns, one key per row of 32 bytes."""
 
     def blocks() -> Iterator[npt.NDArray[np.uint64]]:

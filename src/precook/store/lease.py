@@ -35,8 +35,7 @@ from precook.store import fork as forks
 from precook.store.index.index import Index
 from precook.store.keysets import BLOCK, beginnings
 from precook.store.layout import Layout
-
-Keys = npt.NDArray[np.uint8]
+from precook.values import Bytes
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 _LINE = 4096
@@ -95,7 +94,7 @@ class Lease:
         """Its file."""
         return self._layout.leases / self.id
 
-    def protect(self, keys: Keys) -> None:
+    def protect(self, keys: Bytes) -> None:
         """Keep the entries of these keys, one per row of 32 bytes, whether they are there yet or not.
 
         Look them up after this call, never before.

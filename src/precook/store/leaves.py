@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.errors import TreeError
 from precook.store.dtypes import DType, from_numpy_type, from_torch_type, load_torch, loaded_torch
-from precook.values import Bytes
+from precook.values import Array, Bytes
 
 Library = Literal["numpy", "torch"]
 
@@ -58,12 +57,12 @@ def read_leaf(value: Any, where: str, *, copy: bool = True) -> Leaf:
     return leaf
 
 
-def converter(dtype: DType, library: Library) -> Callable[[npt.NDArray[Any]], Any]:
+def converter(dtype: DType, library: Library) -> Callable[[Array], Any]:
     """What makes a tensor of this type and library over an array that holds its elements as `dtype.bits`."""
     if library == "torch":
         torch = load_torch()
         if not dtype.foreign:
-            from_numpy: Callable[[npt.NDArray[Any]], Any] = torch.from_numpy
+            from_numpy: Callable[[Array], Any] = torch.from_numpy
             return from_numpy
         torch_type = getattr(torch, dtype.torch)
         return lambda array: torch.from_numpy(array).view(torch_type)
@@ -76,7 +75,7 @@ def converter(dtype: DType, library: Library) -> Callable[[npt.NDArray[Any]], An
     return lambda array: array.view(numpy_type)
 
 
-def _from_numpy(array: npt.NDArray[Any], where: str, *, copy: bool) -> Leaf:
+def _from_numpy(array: Array, where: str, *, copy: bool) -> Leaf:
     if type(array) is not np.ndarray:
         name = type(array).__qualname__
         raise TreeError(where, f"a numpy {name} would come back as an ndarray", hint="give numpy.asarray(it)")
@@ -108,7 +107,7 @@ def _from_torch(tensor: Any, where: str, *, copy: bool) -> Leaf:
     return Leaf(dtype, "torch", tuple(tensor.shape), _flat(host.numpy(force=True), copy=copy))
 
 
-def _flat(array: npt.NDArray[Any], *, copy: bool) -> Bytes:
+def _flat(array: Array, *, copy: bool) -> Bytes:
     whole = np.array(array, order="C", copy=True) if copy else np.ascontiguousarray(array)
     return whole.reshape(-1).view(np.uint8)
 
@@ -140,13 +139,13 @@ def is_finite(leaf: Leaf) -> bool:
     return not _has_nan_bits(leaf, array)
 
 
-def _has_nan_bits(leaf: Leaf, array: npt.NDArray[Any]) -> bool:
+def _has_nan_bits(leaf: Leaf, array: Array) -> bool:
     low, high = _NAN_BITS[leaf.dtype.name]
     magnitude = _magnitude(leaf, array)
     return bool(((magnitude >= low) & (magnitude <= high)).any())
 
 
-def _magnitude(leaf: Leaf, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _magnitude(leaf: Leaf, array: Array) -> Array:
     """The bits without the sign, where the sign is not part of what means NaN."""
     most = np.iinfo(array.dtype).max
     return array & (most if leaf.dtype.name in _UNSIGNED_NAN else most >> 1)

@@ -12,7 +12,8 @@ import os
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
+
+from precook.values import Bytes
 
 
 @functools.cache
@@ -70,7 +71,7 @@ class _Region:
             self._munmap(address, self._length)  # not by the class's name, which is gone when Python ends
 
 
-def map_file(descriptor: int, length: int, *, private: bool) -> npt.NDArray[np.uint8]:
+def map_file(descriptor: int, length: int, *, private: bool) -> Bytes:
     """The first `length` bytes of a file as an array.
 
     A private mapping may be written to: the writes stay in this process and this mapping, the file never sees them.

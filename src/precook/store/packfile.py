@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.errors import DamagedPackError, StoreReadError
 from precook.store.format.header import header_length
@@ -35,7 +34,7 @@ from precook.store.format.pack import (
 )
 from precook.store.leaves import Library, converter
 from precook.store.mapping import map_file
-from precook.values import Array
+from precook.values import Array, Bytes
 
 LARGE = 16 << 10
 """Leaves from this size on are handed out from a mapping; smaller ones are cheaper to copy."""
@@ -158,7 +157,7 @@ class PackFile:
                 except (RowDamagedError, OSError) as error:
                     yield row, damage_reason(error, self.path)
 
-    def map(self, *, private: bool) -> npt.NDArray[np.uint8]:
+    def map(self, *, private: bool) -> Bytes:
         """The file as an array."""
         with self.open() as descriptor:
             return map_file(descriptor, self.nbytes, private=private)
@@ -343,7 +342,7 @@ class TableFile:
                 self._announced.add(around)
                 _ADVISE(descriptor, around[1] * AROUND, AROUND, os.POSIX_FADV_WILLNEED)
 
-    def _columns(self, mapping: npt.NDArray[np.uint8]) -> list[Array]:
+    def _columns(self, mapping: Bytes) -> list[Array]:
         return [_column(leaf, mapping, self.table.rows) for leaf in self.table.leaves]
 
 
@@ -352,7 +351,7 @@ def stack_signature(skeleton: bytes, shapes: list[Any]) -> str:
     return sys.intern(f"{skeleton!r} {shapes!r}")
 
 
-def _column(leaf: LeafColumn, mapping: npt.NDArray[np.uint8], rows: int) -> Array:
+def _column(leaf: LeafColumn, mapping: Bytes, rows: int) -> Array:
     if leaf.shape is None:
         return mapping[leaf.start : pair(leaf.offsets, rows - 1)[1] + leaf.start].view(leaf.dtype.bits)
     column = mapping[leaf.start : leaf.start + rows * leaf.row_bytes].view(leaf.dtype.bits)

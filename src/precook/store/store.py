@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.errors import (
     ClosedStoreError,
@@ -51,7 +50,7 @@ from precook.store.snapshot import (
 from precook.store.snapshot_content import SnapshotContent
 from precook.store.tree import Tree, take_apart
 from precook.store.writer import Writer
-from precook.values import Key
+from precook.values import Bytes, Flags, Key
 
 if TYPE_CHECKING:
     from precook.identity.recipe import Recipe
@@ -215,7 +214,7 @@ class Store:
         """Counts and sizes."""
         return self.internals(create=False).stats()
 
-    def present(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    def present(self, keys: Bytes) -> Flags:
         """Which of many keys, one per row of 32 bytes, have an entry."""
         internals = self._ready()
         if internals is None or not len(keys):
@@ -224,12 +223,12 @@ class Store:
         present = internals.lookup.present(wanted)
         return np.fromiter((key in present for key in wanted), bool, len(wanted))
 
-    def places(self, keys: npt.NDArray[np.uint8]) -> EntryTable | None:
+    def places(self, keys: Bytes) -> EntryTable | None:
         """Where the entries of many keys lie, one key per row of 32 bytes, to read them from; None without a store."""
         tables = self.places_of([keys])
         return tables[0] if tables is not None else None
 
-    def places_of(self, columns: Sequence[npt.NDArray[np.uint8]]) -> list[EntryTable] | None:
+    def places_of(self, columns: Sequence[Bytes]) -> list[EntryTable] | None:
         """The same for several columns of keys, in little more time than for one."""
         internals = self._ready()
         if internals is None:
@@ -320,7 +319,7 @@ class Store:
         dataset: str,
         content: SnapshotContent,
         *,
-        needs: npt.NDArray[np.uint8] | None = None,
+        needs: Bytes | None = None,
         seen: str | None = None,
     ) -> Snapshot:
         """Keep samples and their keys as the dataset's latest snapshot: durable when it returns.

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.identity.canonical import JsonValue, dump_json
 from precook.identity.recipe import Recipe
@@ -22,6 +21,7 @@ from precook.store.format.header import ALIGNMENT, Column, dump_header
 from precook.store.format.pack import DIRECTORY_TYPES, FORMAT, METADATA, NO_RECIPE, checksum, lanes_shape, pack_id
 from precook.store.leaves import Leaf
 from precook.store.tree import Parts
+from precook.values import Array, Bytes
 
 _Content = TypeVar("_Content")
 
@@ -83,7 +83,7 @@ def build_pack(entries: Sequence[Entry], *, created: int, salt: str) -> PackImag
     for entry in entries:
         tables.setdefault(entry.parts.skeleton, []).append(entry)
 
-    directory: list[tuple[str, npt.NDArray[Any]]] = []
+    directory: list[tuple[str, Array]] = []
     body: list[tuple[str, DType, tuple[int, ...], list[Leaf]]] = []
     forms = []
     for number, rows in enumerate(tables.values()):
@@ -95,7 +95,7 @@ def build_pack(entries: Sequence[Entry], *, created: int, salt: str) -> PackImag
 def assemble(
     forms: Sequence[JsonValue],
     recipes: Sequence[bytes],
-    directory: list[tuple[str, npt.NDArray[Any]]],
+    directory: list[tuple[str, Array]],
     body: list[tuple[str, DType, tuple[int, ...], _Content]],
     *,
     created: int,
@@ -134,7 +134,7 @@ def _table_form(
     name: str,
     rows: list[Entry],
     recipes: dict[bytes, int],
-    directory: list[tuple[str, npt.NDArray[Any]]],
+    directory: list[tuple[str, Array]],
     body: list[tuple[str, DType, tuple[int, ...], list[Leaf]]],
 ) -> JsonValue:
     """Add one table's columns to the directory and the body; its description for the metadata."""
@@ -161,7 +161,7 @@ def _table_form(
     return {"name": name, "rows": len(rows), **skeleton, "columns": leaf_forms, "values": values, "labels": labels}
 
 
-def text_form(name: str, texts: list[bytes], directory: list[tuple[str, npt.NDArray[Any]]]) -> JsonValue:
+def text_form(name: str, texts: list[bytes], directory: list[tuple[str, Array]]) -> JsonValue:
     """`{"all": …}` where every row has the same JSON, else null and two columns."""
     if all(text == texts[0] for text in texts):
         return {"all": json.loads(texts[0])}
@@ -170,7 +170,7 @@ def text_form(name: str, texts: list[bytes], directory: list[tuple[str, npt.NDAr
     return None
 
 
-def _stack(rows: list[bytes]) -> npt.NDArray[np.uint8]:
+def _stack(rows: list[bytes]) -> Bytes:
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
 
 

@@ -26,6 +26,7 @@ from precook.store.dtypes import DTYPES, DType
 from precook.store.format.header import Column, HeaderError, parse_header
 from precook.store.leaves import MAX_BYTES, MAX_DIM, Library
 from precook.store.tree import Build, builder, read_values
+from precook.values import Array, Bytes, Numbers
 
 FORMAT = 1
 MAX_HEAD = 1 << 30
@@ -38,7 +39,7 @@ NO_RECIPE = bytes(32)
 """Stands where an entry without a recipe would have its digest."""
 
 
-def pair(offsets: npt.NDArray[Any] | None, row: int) -> tuple[int, int]:
+def pair(offsets: Array | None, row: int) -> tuple[int, int]:
     """Where a row begins and ends."""
     assert offsets is not None
     return offsets.item(row), offsets.item(row + 1)
@@ -57,7 +58,7 @@ class LeafColumn:
     """The shape all rows share, or None where it varies from row to row."""
     shapes: npt.NDArray[np.uint32] | None
     """Each row's shape, where it varies."""
-    offsets: npt.NDArray[np.int64] | None
+    offsets: Numbers | None
     """Each row's first byte and the last one's end, relative to `start`, where shapes vary."""
 
     def span(self, row: int) -> tuple[int, int]:
@@ -117,14 +118,14 @@ class Table:
     rows: int
     skeleton: bytes
     build: Build
-    keys: npt.NDArray[np.uint8]
-    checksums: npt.NDArray[np.uint8]
+    keys: Bytes
+    checksums: Bytes
     recipes: npt.NDArray[np.uint16]
     leaves: tuple[LeafColumn, ...]
     values: TextColumn
     labels: TextColumn
 
-    def row_bytes(self) -> npt.NDArray[np.int64]:
+    def row_bytes(self) -> Numbers:
         """Bytes of tensors and plain values of each row."""
         total = np.zeros(self.rows, np.int64)
         for leaf in self.leaves:
@@ -263,7 +264,7 @@ class _ColumnReader:
         self._directory = header.directory
         self._columns = {column.name: column for column in header.columns}
 
-    def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
         """A directory column of exactly this type and shape (-1: any length)."""
         column = self._columns.pop(name)
         known = len(column.shape) == len(shape) and all(b in (-1, a) for a, b in zip(column.shape, shape, strict=True))
