@@ -134,7 +134,8 @@ def plan_build(
     """Look at models and sources, and say what is missing; what was learnt is remembered if `write` is set."""
     memory = memory or store.memory()
     encodings = _look_at_models(specs, store, memory, write=write, report=report)
-    plan = make_plan(settings, base, encodings, store, memory, write=write, report=report, lease=lease)
+    concepts = collect_sources(settings, base, encodings, store, memory, write=write, report=report)
+    plan = make_plan(settings, base, encodings, concepts, store, memory, write=write, lease=lease)
     return BuildPlan(plan, specs)
 
 
@@ -206,9 +207,7 @@ class Build:
             concepts = collect_sources(settings, plan.base, encodings, store, memory, report=report)
             before = plan.samples.by_concept
             if encodings != plan.encodings or not all(map(ConceptSamples.same_as, before, concepts)):
-                now = make_plan(
-                    settings, plan.base, encodings, store, memory, concepts=concepts, report=report, lease=self._lease
-                )
+                now = make_plan(settings, plan.base, encodings, concepts, store, memory, lease=self._lease)
                 return BuildPlan(now, plan.specs)
         wanted = [one.wants for one in plan.encoders.values()]
         return BuildPlan(look_up(plan, wanted, memory, lease=self._lease), plan.specs)

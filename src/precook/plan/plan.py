@@ -62,32 +62,6 @@ class Plan(PlannedDataset):
         return f"<Plan of {self.settings.dataset}: {counts}>"
 
 
-def make_plan(
-    settings: Settings,
-    base: Path,
-    encodings: list[Encoding],
-    store: Store,
-    memory: Memory,
-    *,
-    concepts: Sequence[ConceptSamples] | None = None,
-    write: bool = True,
-    report: Reporter = SILENT,
-    lease: Lease | None = None,
-) -> Plan:
-    """Look at the sources and say what is missing; with `write`, remember what was learnt on the way.
-
-    `concepts` spares looking at the sources where somebody just has. With a lease, all that is wanted is protected by
-    it before it is looked up.
-    """
-    if concepts is None:
-        concepts = collect_sources(settings, base, encodings, store, memory, write=write, report=report)
-    samples = Samples(concepts)
-    targets = cut_samples(samples, settings.image)
-    wanted = [want(encoding, samples, targets, settings.image, settings.text, memory) for encoding in encodings]
-    plan = Plan(settings, base, store, memory, samples, targets, {})
-    return look_up(plan, wanted, memory, write=write, lease=lease)
-
-
 def collect_sources(
     settings: Settings,
     base: Path,
@@ -121,6 +95,28 @@ def collect_sources(
         ]
     finally:
         save()  # whatever was read need not be read again
+
+
+def make_plan(
+    settings: Settings,
+    base: Path,
+    encodings: Sequence[Encoding],
+    concepts: Sequence[ConceptSamples],
+    store: Store,
+    memory: Memory,
+    *,
+    write: bool = True,
+    lease: Lease | None = None,
+) -> Plan:
+    """Say what is missing of the sources as they were collected; with `write`, remember what was learnt on the way.
+
+    With a lease, all that is wanted is protected by it before it is looked up.
+    """
+    samples = Samples(concepts)
+    targets = cut_samples(samples, settings.image)
+    wanted = [want(encoding, samples, targets, settings.image, settings.text, memory) for encoding in encodings]
+    plan = Plan(settings, base, store, memory, samples, targets, {})
+    return look_up(plan, wanted, memory, write=write, lease=lease)
 
 
 def look_up(

@@ -1,7 +1,7 @@
-"""Readiness: which wanted entries are in the store, asked of the index only where memory does not answer.
+"""Readiness: which wanted entries are in the store, which are lost, and which could not be made before.
 
-An entry that was seen stays until something is removed, and the index counts removals. So an unchanged dataset of a
-hundred thousand samples asks for none of its keys.
+The index is asked only where memory does not answer. An entry that was seen stays until something is removed, and the
+index counts removals: so an unchanged dataset of a hundred thousand samples asks for none of its keys.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import time
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.store.store import Store
-from precook.values import Bytes
+from precook.values import Bytes, Flags
 
 LOST = Kind("lost", key=32, value=0)
 """Keys that once had an entry and then had not."""
 _COMPARED = ("readiness", b"generation")
+"""The note that says at which generation of the store what was seen was last compared with it."""
+_FAILURES = "failures"
 
 
-def find_ready(keys: Bytes, store: Store, memory: Memory) -> npt.NDArray[np.bool_]:
+def find_ready(keys: Bytes, store: Store, memory: Memory) -> Flags:
     """Which keys have an entry."""
     generation = store.generation()
     if memory.note(*_COMPARED) != generation:
@@ -38,7 +39,7 @@ def find_ready(keys: Bytes, store: Store, memory: Memory) -> npt.NDArray[np.bool
     return ready
 
 
-def was_lost(keys: Bytes, memory: Memory) -> npt.NDArray[np.bool_]:
+def was_lost(keys: Bytes, memory: Memory) -> Flags:
     """Which keys once had an entry that was removed."""
     return memory.recall(LOST, keys)[0]
 
@@ -60,21 +61,18 @@ def _compare_again(generation: str, store: Store, memory: Memory) -> None:
     memory.write_note(*_COMPARED, generation)
 
 
-_KIND = "failures"
-
-
 def read_failures(memory: Memory) -> dict[bytes, str]:
     """Why entries could not be made, by key."""
-    return {key: str(json.loads(note)["reason"]) for key, note in memory.notes(_KIND).items()}
+    return {key: str(json.loads(note)["reason"]) for key, note in memory.notes(_FAILURES).items()}
 
 
 def record_failure(memory: Memory, key: bytes, reason: str) -> None:
     """Remember that an entry could not be made, and why."""
-    memory.write_note(_KIND, key, json.dumps({"reason": reason, "when": int(time.time())}))
+    memory.write_note(_FAILURES, key, json.dumps({"reason": reason, "when": int(time.time())}))
 
 
 def forget_failures(memory: Memory, keys: Iterable[bytes]) -> None:
     """These entries were made after all."""
-    if memory.notes(_KIND):
+    if memory.notes(_FAILURES):
         for key in keys:
-            memory.write_note(_KIND, key, None)
+            memory.write_note(_FAILURES, key, None)

@@ -19,7 +19,7 @@ from precook.plan.ready import was_lost
 from precook.plan.targets import Samples
 from precook.plan.wanted import NOBODY, WantedEntries, picture_kind, read_parts, text_kind
 from precook.store.store import Store
-from precook.values import Bytes, Numbers
+from precook.values import Bytes, Flags, Numbers
 
 _NEAREST = 32
 """Recipes that are compared, at the most."""
@@ -88,7 +88,7 @@ class History:
         self._kind = Kind(f"history/1/{dataset}", key=32, value=96)
         self._line_starts = np.cumsum(samples.line_counts) - samples.line_counts
 
-    def recall(self, samples: Numbers) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.object_]]:
+    def recall(self, samples: Numbers) -> tuple[Flags, npt.NDArray[np.object_]]:
         """Which samples are remembered, and what they were."""
         known, rows = self._memory.recall(self._kind, self._paths(samples))
         former = np.empty(len(samples), object)

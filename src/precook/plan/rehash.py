@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.fs.stamps import FILES
 from precook.memo.columns import Kind
 from precook.memo.memo import Keeper, Memory
 from precook.plan.plan import Plan
-from precook.values import Bytes
+from precook.values import Bytes, Flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class UntrustedStamps(Memory):
         self.files = 0
         """Files that were asked for and would have been known."""
 
-    def recall(self, kind: Kind, keys: Bytes) -> tuple[npt.NDArray[np.bool_], Bytes]:
+    def recall(self, kind: Kind, keys: Bytes) -> tuple[Flags, Bytes]:
         """Nothing about files; about anything else what is remembered."""
         known, values = super().recall(kind, keys)
         if kind.name != FILES.name:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.config.schema import ImageSettings, TextSettings
+from precook.config.schema import ImageSettings
 from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
-from precook.sources.draws import Purpose, draw
 from precook.sources.geometry import GeometryRows, cut_rows
 from precook.sources.samples import ConceptSamples, SourceProblem
-from precook.values import Bytes, Numbers
+from precook.values import Bytes, Flags, Numbers
 
 _CONTEXT = "precook sample 1"
 
@@ -101,7 +100,7 @@ class Targets:
     all: tuple[Target, ...]
     cuts: tuple[GeometryRows, ...]
     """For each target a row for each sample."""
-    usable: tuple[npt.NDArray[np.bool_], ...]
+    usable: tuple[Flags, ...]
     """For each target, which samples can be cut for it."""
     problems: tuple[SourceProblem, ...]
     """Samples that cannot be cut for any target."""
@@ -130,19 +129,6 @@ def cut_samples(samples: Samples, settings: ImageSettings) -> Targets:
         if lost:
             partly[str(name)] = lost
     return Targets(tuple(targets), tuple(cut.rows for cut in cuts), tuple(usable), tuple(problems), partly)
-
-
-def kept_lines(samples: Samples, settings: TextSettings) -> npt.NDArray[np.bool_]:
-    """Which of the samples' captions are kept: all, or so many of each, chosen by their text and never by position."""
-    if settings.variations == "all":
-        return np.ones(len(samples.lines), bool)
-    owners = np.repeat(np.arange(samples.count), samples.line_counts)
-    bits = draw(samples.lines, Purpose.LINES, number=0, seed=0)
-    order = np.lexsort((bits, owners))
-    starts = np.cumsum(samples.line_counts) - samples.line_counts
-    ranks = np.empty(len(order), np.int64)
-    ranks[order] = np.arange(len(order)) - starts[owners[order]]
-    return ranks < settings.variations
 
 
 def _joined(columns: list[npt.NDArray[Any]], width: int) -> npt.NDArray[Any]:

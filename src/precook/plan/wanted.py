@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from precook.config.schema import ImageSettings, TextSettings
 from precook.identity.recipe import Recipe
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
-from precook.plan.targets import Samples, Targets, kept_lines
+from precook.plan.targets import Samples, Targets
+from precook.sources.draws import Purpose, draw
 from precook.sources.geometry import COLUMNS, Geometry, GeometryRows
 from precook.sources.samples import EMPTY
-from precook.values import Bytes, Numbers
+from precook.values import Bytes, Flags, Numbers
 
 Input = Literal["image", "text", "mask"]
 NOBODY = -1
@@ -46,7 +46,7 @@ class WantedEntries:
     parts: Numbers
     """Which target of the sample, or which of its lines."""
     keys: Bytes
-    first: npt.NDArray[np.bool_]
+    first: Flags
     """The first row with its key; the others share its entry."""
 
 
@@ -69,7 +69,7 @@ def text_rows(samples: Samples, targets: Targets, settings: TextSettings) -> tup
     owners = np.repeat(np.arange(samples.count), samples.line_counts)
     starts = np.cumsum(samples.line_counts) - samples.line_counts
     parts = np.arange(len(owners)) - starts[owners]
-    keep = kept_lines(samples, settings)
+    keep = _kept_lines(samples, settings)
     if samples.count:
         keep &= np.any(targets.usable, axis=0)[owners]
     rows, owners, parts = (
@@ -79,6 +79,19 @@ def text_rows(samples: Samples, targets: Targets, settings: TextSettings) -> tup
         rows = np.concatenate([rows, np.frombuffer(EMPTY, np.uint8).reshape(1, 32)])
         owners, parts = np.append(owners, NOBODY), np.append(parts, 0)
     return rows, owners, parts
+
+
+def _kept_lines(samples: Samples, settings: TextSettings) -> Flags:
+    """Which of the samples' captions are kept: all, or so many of each, chosen by their text and never by position."""
+    if settings.variations == "all":
+        return np.ones(len(samples.lines), bool)
+    owners = np.repeat(np.arange(samples.count), samples.line_counts)
+    bits = draw(samples.lines, Purpose.LINES, number=0, seed=0)
+    order = np.lexsort((bits, owners))
+    starts = np.cumsum(samples.line_counts) - samples.line_counts
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order)) - starts[owners[order]]
+    return ranks < settings.variations
 
 
 def _picture_rows(
@@ -103,13 +116,14 @@ def _picture_rows(
     return np.concatenate(rows), np.concatenate(owners), np.concatenate(parts)
 
 
-def first_of_each(keys: Bytes) -> npt.NDArray[np.bool_]:
+def first_of_each(keys: Bytes) -> Flags:
     """Which rows are the first with their content."""
     words = np.ascontiguousarray(keys).view("<u8")
     order = np.argsort(words[:, 0], kind="stable")
     ordered = words[order]
     first = np.ones(len(keys), bool)
-    # Keys are digests: those that share 64 bits are the same, or as good as never there; compared all the same.
+    # Sorted by their first 64 bits alone, which is faster, and different digests practically never share them. Whole
+    # keys are compared all the same: at worst an entry is listed twice, never is one taken for another.
     same = (ordered[1:] == ordered[:-1]).all(axis=1)
     first[order[1:][same]] = False
     return first
@@ -165,9 +179,9 @@ def picture_rows(
     digests: Bytes,
     cuts: GeometryRows,
     *,
-    alphas: npt.NDArray[np.bool_] | None = None,
+    alphas: Flags | None = None,
     background: tuple[int, int, int] = (0, 0, 0),
-    white: npt.NDArray[np.bool_] | None = None,
+    white: Flags | None = None,
 ) -> Bytes:
     """What keys of pictures (with `alphas`) or masks (with `white`) are made of, a row each.
 
