@@ -51,7 +51,7 @@ def _layers(value: object) -> object:
 
 
 Dtype = Literal["float32", "float16", "bfloat16"]
-Posterior = Literal["mean", "sample", "moments"]
+PosteriorForm = Literal["mean", "sample", "moments"]
 Layers = Annotated[
     tuple[int, ...] | Literal["all"],
     BeforeValidator(_layers),
@@ -96,7 +96,7 @@ class DiffusersVae(ModelEncoder):
 
     uses: Literal["diffusers-vae"] = Field(description="Latents of a VAE of diffusers: a tensor C x h x w.")
     dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
-    posterior: Annotated[Posterior, one_of(Posterior)] = Field(
+    posterior: Annotated[PosteriorForm, one_of(PosteriorForm)] = Field(
         default="mean", description="mean, sample (drawn once), or moments (drawn anew each epoch)."
     )
     scaled: bool = Field(default=False, description="Apply the model's shift and scaling factor to what is kept.")

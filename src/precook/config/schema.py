@@ -42,8 +42,8 @@ Resampling = Literal["nearest", "area", "bilinear", "bicubic", "lanczos"]
 Permission = Literal["allow", "refuse"]
 Extreme = Literal["crop", "refuse"]
 Pick = Literal["one", "each"]
-Keep = Literal["paths", "captions"]
-Stamps = Literal["auto", "trust"]
+KeptText = Literal["paths", "captions"]
+StampTrust = Literal["auto", "trust"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,14 +246,14 @@ class Settings(Section):
             "propertyNames": {"pattern": f"^{_ENCODER}$", "not": {"enum": [*BATCH_NAMES]}},
         },
     )
-    keep: Annotated[tuple[Annotated[Keep, one_of(Keep)], ...], BeforeValidator(as_tuple), AfterValidator(unique)] = (
-        Field(
-            default=(),
-            description="What a snapshot tells beside its entries: paths, captions.",
-            json_schema_extra={**NOT_IN_KEYS, "uniqueItems": True},
-        )
+    keep: Annotated[
+        tuple[Annotated[KeptText, one_of(KeptText)], ...], BeforeValidator(as_tuple), AfterValidator(unique)
+    ] = Field(
+        default=(),
+        description="What a snapshot tells beside its entries: paths, captions.",
+        json_schema_extra={**NOT_IN_KEYS, "uniqueItems": True},
     )
-    stamps: Annotated[Stamps, one_of(Stamps)] = Field(
+    stamps: Annotated[StampTrust, one_of(StampTrust)] = Field(
         default="auto",
         description="auto, or trust: believe file times on network file systems too.",
         json_schema_extra=NOT_IN_KEYS,
