@@ -89,11 +89,12 @@ class BuildPlan(Plan):
     @property
     def encodings(self) -> list[Encoding]:
         """Its encoders as it sees them."""
-        return [one.wants.encoding for one in self.encoders.values()]
+        return [encoder.wants.encoding for encoder in self.encoders.values()]
 
     def pads(self) -> dict[str, int]:
         """What token ids are padded with, by encoder."""
-        return pad_ids(self.specs.values(), {one.name: one.recipe for one in self.encodings}, self.memory)
+        recipes = {encoding.name: encoding.recipe for encoding in self.encodings}
+        return pad_ids(self.specs.values(), recipes, self.memory)
 
     def build(
         self,
@@ -112,8 +113,8 @@ class BuildPlan(Plan):
         started = int(time.time())
         with lease_build(self.store, self.settings) as lease:
             # The plan was made without it: what was ready then and is gone by now is missing in the end, and made.
-            for one in self.encoders.values():
-                lease.protect(one.wants.keys[one.wants.first])
+            for encoder in self.encoders.values():
+                lease.protect(encoder.wants.keys[encoder.wants.first])
             done = Build(lease, BuildOptions(**options), stop=stop, report=report).run(self, fresh=fresh)
         if record:
             record_build(self.store, self.settings.dataset, started, done)
@@ -168,13 +169,14 @@ class Build:
     def run(self, plan: BuildPlan, *, fresh: bool) -> BuildReport:
         """Build a plan, and once or twice more what becomes of it meanwhile; `fresh` as in `BuildPlan.build`."""
         self._check(plan)
-        idle = fresh and not any(len(_rows(one, self._options)) for one in plan.encoders.values())
+        idle = fresh and not any(len(_rows(encoder, self._options)) for encoder in plan.encoders.values())
         done = encode_missing(plan, options=self._options, stop=self._stop, report=self._report)
         # What failed for good, now or before, is known by now.
         self._options = dataclasses.replace(self._options, retry_failed=False)
         for rounds in range(_ROUNDS + 1):
             if self._stop.is_set():
                 break
+            # With nothing encoded the plan is as good as new, unless something was removed from the store.
             if not idle or plan.store.generation() != plan.generation:
                 plan = self._look_again(plan, sources=not idle)
             known = {(failure.encoder, failure.key) for failure in done.failed}
@@ -209,7 +211,7 @@ class Build:
             if encodings != plan.encodings or not all(map(ConceptSamples.same_as, before, concepts)):
                 now = make_plan(settings, plan.base, encodings, concepts, store, memory, lease=self._lease)
                 return BuildPlan(now, plan.specs)
-        wanted = [one.wants for one in plan.encoders.values()]
+        wanted = [encoder.wants for encoder in plan.encoders.values()]
         return BuildPlan(look_up(plan, wanted, memory, lease=self._lease), plan.specs)
 
 
@@ -224,24 +226,26 @@ def encode_missing(plan: BuildPlan, *, options: BuildOptions, stop: threading.Ev
     """Encode what a plan has as missing, one encoder after the other; `stop` ends it after the batches in flight."""
     start = time.monotonic()
     progress = BuildProgress(plan.store.memory())
-    work = {name: rows for name, one in plan.encoders.items() if len(rows := _rows(one, options))}
+    work = {name: rows for name, encoder in plan.encoders.items() if len(rows := _rows(encoder, options))}
     if work and not stop.is_set():
         with interruption(), plan.store.claims() as claims:
             for name, rows in work.items():
                 if not stop.is_set():
                     spec = plan.specs[name].on(options.devices)
                     run_encoder(plan, spec, rows, progress, claims, options=options, stop=stop, report=report)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tried = sum(progress.encoded.values()) + sum(progress.reused.values()) + len(progress.failed) + progress.changed
     return BuildReport(
         encoded={name: progress.encoded[name] for name in plan.encoders},
-        reused={name: len(one.ready) + progress.reused[name] for name, one in plan.encoders.items()},
+        reused={name: len(encoder.ready) + progress.reused[name] for name, encoder in plan.encoders.items()},
         failed=(*_failed_before(plan, options), *progress.failed),
         changed=progress.changed,
         left=sum(len(rows) for rows in work.values()) - tried,
         truncated=dict(progress.truncated),
         seconds=time.monotonic() - start,
         bytes=progress.nbytes,
-        peak_memory=_peak_memory(),
+        # In KiB, but on macOS in bytes.
+        peak_memory=peak if sys.platform == "darwin" else peak * 1024,
         stopped=stop.is_set(),
     )
 
@@ -264,9 +268,9 @@ def record_build(store: Store, dataset: str, started: int, done: BuildReport, *,
 
 def _joined(first: BuildReport, second: BuildReport, plan: Plan) -> BuildReport:
     """One report for two passes, one after the other, the second of which did this plan."""
-    known = {(one.encoder, one.key) for one in (*second.failed, *plan.missing)}
+    known = {(entry.encoder, entry.key) for entry in (*second.failed, *plan.missing)}
     # A failure that the second pass knows nothing of: its source is gone, and it is told here or nowhere.
-    gone = [one for one in first.failed if one.encoder and (one.encoder, one.key) not in known]
+    gone = [failure for failure in first.failed if failure.encoder and (failure.encoder, failure.key) not in known]
     return BuildReport(
         encoded={name: first.encoded[name] + second.encoded[name] for name in second.encoded},
         reused={name: max(0, second.reused[name] - first.encoded[name]) for name in second.reused},
@@ -281,21 +285,16 @@ def _joined(first: BuildReport, second: BuildReport, plan: Plan) -> BuildReport:
     )
 
 
-def _rows(one: EncoderPlan, options: BuildOptions) -> Numbers:
+def _rows(encoder: EncoderPlan, options: BuildOptions) -> Numbers:
     """What an encoder has to make."""
-    again = list(one.failures) if options.retry_failed else []
-    return np.concatenate([one.missing, np.array(again, np.int64)])
+    again = list(encoder.failures) if options.retry_failed else []
+    return np.concatenate([encoder.missing, np.array(again, np.int64)])
 
 
 def _failed_before(plan: Plan, options: BuildOptions) -> Iterator[Failure]:
     """What failed before this build and is not tried again."""
     yield from (failure for failure in plan.failed if failure.encoder is None)
-    for name, one in plan.encoders.items() if not options.retry_failed else ():
-        for row, reason in one.failures.items():
-            entry = one.entry(row)
+    for name, encoder in plan.encoders.items() if not options.retry_failed else ():
+        for row, reason in encoder.failures.items():
+            entry = encoder.entry(row)
             yield Failure(reason, entry.path, entry.concept, name, entry.key)
-
-
-def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -114,8 +114,8 @@ def _bar(task: Task) -> Any:
             super().__init__(*args, **{**options, "disable": True})
 
         def __iter__(self) -> Any:
-            for one in self.iterable:
-                yield one
+            for file in self.iterable:
+                yield file
                 self.update()
 
         def update(self, n: float | None = 1) -> None:

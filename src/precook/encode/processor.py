@@ -60,13 +60,14 @@ class ProcessorEncoder(BaseEncoder):
             processor = transformers.AutoImageProcessor.from_pretrained(
                 self._folder, **LOCAL, trust_remote_code=False, **_choice(wanted)
             )
-        found = _backend_of(processor)
-        if found != wanted:
-            message = f"{printable(self._folder)}: {type(processor).__name__} runs on {found}, the recipe says {wanted}"
+        runs_on = _backend_of(processor)
+        if runs_on != wanted:
+            place, kind = printable(self._folder), type(processor).__name__
+            message = f"{place}: {kind} runs on {runs_on}, the recipe says {wanted}"
             raise EncodeError(message, hint="choose a model whose processor has a version for that")
         with loading("processor with these options", self._folder):
-            made = self._call(processor, Image.new("RGB", (_PROBE, _PROBE)))
-        self._batched = all(len(value) == 1 for value in made.values() if _has_items(value, torch))
+            outputs = self._call(processor, Image.new("RGB", (_PROBE, _PROBE)))
+        self._batched = all(len(value) == 1 for value in outputs.values() if _has_items(value, torch))
         self._processor = processor
 
     def encode(self, batch: list[Item]) -> list[Tree]:
@@ -82,8 +83,8 @@ class ProcessorEncoder(BaseEncoder):
             raise EncodeError("this encoder is not loaded", hint="call load(device) first")
         assert item.image is not None, "an image encoder gets items with an image"
         # As a picture: of an array three pixels high the processor would have to guess which axis is the colours.
-        made = self._call(self._processor, Image.fromarray(item.image))
-        return {name: self._kept(name, value) for name, value in made.items()}
+        outputs = self._call(self._processor, Image.fromarray(item.image))
+        return {name: self._kept(name, value) for name, value in outputs.items()}
 
     def _call(self, processor: Any, image: Image.Image) -> dict[str, Any]:
         return dict(processor(images=image, return_tensors="pt", **self._section.options))
@@ -111,7 +112,8 @@ def _choice(wanted: str) -> dict[str, Any]:
 
 
 def _backend_of(processor: Any) -> str:
-    found = getattr(processor, "backend", None)
-    if isinstance(found, str):
-        return found
+    """Which version a processor is; before transformers 5 its name said it."""
+    backend = getattr(processor, "backend", None)
+    if isinstance(backend, str):
+        return backend
     return "torchvision" if type(processor).__name__.endswith("Fast") else "pil"

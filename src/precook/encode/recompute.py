@@ -58,15 +58,15 @@ def recompute(
     rng = np.random.default_rng(seed)
     encoders: dict[str, EncoderPlan] = {}
     chosen: dict[str, list[Key]] = {}
-    for name, one in plan.encoders.items():
-        ready = one.ready
+    for name, encoder in plan.encoders.items():
+        ready = encoder.ready
         count = min(len(ready), max(1, math.ceil(share * len(ready)))) if len(ready) else 0
         rows = np.sort(rng.choice(ready, count, replace=False))
-        chosen[name] = [Key(one.wants.keys[row].tobytes()) for row in rows.tolist()]
+        chosen[name] = [Key(encoder.wants.keys[row].tobytes()) for row in rows.tolist()]
         # The plan of an encoder that lacks these rows and nothing else.
-        others = np.ones(len(one.ready_rows), bool)
+        others = np.ones(len(encoder.ready_rows), bool)
         others[rows] = False
-        encoders[name] = dataclasses.replace(one, ready_rows=others, failures={})
+        encoders[name] = dataclasses.replace(encoder, ready_rows=others, failures={})
     with tempfile.TemporaryDirectory(prefix="precook-recompute-") as folder, _scratch_store(folder) as scratch:
         part = Plan(plan.settings, plan.base, scratch, plan.memory, plan.samples, plan.targets, encoders)
         options = BuildOptions(devices=devices)

@@ -108,7 +108,9 @@ class EncoderSpec:
             folders = self._folders(partial(self.snapshots.find, report=report))
             return Encoding(self.name, _INPUTS[section.uses], self._recipe(section, folders, memory, report))
         encoder = self._make_user_encoder(section) if isinstance(section, UserSection) else section
-        kind = section.uses if isinstance(section, UserSection) else _kind_of(section)
+        # An object is known by its class: two of one class differ in their identity.
+        by_class = f"{type(encoder).__module__}:{type(encoder).__qualname__}"
+        kind = section.uses if isinstance(section, UserSection) else by_class
         where = ("encoders", self.name)
         try:
             identity = encoder.identity()
@@ -251,10 +253,6 @@ def pad_ids(specs: Iterable[EncoderSpec], recipes: dict[str, Recipe], memory: Me
         if pad is not None:
             pads[spec.name] = pad
     return pads
-
-
-def _kind_of(encoder: Encoder) -> str:
-    return f"{type(encoder).__module__}:{type(encoder).__qualname__}"
 
 
 def _reading(input_: Input) -> dict[str, object]:

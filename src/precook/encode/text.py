@@ -152,13 +152,13 @@ class StagedTexts:
     def land(self) -> list[Any]:
         """A tree for each text."""
         states: list[Any] = [] if self._arrival is None else self._arrival.wait()
-        made = iter(self._model.trees(states, self._some, self._longest))
-        trees = [next(made) if self._model.runs(row) else self._model.of_nothing() for row in self._rows]
+        encoded = iter(self._model.trees(states, self._some, self._longest))
+        trees = [next(encoded) if self._model.runs(row) else self._model.of_nothing() for row in self._rows]
         self._count(self._rows)
         return trees
 
 
 def _in_template(tokenizer: Tokenizer, text: str) -> str:
     messages = [{"role": "user", "content": text}]
-    made: str = tokenizer.library.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return made
+    prompt: str = tokenizer.library.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return prompt

@@ -171,8 +171,8 @@ class TextModel:
 
     def _measure(self, folder: Path) -> dict[str, Any]:
         """Run one token: what this model answers, and the entry of a text without any."""
-        one = {"input_ids": 0, "attention_mask": 1, "token_type_ids": 0}
-        inputs = {name: send([np.array([one[name]])], self._device) for name in self._names}
+        token = {"input_ids": 0, "attention_mask": 1, "token_type_ids": 0}
+        inputs = {name: send([np.array([token[name]])], self._device) for name in self._names}
         with self._torch.inference_mode():
             out = self._model(**inputs, **self._options)
         needed = ["last_hidden_state", *(["hidden_states"] if self._options["output_hidden_states"] else [])]
@@ -201,8 +201,8 @@ class TextModel:
             if name != "attention_mask"
         }
         with self._torch.inference_mode():
-            one, other = self._model(**inputs, **self._options).last_hidden_state[:, : len(_BEFORE)]
-        return bool(self._torch.equal(one, other))
+            first, second = self._model(**inputs, **self._options).last_hidden_state[:, : len(_BEFORE)]
+        return bool(self._torch.equal(first, second))
 
     def of_nothing(self) -> dict[str, Any]:
         """The tree of a text without tokens."""

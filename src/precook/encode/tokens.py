@@ -89,14 +89,14 @@ class Tokenizer:
         return [TokenRow(columns, length) for columns, length in zip(whole, lengths, strict=True)]
 
     def _columns(self, texts: Sequence[str], special_tokens: bool, **options: Any) -> list[dict[str, list[int]]]:  # noqa: FBT001
-        made = self.library(
+        columns = self.library(
             list(texts),
             add_special_tokens=special_tokens,
             padding=False,
             **{"truncation": False, "verbose": False, **options},
         )
-        names = [name for name in made if name in ("input_ids", *self.library.model_input_names)]
-        return [dict(zip(names, row, strict=True)) for row in zip(*(made[name] for name in names), strict=True)]
+        names = [name for name in columns if name in ("input_ids", *self.library.model_input_names)]
+        return [dict(zip(names, row, strict=True)) for row in zip(*(columns[name] for name in names), strict=True)]
 
 
 def check_limit(tokenizer: Tokenizer, limit: int | None, folder: Path) -> None:

@@ -133,17 +133,17 @@ def first_line(error: Exception) -> str:
 
 
 @contextmanager
-def loading(what: str, folder: Path) -> Iterator[None]:
-    """Load `what` from `folder` in here: alone, silently, and with one kind of error, which names both."""
+def loading(part: str, folder: Path) -> Iterator[None]:
+    """Load a part of an encoder in here: alone, silently, and with one kind of error, which names part and folder."""
     from safetensors import SafetensorError  # noqa: PLC0415 - only loading needs it
 
     with _LOADING, _hushed():
         try:
             yield
         except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError) as error:
-            raise _unloadable(what, folder, error) from error
+            raise _unloadable(part, folder, error) from error
         except SafetensorError as error:
-            raise _unloadable(what, folder, error) from error
+            raise _unloadable(part, folder, error) from error
 
 
 @contextmanager
@@ -161,11 +161,11 @@ def _hushed() -> Iterator[None]:
         yield
 
 
-def _unloadable(what: str, folder: Path, error: Exception) -> EncodeError:
+def _unloadable(part: str, folder: Path, error: Exception) -> EncodeError:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     reason = f"{type(error).__name__}: {printable(first)}" if first else type(error).__name__
     hint = "the cause above this error tells more; check that the folder is whole"
-    return EncodeError(f"{printable(folder)}: the {what} cannot be loaded: {reason}", hint=hint)
+    return EncodeError(f"{printable(folder)}: the {part} cannot be loaded: {reason}", hint=hint)
 
 
 def send(arrays: Sequence[npt.NDArray[Any]], device: str) -> Any:
