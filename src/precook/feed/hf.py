@@ -26,16 +26,16 @@ def hf_dataset(feed: Feed, encoder: str | None) -> Any:
         raise FeedError("datasets is not installed", hint="pip install datasets") from error
     column = chosen[0]
     count = len(column.keys) - (column.empty >= 0)
-    places = feed.batches.entries(column.name)
+    entries = feed.batches.entries(column.name)
     arrays: dict[str, list[Any]] = {}
     for number in range(count):
-        table, row = places.place(number)
+        table, row = entries.place(number)
         for leaf in table.table.leaves:
             if leaf.dtype.foreign:
                 hint = "feed.epoch gives them as torch tensors"
                 raise FeedError(f"{column.name}: datasets has no numbers of type {leaf.dtype.name}", hint=hint)
         leaves = [np.empty(leaf.row_shape(row), leaf.dtype.bits) for leaf in table.table.leaves]
-        places.copy(number, leaves)
+        entries.copy(number, leaves)
         tree = table.table.build(leaves, [])
         if not isinstance(tree, dict):
             raise FeedError(f"{column.name}: its entries are no dict of tensors")
