@@ -142,6 +142,7 @@ def _run(arguments: BuildArguments, *, as_json: bool) -> int:
     with (
         shared_cores(arguments.processes),
         open_project(arguments.config, arguments.store) as project,
+        # A plan has no batch to finish: a signal ends it at once. Only the build listens to `stop`.
         sigterm_as_ctrl_c(),
     ):
         plan = project.plan(encoders=list(arguments.encoders) or None, report=progress.reporter())

@@ -34,6 +34,7 @@ def command(
 
     place = find_or_new_store(config, store)
     with contextlib.ExitStack() as stack:
+        # stdin is not ours to close.
         stream = sys.stdin.buffer if archive == PIPE else stack.enter_context(Path(archive).open("rb"))
         opened = stack.enter_context(open_store(place))
         name = "stdin" if archive == PIPE else archive

@@ -160,6 +160,7 @@ def _run(function: Callable[[], int | None], warnings: logging.Handler) -> int:
     try:
         with interruption():
             code = function()
+        # Here, and not when Python ends: a pipe that is broken or a disk that is full has its own exit code.
         sys.stdout.flush()
     except ConfigError as error:
         output.problems(error)
@@ -178,6 +179,7 @@ def _run(function: Callable[[], int | None], warnings: logging.Handler) -> int:
         output.error(PrecookError(f"{error.filename}: {error.strerror}" if error.filename else str(error)))
         return FAILED
     finally:
+        # One process may run several commands, as tests do.
         log.removeHandler(warnings)
     return code or 0
 

@@ -80,6 +80,7 @@ def line(content: Line = "", *, whole: bool = False) -> None:
 def lines(contents: Iterable[str]) -> None:
     """Many lines of data in one style: as fast as they can be made."""
     for content in contents:
+        # Asking is much cheaper than escaping character by character, and `ls` may print very many lines.
         sys.stdout.write(f"{content if content.isprintable() else printable(content)}\n")
 
 
@@ -123,6 +124,7 @@ def share(part: int, whole: int) -> str:
 
 def document(content: dict[str, Any]) -> None:
     """One JSON document."""
+    # Not even NaN: JSON has no word for it, and other parsers refuse the one that Python writes.
     json.dump({"version": VERSION, **content}, sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 
@@ -130,6 +132,7 @@ def document(content: dict[str, Any]) -> None:
 def event(name: str, content: dict[str, Any]) -> None:
     """One JSON document in a line, at once: for a command that tells what it does while it does it."""
     sys.stdout.write(json.dumps({"version": VERSION, "event": name, **content}, allow_nan=False) + "\n")
+    # In a pipe it would wait until a block is full.
     sys.stdout.flush()
 
 

@@ -78,6 +78,7 @@ class StopAll(threading.Event):
         """Stop this process, too."""
         with self._lock:
             self._processes.append(process)
+            # A signal may come while processes are being started.
             if self.is_set():
                 process.stop()
 
@@ -221,7 +222,7 @@ def _listen(pipe: int, stop: threading.Event) -> None:
     asked = os.read(pipe, 1)
     stop.set()
     if asked:
-        os.read(pipe, 1)
+        os.read(pipe, 1)  # returns when the first process has ended, of itself or by a second signal
         # Nothing is cleaned up: whatever a store holds is valid at every moment.
         os._exit(INTERRUPTED)
 

@@ -21,7 +21,7 @@ def plan_and_remove(
     """Plan, show, and with `yes` do it; the bytes that all packs then take."""
     with open_to_write(config, store) if yes else open_to_read(config, store) as opened:
         plan = planner(opened, report=progress.reporter())
-        document = _document(plan)
+        document = _document(plan)  # before the removal: it tells what was planned
         if not as_json:
             _show(plan)
         removal = plan.execute(progress.reporter()) if yes and not plan.empty else None

@@ -173,6 +173,7 @@ def _remember(root: Path, cursor: VerifyCursor, damage: Sequence[Damage]) -> boo
     """Keep how far the pass has come and what it found, where the store can be written to."""
     from precook.maintain.verify import save_cursor
 
+    # Checked read-only and opened again to write: what cannot be written to can be verified all the same.
     if not os.access(root, os.W_OK):
         return False
     try:
