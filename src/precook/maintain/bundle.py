@@ -173,8 +173,7 @@ def export_bundle(
                 task.advance(int(entries.nbytes[some].sum()))
             reader.check()
             nbytes = writer.finish()
-            os.rename(partial, path)  # noqa: PTH104 - each step of the order of writes stands here by name
-            files.sync_directory(path.parent)
+            files.publish_file(partial, path, keep=True)
     return Exported(path, dataset, chosen.file.id, chosen.samples, len(entries), len(packs), nbytes, resumed)
 
 

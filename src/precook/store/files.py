@@ -53,15 +53,20 @@ def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int
         raise
 
 
-def publish_file(durable: Path, path: Path) -> None:
-    """Give a file whose content is durable its name, which then stays."""
+def publish_file(durable: Path, path: Path, *, keep: bool = False) -> None:
+    """Give a file or folder whose content is durable its name, which then stays.
+
+    Where the name itself cannot be made durable it is taken away again, unless the caller wants to `keep` it: whoever
+    exports something has it then, and hears of the failure.
+    """
     os.rename(durable, path)  # noqa: PTH104 - each step of the order of writes stands here by name
     try:
         sync_directory(path.parent)
     except BaseException:
         # A name that may vanish must not be found by others, who would take it for durable.
-        with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108
+        if not keep:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
         raise
 
 
