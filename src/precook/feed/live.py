@@ -69,16 +69,13 @@ class Live:
         for batch in shapes.values():
             pool.give(batch)
         failed |= results.wait(sum(map(len, shapes.values())), pool)
-        self._record(failed)
-        return {key: reason.text for key, reason in failed.items()}
-
-    def _record(self, failed: Mapping[Key, _LiveFailure]) -> None:
-        """Remember what trying again would not mend, as a build does."""
+        # What trying again would not mend is remembered, as a build does.
         memory = self._plan.store.memory()
-        for key, reason in failed.items():
-            if reason.lasting:
-                record_failure(memory, key.bytes, reason.text)
+        for key, failure in failed.items():
+            if failure.lasting:
+                record_failure(memory, key.bytes, failure.text)
         self._plan.store.remember(memory)
+        return {key: failure.text for key, failure in failed.items()}
 
     def _pool(self, encoder: str) -> tuple[DevicePool, _Results]:
         if encoder not in self._pools:

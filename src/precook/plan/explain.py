@@ -118,7 +118,7 @@ def _entry_states(plan: PlannedDataset, encoder: EncoderPlan, sample: int) -> It
     failures = {wants.keys[row].tobytes(): reason for row, reason in encoder.failures.items()}
     for row in np.flatnonzero(wants.samples == sample).tolist():
         entry = encoder.entry(row)
-        form = _caption_form(plan, sample, entry.line) if entry.line is not None else _picture_form(plan, entry)
+        form = _describe_form(plan, sample, entry)
         if encoder.ready_rows[row]:
             yield EntryState(entry.encoder, form, entry.key, "ready")
         elif entry.key.bytes in failures:
@@ -128,17 +128,16 @@ def _entry_states(plan: PlannedDataset, encoder: EncoderPlan, sample: int) -> It
             yield EntryState(entry.encoder, form, entry.key, "missing", why=why)
 
 
-def _caption_form(plan: PlannedDataset, sample: int, line: int) -> str:
-    concept, number = plan.samples.in_concept(sample)
-    try:
-        texts = concept.texts(number)
-    except (OSError, CaptionError):
-        return f"line {line + 1}"
-    text = texts[line] if line < len(texts) else ""
-    return f"line {line + 1}: {text if len(text) <= _WIDTH else text[: _WIDTH - 1] + '…'!r}"
-
-
-def _picture_form(plan: PlannedDataset, entry: PlannedEntry) -> str:
+def _describe_form(plan: PlannedDataset, sample: int, entry: PlannedEntry) -> str:
+    """Which form of the sample an entry is made of: one of its captions, or a cut of its picture or mask."""
+    if entry.line is not None:
+        concept, number = plan.samples.in_concept(sample)
+        try:
+            texts = concept.texts(number)
+        except (OSError, CaptionError):
+            return f"line {entry.line + 1}"
+        text = texts[entry.line] if entry.line < len(texts) else ""
+        return f"line {entry.line + 1}: {text if len(text) <= _WIDTH else text[: _WIDTH - 1] + '…'!r}"
     assert entry.target is not None
     assert entry.parts.geometry is not None
     width, height = entry.parts.geometry.target
