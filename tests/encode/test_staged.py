@@ -101,9 +101,9 @@ class Flight:
 
 def run(device: Device, sink: Any, count: int, *, size: int = 4, stop: threading.Event | None = None) -> None:
     spec = EncoderSpec("numbers", cast("Any", device), devices=("cuda:5",), batch_size=size)
-    with DevicePool(spec, sink, stop or threading.Event()) as crew:
+    with DevicePool(spec, sink, stop or threading.Event()) as pool:
         for at in range(0, count, 10):
-            crew.give(jobs(count)[at : at + 10])
+            pool.give(jobs(count)[at : at + 10])
 
 
 def each_its_own(sink: Sink, count: int) -> None:
