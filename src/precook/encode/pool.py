@@ -186,6 +186,7 @@ class DevicePool:
         if self._plan is not None:
             recipe = self._plan.encoders[self._spec.name].wants.encoding.recipe
             try:
+                # Whoever gave us the plan waits for us and leaves its memory alone.
                 self._spec.check_files(recipe, self._plan.memory)
             except BaseException:
                 encoder.unload()

@@ -112,6 +112,13 @@ class TextModel:
         states = results[:-1] if self._pooling else results
         return [self._tree(states, pooled, number, len(row.ids), longest) for number, row in enumerate(rows)]
 
+    def of_nothing(self) -> dict[str, Any]:
+        """The tree of a text without tokens."""
+        if "pooled" in self._nothing:
+            message = "the tokenizer makes no token of this text, so there is nothing to pool"
+            raise EncodeError(message, hint="set a prefix, or pooled: false")
+        return self._nothing
+
     def _tree(self, states: list[Any], pooled: Any, number: int, length: int, longest: int) -> dict[str, Any]:
         kept = slice(self._section.crop_start, longest if self._section.keep_padding else length)
         several = self._section.layers == "all" or len(states) > 1
@@ -203,13 +210,6 @@ class TextModel:
         with self._torch.inference_mode():
             first, second = self._model(**inputs, **self._options).last_hidden_state[:, : len(_BEFORE)]
         return bool(self._torch.equal(first, second))
-
-    def of_nothing(self) -> dict[str, Any]:
-        """The tree of a text without tokens."""
-        if "pooled" in self._nothing:
-            message = "the tokenizer makes no token of this text, so there is nothing to pool"
-            raise EncodeError(message, hint="set a prefix, or pooled: false")
-        return self._nothing
 
 
 def _load_model(folder: Path, section: TransformersText, dtype: Any) -> tuple[Any, bool]:
