@@ -143,7 +143,8 @@ def _put(folder: Path) -> Callable[[], object]:
 
     store, recipe = precook.open(folder / "cache"), precook.Recipe("count", {})
     store.put(recipe.key(0), np.arange(4))
-    return lambda: store.put(recipe.key(1), {"x": np.arange(4), "text": "a cat"})
+    key, tree = recipe.key(1), {"x": np.arange(4), "text": "a cat"}
+    return lambda: store.put(key, tree)
 
 
 def _get(folder: Path, *, again: bool = False) -> Callable[[], object]:

@@ -26,7 +26,7 @@ _FIXED = (Survivors.NOTHING, Survivors.DATA, Survivors.NAMES, Survivors.SIZES, S
 _HARSHEST = _FIXED[:2]
 
 
-def cut_everywhere(
+def cut_everywhere(  # noqa: PLR0913 - what a power cut is made of
     scenario: Scenario,
     library: Library,
     workspace: Path,
@@ -62,7 +62,7 @@ def cut_everywhere(
     return report
 
 
-def cut_after_fault(
+def cut_after_fault(  # noqa: PLR0913 - what a power cut is made of
     scenario: Scenario,
     fault: Fault,
     library: Library,

@@ -71,7 +71,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def check_entries(
+def check_entries(  # noqa: C901 - one list of all that is checked
     store: precook.Store,
     numbers: Collection[int],
     acked: frozenset[int],

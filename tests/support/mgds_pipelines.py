@@ -248,7 +248,7 @@ def settle(folder: Path) -> None:
 class Run:
     """One process' worth of a pipeline: made, started, read."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - mgds' own signature
         self,
         folder: Path,
         concepts: list[dict[str, Any]],

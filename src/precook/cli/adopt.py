@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MOST_LEFT_OUT = 10
 
 
-def command(
+def command(  # noqa: PLR0913 - each parameter is an option of the command
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures with their old caches.")],
     *,
     dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset they become.")] = "adopted",

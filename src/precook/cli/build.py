@@ -85,7 +85,7 @@ class BuildArguments:
         return dataclasses.replace(self, memory=memory, threads=threads, processes=processes)
 
 
-def command(
+def command(  # noqa: PLR0913 - each parameter is an option of the command
     *,
     config: ConfigOption = None,
     store: StoreOption = None,

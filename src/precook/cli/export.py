@@ -24,7 +24,7 @@ class Form(str, Enum):
     SAFETENSORS = "safetensors"
 
 
-def command(
+def command(  # noqa: PLR0913 - each parameter is an option of the command
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.")],
     target: Annotated[Path, typer.Argument(metavar="FILE", help="The archive; with --as safetensors, a folder.")],
     *,

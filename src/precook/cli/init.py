@@ -27,7 +27,7 @@ _USUAL = 512
 """Where no picture tells its size."""
 
 
-def command(
+def command(  # noqa: PLR0913 - each parameter is an option of the command
     folder: Annotated[
         Path | None, typer.Argument(metavar="FOLDER", help="Where the pictures lie.", show_default=False)
     ] = None,

@@ -62,7 +62,7 @@ class EntryLine:
     packs: tuple[str, ...]
 
 
-def command(
+def command(  # noqa: PLR0913 - each parameter is an option of the command
     *,
     config: ConfigOption = None,
     store: StoreOption = None,

@@ -72,7 +72,7 @@ def _parse_share(text: str) -> float:
     return float(match[1]) / 100
 
 
-def command(
+def command(  # noqa: PLR0913 - each parameter is an option of the command
     *,
     config: ConfigOption = None,
     store: StoreOption = None,

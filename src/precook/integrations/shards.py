@@ -23,7 +23,7 @@ from precook.store.tree import Tree
 
 _NAMES = re.compile(r"shard_([0-9]{4,})\.pkl")
 _SAFE_TORCH = (2, 10)
-"""Before this version, a file could be made that ran code although only weights were asked for (CVE-2026-24747)."""
+"""Before this version, a file could be made that ran code although only weights were asked for."""
 _ZIP_START = b"PK\x03\x04"
 _PLAIN = (str, int, float, bool, type(None))
 _MAX_SPREAD = 1 << 30

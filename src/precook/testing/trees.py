@@ -11,7 +11,7 @@ import numpy as np
 from precook.store.dtypes import DTYPES, DType, load_torch, loaded_torch
 
 
-def same(left: Any, right: Any) -> bool:
+def same(left: Any, right: Any) -> bool:  # noqa: PLR0911 - one return for each kind of value
     """Whether two trees are equal bit for bit, types and the order of dicts included.
 
     >>> same({"a": 1}, {"a": 1.0}), same([float("nan")], [float("nan")]), same(0.0, -0.0)

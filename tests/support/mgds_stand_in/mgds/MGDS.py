@@ -13,7 +13,7 @@ from mgds.SettingsPipelineModule import SettingsPipelineModule
 class MGDS:
     """A data set."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - mgds' own signature
         self,
         device: Any,
         concepts: list[dict[str, Any]],

@@ -12,7 +12,7 @@ from mgds.pipelineModuleTypes.RandomAccessPipelineModule import RandomAccessPipe
 class CollectPaths(PipelineModule, RandomAccessPipelineModule):
     """Lists files once, by concept and then by path."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - mgds' own signature
         self,
         concept_in_name: str,
         path_in_name: str,

@@ -15,7 +15,7 @@ from mgds.pipelineModuleTypes.SingleVariationRandomAccessPipelineModule import S
 class DiskCache(PipelineModule, SingleVariationRandomAccessPipelineModule):
     """Keeps the draws of each group and variation."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - mgds' own signature
         self,
         cache_dir: str,
         split_names: list[str] | None = None,
