@@ -13,7 +13,7 @@ from PIL import Image
 
 from precook.config.concept import Concept
 from precook.config.encoders import ENCODERS, UserSection
-from precook.config.fields import decides
+from precook.config.field_types import decides
 from precook.config.schema import ImageSettings, Settings, TextSettings
 from tests.support.projects import picture, project, text_folder, vae_folder
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import precook
 from precook.maintain.compact import CompactPlan, plan_compact
-from precook.maintain.evict import plan_clear, plan_evict
+from precook.maintain.evict import plan_evict
 from precook.maintain.gc import plan_gc
+from precook.maintain.prune import plan_clear
 from tests.support.snapshots import disk_bytes, freeze, packs, put_packs
 from tests.support.trees import same, trees
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precook
-from precook.maintain.evict import plan_clear, plan_evict, plan_prune
+from precook.maintain.evict import plan_evict
+from precook.maintain.prune import plan_clear, plan_prune
 from precook.maintain.remove import Removal, RemovalPlan
 from precook.store import internals, pack_cache
 from precook.store.index.index import Index

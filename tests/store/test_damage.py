@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import precook
-from precook.maintain.evict import plan_clear
+from precook.maintain.prune import plan_clear
 from precook.store.layout import Layout
 from precook.store.lock import locked
 from tests.support.descriptors import descriptors

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import precook
-from precook.maintain.evict import plan_clear, plan_evict, plan_prune
+from precook.maintain.evict import plan_evict
 from precook.maintain.gc import plan_gc
+from precook.maintain.prune import plan_clear, plan_prune
 from precook.store import fork as forks
 from tests.support.commands import run
 from tests.support.descriptors import descriptors

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import precook
 from precook.maintain.compact import plan_compact
-from precook.maintain.evict import plan_clear, plan_evict
+from precook.maintain.evict import plan_evict
 from precook.maintain.gc import plan_gc
+from precook.maintain.prune import plan_clear
 from precook.store import entry_table, keysets
 from precook.store.entry_table import ReshapedError
 from precook.store.index import scan, schema

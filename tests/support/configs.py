@@ -11,7 +11,7 @@ import precook
 from precook.config.check import check
 from precook.config.concept import Concept
 from precook.config.encoders import ENCODERS
-from precook.config.fields import Section
+from precook.config.field_types import Section
 from precook.config.schema import ImageSettings, Settings, TextSettings
 from precook.config.yaml import Origin
 

@@ -32,7 +32,7 @@ def command(
     """
     if [recipe is not None, dataset is not None, everything].count(True) != 1:
         raise typer.BadParameter("say one of --recipe, --dataset and --all")
-    from precook.maintain.evict import plan_clear
+    from precook.maintain.prune import plan_clear
 
     planner = partial(plan_clear, recipe=recipe, dataset=dataset, everything=everything)
     plan_and_remove(config, store, planner, yes=yes, as_json=as_json)

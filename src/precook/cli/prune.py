@@ -18,7 +18,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Remove what nobody has used for a while; a preview until --yes."""
-    from precook.maintain.evict import plan_prune
+    from precook.maintain.prune import plan_prune
 
     planner = partial(plan_prune, older_than=older_than)
     plan_and_remove(config, store, planner, yes=yes, as_json=as_json)

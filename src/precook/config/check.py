@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from precook.config.concept import Concept
 from precook.config.encoders import ENCODERS
-from precook.config.fields import FieldPath, Flaw, Section
+from precook.config.field_types import FieldPath, Flaw, Section
 from precook.config.messages import described, did_you_mean, quoted
 from precook.config.schema import ImageSettings, Settings, TextSettings
 from precook.config.yaml import MAX_DIGITS, Origin, read_document

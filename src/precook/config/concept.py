@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from precook.config.fields import (
+from precook.config.field_types import (
     NOT_IN_KEYS,
     Flaw,
     NonEmpty,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from precook.config.fields import (
+from precook.config.field_types import (
     NOT_IN_KEYS,
     Flaw,
     NonEmpty,

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from precook.config.concept import Concept
 from precook.config.encoders import EncoderSettings
-from precook.config.fields import (
+from precook.config.field_types import (
     NOT_IN_KEYS,
     Flaw,
     PathText,

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from precook.config.check import check
 from precook.config.concept import Concept
 from precook.config.encoders import ENCODERS, EncoderSection, kind_of
-from precook.config.fields import Section
+from precook.config.field_types import Section
 from precook.config.messages import quoted
 from precook.config.schema import ImageSettings, Settings, TextSettings
 from precook.values import has_surrogates

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from precook.config.fields import FieldPath
+from precook.config.field_types import FieldPath
 from precook.config.messages import quoted
 from precook.errors import ConfigError, ConfigProblem, printable
 

@@ -1,1 +1,1 @@
-"""Making entries: what the encoders are."""
+"""Make it: encoders, and the build that runs them over what is missing."""

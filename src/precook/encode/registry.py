@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from precook.config.encoders import EncoderSection, ModelEncoder, TransformersText, UserSection
-from precook.config.fields import decides
+from precook.config.field_types import decides
 from precook.config.yaml import Origin
 from precook.encode.encoder import BaseEncoder, Encoder, as_base
 from precook.encode.hub import HubSnapshots, is_unused

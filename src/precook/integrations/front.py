@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from precook.errors import PrecookError
 from precook.identity.recipe import Recipe, recipe_digest
-from precook.maintain.evict import plan_clear, plan_prune
+from precook.maintain.prune import plan_clear, plan_prune
 from precook.open_store import open_store
 from precook.store.store import Store
 from precook.store.tree import Tree

@@ -1,1 +1,1 @@
-"""Looking after a store: what is wrong with it or with the machine it lies on."""
+"""Look after it: remove, compact, verify, repair and export what a store holds, and examine the machine it lies on."""

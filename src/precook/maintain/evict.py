@@ -1,12 +1,10 @@
-"""Eviction: entries go by size, by age, or because somebody says so."""
+"""Eviction: the least recently used entries go until the packs fit a size."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from precook.errors import NoSnapshotError, StoreError, StoreFullError, printable
-from precook.identity.canonical import dump_json
-from precook.identity.recipe import recipe_digest
+from precook.errors import StoreFullError
 from precook.maintain.protect import ProtectedAge, ProtectedKeys, Protection, Protector, Roots
 from precook.maintain.remove import (
     ALL_DEAD,
@@ -21,8 +19,7 @@ from precook.maintain.rowset import RowSet
 from precook.report import SILENT, Reporter
 from precook.store.index.scan import EntryScan
 from precook.store.internals import StoreInternals
-from precook.store.keysets import KeySet, ManyKeys, in_columns
-from precook.store.snapshot import list_snapshots, read_snapshot
+from precook.store.keysets import KeySet, ManyKeys
 from precook.store.store import Store
 from precook.units import format_duration, format_size
 from precook.values import Flags, Numbers
@@ -35,8 +32,6 @@ _SLACK = 10
 """Where entries are evicted, so that a tenth of the store is free after: each time costs a look at all of them."""
 _TRIES = 3
 """How often room is looked for."""
-_DIGITS = 4
-"""Digits that a digest is named by, at least."""
 
 
 def make_room(internals: StoreInternals, nbytes: int, max_bytes: int) -> None:
@@ -188,73 +183,3 @@ class _LeastRecent:
     def _is_first(self, pack: int, rows: Numbers) -> Flags:
         """Which rows of a pack are the first place of their key."""
         return self._candidates.first.has(np.full(len(rows), pack), rows)
-
-
-def plan_prune(store: Store, older_than: float, *, recipe: str | None = None, report: Reporter = SILENT) -> RemovalPlan:
-    """What nobody has written or used for so many seconds, but for what snapshots and leases name.
-
-    With a `recipe`, named as for `plan_clear`, only of what it made.
-    """
-    internals = store.internals(create=False)
-    recipes = None if recipe is None else _recipe_numbers(internals, recipe)
-    scan = EntryScan(internals.layout, internals.index)
-    young = ProtectedAge(f"used in the last {format_duration(older_than)}", scan.now - int(older_than * 1e9))
-    candidates = find_candidates(scan, Protection(internals.layout, Roots()), [young], recipes=recipes, report=report)
-    reason = f"not used for {format_duration(older_than)}"
-    return plan_removal(internals, "prune", candidates, candidates.all(), reason=reason)
-
-
-def plan_clear(
-    store: Store,
-    *,
-    recipe: str | None = None,
-    dataset: str | None = None,
-    everything: bool = False,
-    report: Reporter = SILENT,
-) -> RemovalPlan:
-    """What somebody wants to be rid of, however young: one of the three.
-
-    `recipe`: all it made, named by its kind or by the first digits of its digest. `dataset`: its snapshots, and the
-    entries that no other dataset names. Leases and pinned snapshots keep what they name.
-    """
-    if [recipe is not None, dataset is not None, everything].count(True) != 1:
-        message = "clear takes one of recipe, dataset and everything"
-        raise ValueError(message)
-    internals = store.internals(create=False)
-    roots, reason, snapshots = Roots(latest=False), "everything", list_snapshots(internals.layout)
-    recipes, keys = None, None
-    if recipe is not None:
-        recipes, reason, snapshots = _recipe_numbers(internals, recipe), f"made by {recipe}", []
-    if dataset is not None:
-        snapshots = [file for file in snapshots if file.dataset == dataset]
-        if not snapshots:
-            raise NoSnapshotError(store.path, dataset)
-        keys = in_columns([column for file in snapshots for column in read_snapshot(file).key_columns()])
-        roots, reason = Roots(but=(dataset,)), f"only {dataset} names it"
-    scan = EntryScan(internals.layout, internals.index)
-    candidates = find_candidates(scan, Protection(internals.layout, roots), recipes=recipes, keys=keys, report=report)
-    return plan_removal(
-        internals,
-        "clear",
-        candidates,
-        candidates.all(),
-        reason=reason,
-        snapshots=[file for file in snapshots if not file.pinned],
-        spare_used=False,
-    )
-
-
-def _recipe_numbers(internals: StoreInternals, recipe: str) -> list[int]:
-    """The index's numbers of the recipes of a kind, or with a digest that begins so."""
-    digest = recipe.lower() if len(recipe) >= _DIGITS else None
-    kind = dump_json([recipe])[:-1] + b","
-    numbers = [
-        number
-        for number, form in internals.index.recipes().items()
-        if form.startswith(kind) or (digest is not None and recipe_digest(form).hex.startswith(digest))
-    ]
-    if not numbers:
-        hint = "`precook status` lists the recipes of a store"
-        message = f"no recipe here has the kind or digest {printable(recipe)!r}"
-        raise StoreError(internals.layout.root, message, hint=hint)
-    return numbers

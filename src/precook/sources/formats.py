@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "tif", "tiff", "gif")
+"""Ends of the names of picture files; a file is taken for what its first bytes announce."""
+
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_FRAME = 12
 """Bytes of a chunk around its data: length, kind and checksum."""

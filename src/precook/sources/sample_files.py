@@ -11,13 +11,13 @@ import numpy as np
 
 from precook.config.concept import ColumnName, Concept, FileName, FixedText, Sidecar
 from precook.sources.captions import from_file_name
+from precook.sources.formats import SUFFIXES
 from precook.sources.table import SourceTable
 from precook.sources.walk import Listing, list_names, walk
 from precook.values import Numbers
 
 PICTURE, CAPTION, MASK = 1, 2, 3
 """Roles of files in a listing."""
-SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "tif", "tiff", "gif")
 NOT_SAMPLES = ("-masklabel", "-condlabel")
 """Ends of names that trainers give to masks and conditions: such files are never samples."""
 
