@@ -43,19 +43,19 @@ _PUBLIC = {
     "NoStoreError": "precook.errors",
     "NotAStoreError": "precook.errors",
     "PinnedError": "precook.errors",
-    "Plan": "precook.plan.plan",
+    "Plan": "precook.encode.build:BuildPlan",
     "PlannedEntry": "precook.plan.entries",
     "PrecookError": "precook.errors",
     "Project": "precook.project",
     "ReadOnlyError": "precook.errors",
     "Recipe": "precook.identity.recipe",
-    "Snapshot": "precook.store.snapshot",
+    "Snapshot": "precook.open_store:FeedSnapshot",
     "SnapshotEntriesError": "precook.errors",
     "SourceChangedError": "precook.errors",
     "SourceError": "precook.errors",
     "Stats": "precook.store.internals",
     "StoppedError": "precook.errors",
-    "Store": "precook.store.store",
+    "Store": "precook.open_store:LocalStore",
     "StoreError": "precook.errors",
     "StoreFullError": "precook.errors",
     "StoreReadError": "precook.errors",
@@ -77,6 +77,7 @@ __all__ = list(_PUBLIC)
 
 if TYPE_CHECKING:
     # The same names once more: type checkers do not run `__getattr__`. A test keeps the two equal.
+    from precook.encode.build import BuildPlan
     from precook.encode.cached import Cached as Cached
     from precook.encode.encoder import Encoder as Encoder
     from precook.encode.encoder import Item as Item
@@ -121,22 +122,22 @@ if TYPE_CHECKING:
     from precook.maintain.shards import export_shards as export_shards
     from precook.maintain.verify import Damage as Damage
     from precook.maintain.verify import Verification as Verification
-    from precook.open_store import open_store
+    from precook.open_store import FeedSnapshot, LocalStore, open_store
     from precook.plan.entries import Failure as Failure
     from precook.plan.entries import PlannedEntry as PlannedEntry
     from precook.plan.explain import Explanation as Explanation
-    from precook.plan.plan import Plan as Plan
     from precook.project import Project as Project
     from precook.project import load as load
     from precook.store.internals import Stats as Stats
     from precook.store.reader import LazyTensor as LazyTensor
-    from precook.store.snapshot import Snapshot as Snapshot
-    from precook.store.store import Store as Store
     from precook.store.writer import Writer as Writer
     from precook.values import Digest as Digest
     from precook.values import Key as Key
 
     # An import under another name would not count as public.
+    Plan = BuildPlan
+    Snapshot = FeedSnapshot
+    Store = LocalStore
     open = open_store  # noqa: A001
 
 

@@ -19,8 +19,10 @@ from precook.report import SILENT, Reporter
 from precook.store.copy import Verify
 from precook.store.internals import StoreInternals
 from precook.store.snapshot import Snapshot
+from precook.store.snapshot_content import SnapshotContent
 from precook.store.store import FLUSH_BYTES, FLUSH_SECONDS, Store
 from precook.store.tree import Tree
+from precook.values import Bytes
 
 if TYPE_CHECKING:
     from precook.encode.cached import Cached
@@ -43,6 +45,10 @@ class FeedSnapshot(Snapshot):
         return feed_snapshot(self, batch_size=batch_size, **options)
 
 
+def _with_feed(snapshot: Snapshot) -> FeedSnapshot:
+    return FeedSnapshot(snapshot.file, snapshot.created, snapshot.content, snapshot.store)
+
+
 class LocalStore(Store):
     """A store on a disk of this machine: what `precook.open` returns."""
 
@@ -58,8 +64,13 @@ class LocalStore(Store):
 
     def snapshot(self, dataset: str) -> FeedSnapshot:
         """The latest snapshot of a dataset, read and checked; `NoSnapshotError` where there is none."""
-        snapshot = super().snapshot(dataset)
-        return FeedSnapshot(snapshot.file, snapshot.created, snapshot.content, snapshot.store)
+        return _with_feed(super().snapshot(dataset))
+
+    def freeze(
+        self, dataset: str, content: SnapshotContent, *, needs: Bytes | None = None, seen: str | None = None
+    ) -> FeedSnapshot:
+        """Keep samples and their keys as the dataset's latest snapshot: durable when it returns."""
+        return _with_feed(super().freeze(dataset, content, needs=needs, seen=seen))
 
     def cached(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -17,10 +18,10 @@ from typing import Any
 import pytest
 
 import precook
-from precook.cli.build import BuildArguments
+from precook.cli.build import BuildArguments, _look_back
 from precook.store import claims
 from tests.support.commands import run, spawn
-from tests.support.projects import dataset
+from tests.support.projects import dataset, project
 
 PICTURES = 60
 ENCODERS = '''\
@@ -346,3 +347,15 @@ class TestEnding:
             None, None, (), (), None, None, retry_failed=False, fail_fast=False, crowded=False, processes=3
         )
         assert asked.command == "precook build --processes 3"
+
+
+def test_the_outcome_is_what_all_processes_have_left(tmp_path: Path) -> None:
+    """The first may have ended before another made what it could not, and froze the dataset."""
+    dataset(tmp_path / "data", 3)
+    with project(tmp_path) as one:
+        plan = one.plan()
+        report = plan.build()
+        assert report.snapshot is not None
+        of_the_first = dataclasses.replace(report, missing=3, snapshot=None)
+        looked = _look_back(one, plan, of_the_first)
+        assert (looked.missing, looked.snapshot) == (0, report.snapshot)

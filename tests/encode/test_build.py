@@ -21,7 +21,7 @@ from precook.encode.build import BuildReport
 from precook.maintain.gc import plan_gc
 from precook.plan import plan as plan_module
 from precook.sources.crop import cut
-from precook.sources.image import decode
+from precook.sources.pictures import decode
 from precook.sources.samples import ConceptSamples
 from tests.support import projects
 from tests.support.projects import Watched, dataset, picture, project

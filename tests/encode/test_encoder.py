@@ -40,8 +40,8 @@ def test_what_an_encoder_can_do_is_used() -> None:
     assert base.lengths(["a", "a b"]) == [0, 1]
     items = [Item(text="a")]
     assert base.stage(items) is items
-    able.truncated = 4
-    assert base.truncated == 4
+    able.truncated, able.gives_away = 4, False
+    assert (base.truncated, base.gives_away) == (4, False)
 
 
 def test_lengths_that_fail_together_are_measured_one_by_one() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precook.sources.formats import why_cut_off
-from precook.sources.image import RefusedError, decode, read_facts
+from precook.sources.pictures import RefusedError, decode, read_facts
 from tests.support.pictures import (
     KINDS,
     every_kind,

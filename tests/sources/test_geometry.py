@@ -20,7 +20,7 @@ from precook.config import schema
 from precook.config.schema import ImageSettings, Resolution
 from precook.identity.canonical import canonical
 from precook.sources.geometry import COLUMNS, MAX_BUCKETS, RESAMPLINGS, Cuts, Geometry, buckets, cut_rows, nearest
-from precook.sources.image import Facts, RefusedError, check_pixels
+from precook.sources.pictures import Facts, RefusedError, check_pixels
 
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "geometry.md").read_text(encoding="utf-8")
 MOST = 178_956_970

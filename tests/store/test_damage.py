@@ -12,6 +12,7 @@ import pytest
 
 import precook
 from precook.maintain.prune import plan_clear
+from precook.store import files
 from precook.store.layout import Layout
 from precook.store.lock import locked
 from tests.support.descriptors import descriptors
@@ -352,6 +353,37 @@ def test_leftovers_of_a_rebuild_are_swept(built: Path) -> None:
         assert sorted(path.name for path in built.glob("*.partial*")) == names[:2]
     precook.open(built).close()
     assert not list(built.glob("*.partial*"))
+
+
+def test_a_rebuild_that_is_cut_off_at_its_last_step_forgets_no_removal(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the old index knew of dropped rows is in the new one alone: that stays, although its name may not last."""
+    keys = [recipe.key(number) for number in range(40)]
+    gone = precook.Recipe("gone", {}).key(0)
+    with precook.open(path) as store:
+        with store.writer() as writer:
+            writer.put(gone, np.arange(300), recipe=precook.Recipe("gone", {}))
+            for key in keys:
+                writer.put(key, np.arange(3000), recipe=recipe)
+        plan_clear(store, recipe="gone").execute()
+        assert gone not in store
+        real, at_root = files.sync_directory, []
+
+        def cut_off(folder: Path) -> None:
+            if Path(folder) == path:
+                at_root.append(folder)
+                if len(at_root) == 2:
+                    raise KeyboardInterrupt
+            real(folder)
+
+        monkeypatch.setattr(files, "sync_directory", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            store.reindex()
+        monkeypatch.undo()
+    with precook.open(path) as store:
+        assert gone not in store
+        assert not store.missing(keys)
 
 
 def test_deleting_the_index_changes_no_answer(path: Path, recipe: precook.Recipe) -> None:

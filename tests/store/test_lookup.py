@@ -17,7 +17,7 @@ from precook.maintain.compact import plan_compact
 from precook.maintain.evict import plan_evict
 from precook.maintain.gc import plan_gc
 from precook.maintain.prune import plan_clear
-from precook.store import entry_table, keysets
+from precook.store import entry_table, keysets, pack_cache
 from precook.store.entry_table import ReshapedError
 from precook.store.index import scan, schema
 from tests.support.snapshots import columns, freeze, make_older, packs, put_packs
@@ -194,3 +194,33 @@ def test_what_was_used_of_a_part_of_a_pack_keeps_its_order(path: Path, recipe: p
         assert store.missing([recipe.key(number) for number in range(8)]) == [
             recipe.key(number) for number in (0, 2, 3, 5, 6, 7)
         ]
+
+
+def test_what_was_removed_is_a_miss_however_few_packs_are_kept_open(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pack that was let go between the look-up and the read leaves no place behind that outlives its row."""
+    other = precook.Recipe("other", {"version": 1})
+    keys = [other.key(number) for number in range(4)]
+    with precook.open(path) as store:
+        for number, key in enumerate(keys):
+            with store.writer() as writer:
+                for row in range(30):
+                    writer.put(recipe.key([number, row]), np.arange(3000), recipe=recipe)
+                writer.put(key, np.arange(3000), recipe=other)
+    monkeypatch.setattr(pack_cache, "_HEADS", 1)
+    with precook.open(path) as store:
+        assert len(store.get_many(keys)) == 4
+        plan_clear(store, recipe="other").execute()
+        for key in keys:
+            with pytest.raises(precook.MissingEntryError):
+                store.get(key)
+
+
+def test_a_key_of_zeros_is_a_key(store: precook.Store) -> None:
+    """Zeros stand for a mask that nobody has in a column of keys; whoever puts under them gets it back."""
+    key = precook.Key(bytes(32))
+    store.put(key, {"x": np.arange(3)})
+    store.put(key, {"x": np.arange(3)})
+    assert store.get(key)["x"].tolist() == [0, 1, 2]
+    assert store.stats().packs == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -546,3 +547,36 @@ def test_stats_count_what_is_there(store: precook.Store, recipe: precook.Recipe)
     assert {part.form: part.entries for part in stats.recipes} == {recipe.form: 10, b"": 1}
     rows = list(store.entries())
     assert sorted(row.key for row in rows) == sorted(key.bytes for key in [*keys(recipe, 10), recipe.key("bare")])
+
+
+def test_a_store_is_closed_in_the_middle_of_its_own_put_without_a_hang(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a signal handler does; the put under way ends by itself, and nothing is taken after it."""
+    real = files.publish
+
+    def close(*arguments: Any, **options: Any) -> None:
+        store.close()
+        real(*arguments, **options)
+
+    store.put(recipe.key(0), np.arange(3))
+    monkeypatch.setattr(files, "publish", close)
+    with contextlib.suppress(precook.PrecookError):
+        store.put(recipe.key(1), np.arange(3))
+    monkeypatch.undo()
+    with pytest.raises(precook.ClosedStoreError):
+        store.put(recipe.key(2), np.arange(3))
+
+
+def test_what_nobody_expected_in_a_put_is_an_error_of_ours(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever catches `PrecookError` around a put catches all that storing can end with."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("boom")
+
+    store.put(recipe.key(0), np.arange(3))
+    monkeypatch.setattr(files, "publish", fail)
+    with pytest.raises(precook.PrecookError, match="boom"):
+        store.put(recipe.key(1), np.arange(3))

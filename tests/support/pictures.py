@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from precook.sources.image import RefusedError, decode
+from precook.sources.pictures import RefusedError, decode
 from precook.values import Pixels
 
 AVIF = "avif" in features.modules and bool(features.check("avif"))

@@ -202,7 +202,20 @@ def _build(project: Project, plan: BuildPlan, arguments: BuildArguments, stop: S
             raise EncodeError(lost[0], hint="without --fail-fast the others go on")
         report = add_up(plan, report, others.reports(), retry_failed=arguments.retry_failed)
         project.record(started, report, processes=processes)
-        return Outcome(plan, report, lost)
+        return Outcome(plan, report if report.stopped else _look_back(project, plan, report), lost)
+
+
+def _look_back(project: Project, plan: Plan, report: BuildReport) -> BuildReport:
+    """The report of several processes with what all of them have left missing, and the snapshot that one has frozen.
+
+    The first may have ended before the others: it planned once more then, and what it saw is not what there is now.
+    """
+    now = project.plan(encoders=list(plan.encoders))
+    failed = {(failure.encoder, failure.key) for failure in report.failed}
+    unmade = sum((entry.encoder, entry.key) not in failed for entry in now.missing)
+    frozen = not len(now.missing) and now.complete and set(plan.encoders) == set(project.settings.encoders)
+    snapshots = [file for file in project.store.snapshots() if frozen and file.dataset == project.settings.dataset]
+    return dataclasses.replace(report, missing=unmade, snapshot=snapshots[-1] if snapshots else None)
 
 
 def _wanted(plan: Plan, arguments: BuildArguments) -> dict[str, int]:

@@ -230,7 +230,7 @@ def _listen(pipe: int, stop: threading.Event) -> None:
 def write_report(report: BuildReport) -> str:
     """A report as a line of text."""
     failed = [{**dataclasses.asdict(failure), "key": failure.key and failure.key.hex} for failure in report.failed]
-    # The first process tells of the snapshot that it has frozen itself.
+    # The first process looks for the snapshot itself, when all have ended.
     return json.dumps({**dataclasses.asdict(report), "failed": failed, "snapshot": None}) + "\n"
 
 

@@ -102,8 +102,17 @@ class _WrappedEncoder(BaseEncoder):
 
     def __init__(self, encoder: Any) -> None:
         self._encoder = encoder
-        self.gives_away = bool(getattr(encoder, "gives_away", False))
-        self.can_stage = callable(getattr(encoder, "stage", None))
+
+    # Asked for each time: an encoder may decide it when it is loaded.
+    @property
+    def gives_away(self) -> bool:  # type: ignore[override]
+        """As the encoder says, if it does."""
+        return bool(getattr(self._encoder, "gives_away", False))
+
+    @property
+    def can_stage(self) -> bool:  # type: ignore[override]
+        """Whether the encoder has a method for it."""
+        return callable(getattr(self._encoder, "stage", None))
 
     @property
     def truncated(self) -> int:  # type: ignore[override]

@@ -19,7 +19,7 @@ from precook.plan.entries import EncoderPlan, PlannedEntry
 from precook.sources.captions import CaptionError
 from precook.sources.crop import cut, cut_mask
 from precook.sources.geometry import Geometry
-from precook.sources.image import RefusedError, decode, decode_mask
+from precook.sources.pictures import RefusedError, decode, decode_mask
 from precook.values import Pixels
 
 _WHITE = 255

@@ -30,7 +30,7 @@ from precook.identity.recipe import Recipe
 from precook.memo.memo import Memory
 from precook.plan.wanted import Encoding, Input
 from precook.report import SILENT, Reporter
-from precook.sources import image as pictures
+from precook.sources import pictures
 from precook.sources.facts import remembered_digests
 
 AUTO = "auto"

@@ -468,9 +468,8 @@ def _move_in(internals: StoreInternals, staging: Staging, member: Member) -> int
     """
     pack = staging.pack(member)
     keys = [table.key(row) for table in pack.tables for row in range(table.table.rows)]
-    (places,) = EntryTable.find_all(
-        internals.lookup, [np.concatenate([table.table.keys for table in pack.tables])], verify=True
-    )
+    column = np.concatenate([np.zeros((0, 32), np.uint8), *(table.table.keys for table in pack.tables)])
+    (places,) = EntryTable.find_all(internals.lookup, [column], verify=True)
     absent = {keys[number] for number in places.missing.tolist()}
     for number in np.flatnonzero(places.there(np.arange(len(keys)))).tolist():
         # One that the store has is read and checked: nobody will bring it again.

@@ -263,11 +263,15 @@ def rewrite_packs(internals: StoreInternals, names: Sequence[str]) -> Rewrite:
         living += len(rows)
     if not packs:
         return Rewrite()
-    image = repack(sound) if any(len(piece.rows) for piece in sound) else None
-    if image is not None:
-        check_space(internals, image.nbytes)
-        _publish(internals, image, packs)
-        files.reached("compact.published")
+    image = None
+    try:
+        if any(len(piece.rows) for piece in sound):
+            image = repack(sound)
+            check_space(internals, image.nbytes)
+            _publish(internals, image, packs)
+            files.reached("compact.published")
+    except (FileNotFoundError, DamagedPackError):
+        return Rewrite()  # gone or damaged since it was opened
     # One transaction names the new rows and drops the old ones, so a reader finds an entry at one place or the other.
     old = {pack.head.id: ReplacedPack(_keys(pack), pack.path.stat().st_mtime_ns) for pack in packs}
     head, origins = (image.parsed, image.origins) if image is not None else (None, ())
@@ -315,7 +319,7 @@ def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]
 
 def _keys(pack: PackFile) -> list[bytes]:
     """The key of every row."""
-    return split(np.concatenate([table.keys for table in pack.head.tables]))
+    return split(np.concatenate([np.zeros((0, 32), np.uint8), *(table.keys for table in pack.head.tables)]))
 
 
 def unlink_packs(internals: StoreInternals, names: Sequence[str]) -> list[tuple[str, int]]:

@@ -91,7 +91,7 @@ class PackSelection:
         chosen = np.ones(pack.head.rows, bool)
         if self.recipes is not None:
             meant = np.array([digest in self.recipes for digest in pack.head.recipe_digests], bool)
-            chosen &= meant[np.concatenate([table.recipes for table in pack.head.tables])]
+            chosen &= meant[np.concatenate([np.zeros(0, np.int64), *(table.recipes for table in pack.head.tables)])]
         if self.keys is not None:
             keys = (key for table in pack.head.tables for key in split(table.keys))
             chosen &= np.fromiter((key in self.keys for key in keys), bool, len(chosen))
@@ -189,7 +189,7 @@ def verify_store(
                 rows = selection.rows(pack) & ~internals.index.dropped_rows(name, pack.head.rows)
                 damage += check_pack(pack, rows)
                 entries += int(rows.sum())
-                sizes = np.concatenate([table.row_bytes() for table in pack.head.tables])
+                sizes = np.concatenate([np.zeros(0, np.int64), *(table.row_bytes() for table in pack.head.tables)])
                 nbytes += pack.nbytes if rows.all() and selection == EVERYTHING else int(sizes[rows].sum())
             packs, last = packs + 1, name
             task.advance()

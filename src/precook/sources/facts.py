@@ -32,7 +32,7 @@ from precook.memo.columns import Kind, rows_of
 from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.sources.captions import read_lines
-from precook.sources.image import read_facts
+from precook.sources.pictures import read_facts
 from precook.values import Bytes, Digest, Flags, Numbers
 
 _BATCH = 32

@@ -12,7 +12,7 @@ import numpy as np
 from precook.config.concept import ColumnName, Concept, FileName, FixedText, Sidecar
 from precook.sources.captions import from_file_name
 from precook.sources.formats import SUFFIXES
-from precook.sources.table import SourceTable
+from precook.sources.tables import SourceTable
 from precook.sources.walk import Listing, list_names, walk
 from precook.values import Numbers
 

@@ -29,9 +29,9 @@ from precook.sources.facts import (
     picture_alphas,
     picture_sizes,
 )
-from precook.sources.image import Facts, RefusedError, check_pixels
+from precook.sources.pictures import Facts, RefusedError, check_pixels
 from precook.sources.sample_files import SampleFiles, folder_files, table_files
-from precook.sources.table import read_table
+from precook.sources.tables import read_table
 from precook.sources.walk import Listing
 from precook.values import Bytes, Flags, Numbers
 

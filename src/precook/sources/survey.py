@@ -12,7 +12,7 @@ from precook.config.template import FoundConcept
 from precook.errors import SourceError, printable
 from precook.report import SILENT, Reporter, Task
 from precook.sources.formats import SUFFIXES
-from precook.sources.image import RefusedError, read_facts
+from precook.sources.pictures import RefusedError, read_facts
 from precook.sources.sample_files import CAPTION, NOT_SAMPLES, PICTURE, mask_path
 from precook.sources.walk import walk
 

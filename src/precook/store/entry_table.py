@@ -24,6 +24,8 @@ from precook.values import Array, Bytes, Flags, Key, Numbers
 _Result = TypeVar("_Result")
 
 NOWHERE = -1
+_NO_KEY = bytes(32)
+"""Stands in a column of keys where a sample has no entry."""
 _DENSE = 6
 """Walking past an entry takes a sixth of the time of looking for one."""
 _CHUNK = 100_000
@@ -140,7 +142,7 @@ class EntryTable:
         A place counts once its pack's own key column confirms it.
         """
         keys = split(self.keys[numbers])
-        places = self._lookup.find_some(keys, self.refused)
+        places = self._lookup.find_some(set(keys) - {_NO_KEY}, self.refused)
         codes = {key: self._number(table) << _ROW_BITS | row for key, (table, row) in places.items()}
         self._codes[numbers] = [codes.get(key, NOWHERE) for key in keys]
 

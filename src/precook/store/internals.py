@@ -90,7 +90,7 @@ class StoreInternals:
         self.index = Index(layout, marker.id, self.packs.heads, read_only=read_only)
         self.lookup = Lookup(layout, self.index, self.packs)
         self.reader = Reader(layout, self.lookup, verify=verify)
-        self.putting = threading.Lock()
+        self.putting = threading.RLock()
         """Held by a thread that puts single entries: a second one finds what the first has put."""
         self._make_room = make_room
         self._leases: list[weakref.ref[Lease]] = []
@@ -188,6 +188,6 @@ class StoreInternals:
     def after_fork(self, *, child: bool) -> None:
         """Go on; in the child with locks that no thread of the parent holds."""
         if child:
-            self.putting = threading.Lock()
+            self.putting = threading.RLock()
             self.packs.after_fork()
         self.index.after_fork(child=child)

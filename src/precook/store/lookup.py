@@ -27,8 +27,6 @@ _Result = TypeVar("_Result")
 
 _ATTEMPTS = 3
 """How often a key is looked for when the index turns out to be behind: compaction may have moved its entry."""
-_NO_KEY = bytes(32)
-
 
 Places = dict[bytes, tuple[TableFile, int]]
 """The table and row of an entry, by its key."""
@@ -128,7 +126,7 @@ class Lookup:
         `refused` takes the keys that were found where nothing can be read, with the pack.
         """
         places: Places = {}
-        pending = set(keys) - {_NO_KEY}
+        pending = set(keys)
         for left in reversed(range(_ATTEMPTS)):
             if not pending or not self._ask(pending, places, refused, last=not left):
                 break

@@ -86,6 +86,9 @@ class PackCache:
 
     def remember(self, key: bytes, table: TableFile, row: int) -> None:
         """Remember where a key lies, until its pack is forgotten."""
+        if self._packs.get(table.pack.head.id) is not table.pack:
+            # Forgotten since it was looked up: nobody would take this place back when its row is removed.
+            return
         if len(self.known) >= _KNOWN:
             with self._lock:
                 self.known.clear()

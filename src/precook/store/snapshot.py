@@ -197,7 +197,7 @@ def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
         raise NewerFormatError(file.path, tree["format"], FORMAT)
     try:
         content = SnapshotContent.of(tree)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DamagedPackError(file.path, str(error)) from error
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedPackError(file.path, f"not a snapshot: {error!r}") from error

@@ -19,6 +19,7 @@ from precook.errors import (
     MissingEntryError,
     NoSnapshotError,
     NoStoreError,
+    PrecookError,
     ReadOnlyError,
 )
 from precook.identity.recipe import recipe_digest
@@ -126,7 +127,12 @@ class Store:
         # One at a time: of two threads that put the same key, the second finds what the first has put.
         with internals.putting:
             self._ready()  # another thread may have closed the store meanwhile
-            commit(internals, [entry])
+            try:
+                commit(internals, [entry])
+            except PrecookError:
+                raise
+            except Exception as error:
+                raise PrecookError(f"storing 1 entries failed: {error!r}") from error
 
     def writer(self, *, flush_bytes: int | None = None, flush_seconds: float | None = None) -> Writer:
         """A writer that gathers entries into large commits; use it in a `with` block."""

@@ -23,7 +23,7 @@ from precook.integrations.adopt.formats import (
 from precook.report import Reporter
 from precook.sources.captions import CaptionError, decode_caption
 from precook.sources.formats import SUFFIXES
-from precook.sources.image import RefusedError, read_facts
+from precook.sources.pictures import RefusedError, read_facts
 from precook.values import Digest
 
 _CAPTIONS = (".txt", ".caption")

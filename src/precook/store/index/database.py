@@ -161,7 +161,8 @@ class Database:
                 # The database before its log: a log without its database is ignored, the reverse would be corrupt.
                 for old in (path, *_companions(path)):
                     old.unlink(missing_ok=True)
-                files.publish_file(partial, path)
+                # Kept even if its name cannot be made durable: what the old one knew of dropped rows is only here now.
+                files.publish_file(partial, path, keep=True)
             finally:
                 partial.unlink(missing_ok=True)
 

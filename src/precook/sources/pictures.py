@@ -110,7 +110,7 @@ def check_pixels(facts: Facts, limit: int) -> None:
     >>> check_pixels(Facts(13000, 13000, orientation=1, alpha=False), 100_000_000)
     Traceback (most recent call last):
         ...
-    precook.sources.image.RefusedError: 13000 x 13000 pixels are more than the 100000000 allowed
+    precook.sources.pictures.RefusedError: 13000 x 13000 pixels are more than the 100000000 allowed
     """
     if facts.width * facts.height > limit:
         raise RefusedError(f"{facts.width} x {facts.height} pixels are more than the {limit} allowed")

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
-from precook.sources import image as pictures
+from precook.sources import pictures
 from precook.sources.formats import file_format, png_chunks, why_cut_off
-from precook.sources.image import Facts, RefusedError, check_pixels, decode, decode_mask, read_facts
+from precook.sources.pictures import Facts, RefusedError, check_pixels, decode, decode_mask, read_facts
 from precook.values import Pixels
 from tests.support.pictures import (
     HEIGHT,

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precook import SourceChangedError, SourceError, digest
-from precook.sources.table import SourceTable, TableRow, read_table, resolve
 from precook.sources.table_formats import RowProblem
+from precook.sources.tables import SourceTable, TableRow, read_table, resolve
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
