@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import tempfile
 import time
 from pathlib import Path
@@ -15,11 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precook
+from precook.maintain import prune
 from precook.maintain.evict import plan_evict
 from precook.maintain.prune import plan_clear, plan_prune
 from precook.maintain.remove import Removal, RemovalPlan
 from precook.store import internals, pack_cache
 from precook.store.index.index import Index
+from precook.store.index.scan import EntryScan
+from precook.store.index.schema import Names
+from precook.store.layout import Layout
 from tests.support.snapshots import columns, disk_bytes, freeze, make_older, packs, put_packs
 
 DAY = 24 * 3600.0
@@ -254,3 +259,32 @@ def test_what_was_used_is_remembered_in_bounded_memory(
         for number in range(100):
             store.get(recipe.key(number % 2))
         assert len(store.internals().packs.touched()) < 30
+
+
+def test_an_index_made_anew_meanwhile_does_not_mix_up_recipes(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another index numbers recipes its own way: what goes is what the named recipe made, and nothing else."""
+    other = precook.Recipe("other", {"version": 1})
+    with store.writer() as writer:
+        writer.put(recipe.key(0), np.arange(3), recipe=recipe)
+        writer.put(other.key(0), np.arange(3), recipe=other)
+
+    def renumber(layout: Layout, index: Index) -> EntryScan:
+        def swap(db: sqlite3.Connection) -> None:
+            for statement in (
+                "UPDATE entry SET recipe = 3 - recipe",
+                "UPDATE recipe SET number = -number",
+                "UPDATE recipe SET number = 3 + number",
+            ):
+                db.execute(statement)
+
+        with index.exclusive():
+            index._write(swap)
+        index._names = Names({}, {}, {})
+        return EntryScan(layout, index)
+
+    monkeypatch.setattr(prune, "EntryScan", renumber)
+    plan_clear(store, recipe="other").execute()
+    assert recipe.key(0) in store
+    assert other.key(0) not in store

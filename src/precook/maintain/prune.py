@@ -25,7 +25,7 @@ def plan_prune(store: Store, older_than: float, *, recipe: str | None = None, re
     With a `recipe`, named as for `plan_clear`, only of what it made.
     """
     internals = store.internals(create=False)
-    recipes = None if recipe is None else _recipe_numbers(internals, recipe)
+    recipes = None if recipe is None else _recipe_forms(internals, recipe)
     scan = EntryScan(internals.layout, internals.index)
     young = ProtectedAge(f"used in the last {format_duration(older_than)}", scan.now - int(older_than * 1e9))
     candidates = find_candidates(scan, Protection(internals.layout, Roots()), [young], recipes=recipes, report=report)
@@ -53,7 +53,7 @@ def plan_clear(
     roots, reason, snapshots = Roots(latest=False), "everything", list_snapshots(internals.layout)
     recipes, keys = None, None
     if recipe is not None:
-        recipes, reason, snapshots = _recipe_numbers(internals, recipe), f"made by {recipe}", []
+        recipes, reason, snapshots = _recipe_forms(internals, recipe), f"made by {recipe}", []
     if dataset is not None:
         snapshots = [file for file in snapshots if file.dataset == dataset]
         if not snapshots:
@@ -73,17 +73,17 @@ def plan_clear(
     )
 
 
-def _recipe_numbers(internals: StoreInternals, recipe: str) -> list[int]:
-    """The index's numbers of the recipes of a kind, or with a digest that begins so."""
+def _recipe_forms(internals: StoreInternals, recipe: str) -> list[bytes]:
+    """The canonical forms of the recipes of a kind, or with a digest that begins so."""
     digest = recipe.lower() if len(recipe) >= _DIGITS else None
     kind = dump_json([recipe])[:-1] + b","
-    numbers = [
-        number
-        for number, form in internals.index.recipes().items()
+    forms = [
+        form
+        for form in internals.index.recipes().values()
         if form.startswith(kind) or (digest is not None and recipe_digest(form).hex.startswith(digest))
     ]
-    if not numbers:
+    if not forms:
         hint = "`precook status` lists the recipes of a store"
         message = f"no recipe here has the kind or digest {printable(recipe)!r}"
         raise StoreError(internals.layout.root, message, hint=hint)
-    return numbers
+    return forms

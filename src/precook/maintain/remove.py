@@ -9,7 +9,7 @@ record in the index tells them from the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -103,11 +103,14 @@ def find_candidates(
     protection: Protection,
     protectors: Sequence[Protector] = (),
     *,
-    recipes: Sequence[int] | None = None,
+    recipes: Collection[bytes] | None = None,
     keys: ManyKeys | None = None,
     report: Reporter = SILENT,
 ) -> Candidates:
-    """Look at every entry: it may go if nobody protects it and, where those are given, it is of a recipe or a key."""
+    """Look at every entry: it may go if nobody protects it and, where those are given, it is of a recipe or a key.
+
+    Recipes are given by their canonical forms.
+    """
     candidates = Candidates(scan, protection)
     everybody: list[Protector] = [*protection.look(), *protectors]
     kept = np.zeros((len(everybody), 2), np.int64)
@@ -116,7 +119,7 @@ def find_candidates(
             candidates.everything.add(chunk.packs, chunk.rows, chunk.nbytes)
             removable = np.ones(len(chunk.keys), bool)
             if recipes is not None:
-                removable &= np.isin(chunk.recipes, recipes)
+                removable &= np.isin(chunk.recipes, scan.recipe_numbers(recipes))
             if keys is not None:
                 removable &= keys.among(chunk.starts)
             for number, protector in enumerate(everybody):

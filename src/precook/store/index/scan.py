@@ -6,7 +6,7 @@ and `EntryScan`, for whoever decides what goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -95,6 +95,7 @@ class Chunk:
     """Number of each entry's pack in the scan."""
     rows: Numbers
     recipes: Numbers
+    """Number of each entry's recipe in the scan."""
     nbytes: Numbers
     born: Numbers
     """When its pack was written, in nanoseconds."""
@@ -150,6 +151,8 @@ class EntryScan:
         """The moments at which rows of a pack were last used, pack by pack, as they were recorded."""
         self.moment_packs = np.repeat(np.arange(self.packs), sizes)
         """The pack of each."""
+        self._recipes: dict[bytes, int] = {}
+        """The number of each recipe that was met, by its canonical form."""
         self._names = Names({}, {}, {})
         self._numbers, self._positions = np.zeros((2, 0), np.int64)
         """The index's own numbers of these packs, in order, and the number of each in the scan."""
@@ -194,7 +197,7 @@ class EntryScan:
             starts=beginnings(keys),
             packs=packs,
             rows=rows,
-            recipes=page.recipes[known],
+            recipes=self._number_recipes(page)[known],
             nbytes=page.nbytes[known],
             born=self.born[packs],
             moments=moments,
@@ -216,6 +219,17 @@ class EntryScan:
         packs = np.zeros(len(page.packs), np.int64)
         packs[ours] = self._positions[nearest[ours]]
         return ours, packs
+
+    def recipe_numbers(self, forms: Collection[bytes]) -> list[int]:
+        """The numbers, in chunks that were read so far, of those of some recipes that were met."""
+        return [self._recipes[form] for form in forms if form in self._recipes]
+
+    def _number_recipes(self, page: Page) -> Numbers:
+        """The recipe of each place by a number of our own: an index that was made anew meanwhile has other numbers."""
+        numbers, positions = np.unique(page.recipes, return_inverse=True)
+        forms = [page.names.recipes.get(number, b"") for number in numbers.tolist()]
+        own = [self._recipes.setdefault(form, len(self._recipes)) for form in forms]
+        return np.array(own, np.int64)[positions]
 
     def _born(self, layout: Layout, name: str) -> int:
         try:
