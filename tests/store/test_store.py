@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precook
+from precook.fs.read import read_small
 from precook.store import files
 from precook.store.index.index import Place
 from tests.support.trees import same, trees
@@ -418,15 +419,15 @@ def test_a_store_that_appears_while_it_is_looked_for_is_opened(
 ) -> None:
     """Between two looks at a directory another process may have made it a store."""
     store.put(recipe.key(1), 1)
-    real, looks = Path.read_text, []
+    looks = []
 
-    def read_text(path: Path, *arguments: Any, **options: Any) -> str:
+    def look(path: Path, limit: int) -> bytes:
         looks.append(path)
         if len(looks) == 1:
             raise FileNotFoundError(path)
-        return real(path, *arguments, **options)
+        return read_small(path, limit)
 
-    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr("precook.store.layout.read_small", look)
     with precook.open(store.path) as again:
         assert again.get(recipe.key(1)) == 1
 

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 from precook.fs.stamps import why_not_a_file
 
+_PIECE = 1 << 20
+"""Bytes of a small file that are read at a time: memory is taken for what is there, not for what may be."""
+
 
 class NotAFileError(OSError):
     """A folder, a FIFO or the like where a file was expected."""
@@ -16,6 +19,14 @@ class NotAFileError(OSError):
     def __init__(self, reason: str) -> None:
         super().__init__(errno.EINVAL, reason)
         self.reason = reason
+
+
+class TooLargeError(OSError):
+    """A file of more bytes than anybody would write there."""
+
+    def __init__(self, limit: int) -> None:
+        self.reason = f"larger than {limit:,} bytes"
+        super().__init__(errno.EFBIG, self.reason)
 
 
 @contextmanager
@@ -41,3 +52,21 @@ def read_source(path: str | os.PathLike[str]) -> bytes:
     """The bytes of the regular file at a path."""
     with open_source(path) as (descriptor, _):
         return read_all(descriptor)
+
+
+def read_small(path: str | os.PathLike[str], limit: int) -> bytes:
+    """The bytes of a regular file that has no reason to be large; `TooLargeError` before more than `limit` is read.
+
+    Any other error of the system is as `open` and `read` raise it, and `NotAFileError` says what lies there instead.
+    """
+    with open_source(path) as (descriptor, status):
+        if status.st_size > limit:
+            raise TooLargeError(limit)
+        # Not by its size alone: a file may grow meanwhile, and those of /proc say that they are empty.
+        pieces, left = [], limit + 1
+        while left and (piece := os.read(descriptor, min(left, _PIECE))):
+            pieces.append(piece)
+            left -= len(piece)
+        if not left:
+            raise TooLargeError(limit)
+        return b"".join(pieces)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precook.errors import NewerFormatError, NotAStoreError
+from precook.fs.read import read_small
 from precook.store import files
 from precook.store.format.pack import FORMAT
 
@@ -18,7 +19,8 @@ _TAG = (
     "# This directory is a precook store: what it holds can be made again.\n"
     "# About this tag: https://bford.info/cachedir/\n"
 )
-_LINE = re.compile(r'([a-z_]+) = (?:(\d+)|"([^"\\\x00-\x1f]*)")')
+_LINE = re.compile(r'([a-z_]+) = (?:([0-9]{1,9})|"([^"\\\x00-\x1f]*)")')
+_MAX_MARKER = 64 << 10
 _OURS_BEFORE_CREATION = {"CACHEDIR.TAG", "index.lock"}
 _RESTORE = "restore store.toml from a backup, or choose another directory"
 _PACK = re.compile(r"([0-9a-f]{64})\.safetensors")
@@ -88,7 +90,7 @@ class Marker:
 def read_marker(layout: Layout) -> Marker | None:
     """The marker of an existing store, None where a store may be made, an error where something else lies."""
     try:
-        text = layout.marker.read_text("utf-8")
+        text = read_small(layout.marker, _MAX_MARKER).decode("utf-8")
     except FileNotFoundError:
         if not _is_made(layout):
             return None
