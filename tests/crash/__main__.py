@@ -1,6 +1,6 @@
 """The long sweep: every scenario, every fault, every power cut, and the seeded bugs. Exit 1 on any violation.
 
-python -m tests.crash [--jobs N] [--only TEXT] [--randoms N] [--seed N] [--rounds N] [--seconds N]
+python -m tests.crash [--jobs N] [--only TEXT] [--every N] [--randoms N] [--seed N] [--rounds N] [--seconds N]
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SCENARIOS = (
     "old-index",
     "doubtful-index",
     "damage",
+    "read",
     "freeze",
     "gc",
     "evict",
@@ -68,8 +69,11 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         jobs += [Job("cut_after_fault", {"scenario": scenario, "fault": fault, **some}) for fault in BEFORE_A_CUT]
     for scenario in SCENARIOS:
         jobs += [Job("cut_everywhere", {"scenario": scenario, "lying": lying, **cuts}) for lying in (False, True)]
+    some = {"stride": options.every} if options.every > 1 else {}
     for scenario in SCENARIOS:
-        jobs += [Job("sweep", {"scenario": scenario, "fault": fault}) for fault in FAULTS if fault != "kill-at-sync"]
+        jobs += [
+            Job("sweep", {"scenario": scenario, "fault": fault, **some}) for fault in FAULTS if fault != "kill-at-sync"
+        ]
     for scenario in ("create", "build"):
         for bug in ("no-file-sync", "no-directory-sync"):
             jobs.append(Job("cut_everywhere", {"scenario": scenario, "bug": bug, "randoms": 0}, seeded=True))
@@ -129,13 +133,15 @@ def is_good(job: Job, report: Report) -> bool:
 
 def show(progress: Progress) -> int:
     """Print the table and what was found; the exit code."""
-    print(f"{'sweep':<64} {'points':>8} {'checked':>8} {'violations':>10} {'seconds':>8}")
+    print(f"{'sweep':<64} {'calls':>8} {'points':>8} {'checked':>8} {'violations':>10} {'seconds':>8}")
     for job, report, seconds in sorted(progress.done, key=lambda done: done[1].title):
         verdict = "" if is_good(job, report) else "  <== not caught" if job.seeded else "  <=="
-        counts = f"{report.points:>8} {report.checked:>8} {report.violations:>10} {seconds:>8.1f}"
+        counts = (
+            f"{report.calls or '':>8} {report.points:>8} {report.checked:>8} {report.violations:>10} {seconds:>8.1f}"
+        )
         print(f"{report.title:<64} {counts}{'  (seeded)' if job.seeded else ''}{verdict}")
     points, checked = (sum(getattr(done[1], name) for done in progress.done) for name in ("points", "checked"))
-    print(f"{'all':<64} {points:>8} {checked:>8}")
+    print(f"{'all':<64} {'':>8} {points:>8} {checked:>8}")
     bad = [(job, report) for job, report, _ in progress.done if not is_good(job, report)]
     for _, report in bad:
         print(report.summary())
@@ -149,6 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=max(1, min(8, os.cpu_count() or 1)), help="drivers at a time")
     parser.add_argument("--only", default="", help="only jobs whose description contains this")
+    parser.add_argument("--every", type=int, default=1, help="only every so-manieth call of a sweep is struck")
     parser.add_argument("--randoms", type=int, default=4, help="random states per moment of a power cut")
     parser.add_argument("--seed", type=int, default=0, help="for the random states and moments")
     parser.add_argument("--rounds", type=int, default=200, help="of kill -9")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
+import fcntl
+import mmap
 import os
 import shutil
 import sqlite3
@@ -11,10 +15,13 @@ from typing import TYPE_CHECKING
 
 from .children import Journal, in_child
 from .disk import Disk, Survivors, Tree, lay_out
+from .library import Action, Calls, Fault
 from .report import Report
 from .trace import Kind, read_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from .library import Library
 
 # Every one of these must be in the trace: a call that slips by unseen would make all sweeps look better than they are.
@@ -57,6 +64,76 @@ def replay_every_call(library: Library, workspace: Path) -> Report:
             shutil.rmtree(place, ignore_errors=True)
         trace.unlink(missing_ok=True)
     return report
+
+
+def refuse_every_read(library: Library, workspace: Path) -> Report:
+    """Make each call that only looks, and each lock, twice: the first is refused, and the second is as it would be."""
+    report = Report("every read")
+    area = workspace / "area"
+    area.mkdir()
+    try:
+        (area / "file").write_bytes(b"read me" * 1000)
+        with contextlib.closing(sqlite3.connect(area / "database")) as database:
+            database.execute("CREATE TABLE t (a)")
+        for name, (calls, look) in _READS.items():
+
+            def work(journal: Journal, calls: Calls = calls, look: Callable[[Path], object] = look) -> None:
+                library.arm(area, Fault("", Action.ERROR, calls, errno.EIO), 1, journal.fd)
+                try:
+                    look(area)
+                except (OSError, sqlite3.OperationalError):
+                    look(area)
+                else:
+                    message = "made, and not refused"
+                    raise AssertionError(message)
+
+            outcome = in_child(work)
+            report.points += 1
+            if outcome.crash:
+                report.violation(name, outcome.crash)
+    finally:
+        shutil.rmtree(area)
+    return report
+
+
+@contextlib.contextmanager
+def _opened(area: Path) -> Iterator[int]:
+    descriptor = os.open(area / "file", os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _through(call: Callable[[int], object]) -> Callable[[Path], object]:
+    def look(area: Path) -> None:
+        with _opened(area) as descriptor:
+            call(descriptor)
+
+    return look
+
+
+def _query(area: Path) -> None:
+    with contextlib.closing(sqlite3.connect(area / "database")) as database:
+        database.execute("SELECT * FROM t").fetchall()
+
+
+_READS: dict[str, tuple[Calls, Callable[[Path], object]]] = {
+    "read": (Calls.READ, _through(lambda file: os.read(file, 10))),
+    "readv": (Calls.READ, _through(lambda file: os.readv(file, [bytearray(10)]))),
+    "pread": (Calls.READ, _through(lambda file: os.pread(file, 10, 3))),
+    "preadv": (Calls.READ, _through(lambda file: os.preadv(file, [bytearray(10)], 3))),
+    "read by Python": (Calls.READ, lambda area: (area / "file").read_bytes()),
+    "read by SQLite": (Calls.READ, _query),
+    "open": (Calls.READ_OPEN, lambda area: (area / "file").read_bytes()),
+    "list": (Calls.LIST, os.listdir),
+    "scan": (Calls.LIST, lambda area: list(area.iterdir())),
+    "stat": (Calls.LOOK, os.stat),
+    "lstat": (Calls.LOOK, os.lstat),
+    "fstat": (Calls.LOOK, _through(os.fstat)),
+    "mmap": (Calls.MAP, _through(lambda file: mmap.mmap(file, 0, prot=mmap.PROT_READ))),
+    "flock": (Calls.LOCK, _through(lambda file: fcntl.flock(file, fcntl.LOCK_SH))),
+}
 
 
 def _files(area: Path) -> None:

@@ -141,6 +141,9 @@ def _tasks(library: Library, workspace: Path) -> dict[str, Callable[..., Report]
     def replay_every_call() -> Report:
         return calls.replay_every_call(library, workspace)
 
+    def refuse_every_read() -> Report:
+        return calls.refuse_every_read(library, workspace)
+
     def kill_loop(**options: Any) -> Report:
         from .kill_loop import kill_loop as loop  # noqa: PLC0415
 
@@ -151,7 +154,7 @@ def _tasks(library: Library, workspace: Path) -> dict[str, Callable[..., Report]
 
         return write(workspace, **options)
 
-    known = (sweep, cut_everywhere, cut_after_fault, replay_every_call, kill_loop, overlap)
+    known = (sweep, cut_everywhere, cut_after_fault, replay_every_call, refuse_every_read, kill_loop, overlap)
     return {task.__name__: task for task in known}
 
 

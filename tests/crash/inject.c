@@ -1,16 +1,17 @@
-/* Fault injection for everything a process writes below one directory.
+/* Fault injection for everything a process writes and reads below one directory.
  *
  * Loaded with LD_PRELOAD, asleep until fi_arm() or fi_record() is called (through ctypes, in a forked child). From then
- * on every call that changes the file system below the root is numbered by one counter, in order, across threads; the
- * k-th one can be made to fail, fall short, lie, or be the last thing the process does. In record mode each call is
- * also appended, with its data, to a trace file outside the root, from which power.py rebuilds what a power cut could
- * have left behind.
+ * on every call of the armed classes below the root is numbered by one counter, in order, across threads; the k-th one
+ * can be made to fail, fall short, lie, or be the last thing the process does. In record mode each call that changes
+ * something is also appended, with its data, to a trace file outside the root, from which power.py rebuilds what a power
+ * cut could have left behind.
  *
  * Where a descriptor points is asked of /proc at each call: that follows dup, rename and unlink without bookkeeping of
- * our own. Not seen: stdio (fopen/fwrite), io_uring, direct system calls, and stores through a shared mapping; a
+ * our own. Not seen: stdio (fopen/fwrite), io_uring, direct system calls, and loads and stores through a mapping; a
  * writable shared mapping is written to the trace, so that the replay can refuse what it cannot model.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
@@ -39,6 +41,12 @@ enum class {
     C_REMOVE = 32,
     C_MKDIR = 64,
     C_REOPEN = 128,
+    C_READ = 256,
+    C_READ_OPEN = 512,
+    C_LIST = 1024,
+    C_LOOK = 2048,
+    C_MAP = 4096,
+    C_LOCK = 8192,
 };
 /* ... and with trace.py. */
 enum kind {
@@ -110,6 +118,31 @@ static ssize_t plain_pwritev(int fd, const struct iovec *parts, int n, off64_t o
     REAL(ssize_t, pwritev64, int, const struct iovec *, int, off64_t);
     return real(fd, parts, n, offset);
 }
+
+static ssize_t plain_readv(int fd, const struct iovec *parts, int n) {
+    REAL(ssize_t, readv, int, const struct iovec *, int);
+    return real(fd, parts, n);
+}
+static ssize_t plain_preadv(int fd, const struct iovec *parts, int n, off64_t offset) {
+    REAL(ssize_t, preadv64, int, const struct iovec *, int, off64_t);
+    return real(fd, parts, n, offset);
+}
+/* In older C libraries stat and its kin are no functions that one could stand in front of: there they are not seen. */
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+#define SEES_STAT 1
+static int plain_fstat(int fd, struct stat64 *st) {
+    REAL(int, fstat64, int, struct stat64 *);
+    return real(fd, st);
+}
+static int plain_lstat(const char *path, struct stat64 *st) {
+    REAL(int, lstat64, const char *, struct stat64 *);
+    return real(path, st);
+}
+#else
+#define SEES_STAT 0
+#define plain_fstat fstat64
+#define plain_lstat lstat64
+#endif
 
 /* ---- paths ---- */
 
@@ -291,11 +324,23 @@ static int64_t end(struct call *call, int64_t result, int error, int64_t inode, 
 
 static int64_t inode_of(int fd) {
     struct stat64 st;
-    return fstat64(fd, &st) ? -1 : (int64_t)st.st_ino;
+    return plain_fstat(fd, &st) ? -1 : (int64_t)st.st_ino;
 }
 static int64_t inode_at(const char *path) {
     struct stat64 st;
-    return lstat64(path, &st) ? -1 : (int64_t)st.st_ino;
+    return plain_lstat(path, &st) ? -1 : (int64_t)st.st_ino;
+}
+
+/* Calls that change nothing are numbered and may fail like the others, and are in no trace. They are made outside of the
+ * lock: one that waits, for another process or another thread, must not keep everybody waiting. */
+static int armed(enum class class) { return watching() && (fi.mask & class); }
+
+static enum verdict decide(struct call *call) {
+    int kept = errno;
+    enum verdict verdict = begin(call);
+    unlock_all();
+    errno = verdict == FAIL ? fi.error : kept;
+    return verdict;
 }
 
 /* The whole life of a call without data: decide, do, record. RUN is evaluated only when the call is to happen. */
@@ -347,6 +392,11 @@ static int writes(int flags) { return (flags & (O_CREAT | O_TRUNC)) || (flags & 
     }                                                                            \
     REAL(int, at, int, const char *, int, ...);                                  \
     struct call call = {.name = "open", .class = C_OPEN, .kind = K_OPEN};        \
+    if (!writes(flags) && armed(C_READ_OPEN)) {                                  \
+        call.class = C_READ_OPEN;                                                \
+        if (watched_path(directory, path, &call) && decide(&call) == FAIL)       \
+            return -1;                                                           \
+    }                                                                            \
     if (!writes(flags) || !watched_path(directory, path, &call))                 \
         return real(directory, path, flags, mode);                               \
     return opened(&call, real, directory, path, flags, mode)
@@ -377,7 +427,7 @@ static ssize_t written(struct call *call, int fd, const struct iovec *parts, int
     if (offset == HERE) {
         struct stat64 st;
         int append = fcntl(fd, F_GETFL) & O_APPEND;
-        call->a = append && !fstat64(fd, &st) ? st.st_size : lseek64(fd, 0, SEEK_CUR);
+        call->a = append && !plain_fstat(fd, &st) ? st.st_size : lseek64(fd, 0, SEEK_CUR);
     }
     if (verdict == FAIL)
         return end(call, -1, fi.error, inode_of(fd), NULL, 0);
@@ -487,6 +537,144 @@ ssize_t sendfile64(int out, int in, off64_t *offset, size_t length) {
     return watched_fd(out, &call) ? copied(&call, out, NULL, in, offset, length) : real(out, in, offset, length);
 }
 
+/* ---- reading ---- */
+
+static ssize_t got(struct call *call, int fd, const struct iovec *parts, int n, off64_t offset) {
+    struct iovec cut[IOV_MAX];
+    size_t total = 0;
+    if (n < 0 || n > IOV_MAX) {
+        errno = EINVAL;
+        return -1;
+    }
+    for (int i = 0; i < n; i++)
+        total += parts[i].iov_len;
+    enum verdict verdict = decide(call);
+    if (verdict == FAIL)
+        return -1;
+    if (verdict == HALF && total > 1) {
+        size_t left = total / 2;
+        int used = 0;
+        for (; used < n && left; used++) {
+            cut[used] = parts[used];
+            if (cut[used].iov_len > left)
+                cut[used].iov_len = left;
+            left -= cut[used].iov_len;
+        }
+        parts = cut;
+        n = used;
+    }
+    return offset == HERE ? plain_readv(fd, parts, n) : plain_preadv(fd, parts, n, offset);
+}
+
+#define READ_CALL(text) struct call call = {.name = text, .class = C_READ}
+#define READS(fd) (armed(C_READ) && watched_fd(fd, &call))
+
+ssize_t read(int fd, void *data, size_t length) {
+    READ_CALL("read");
+    struct iovec part = {data, length};
+    REAL(ssize_t, read, int, void *, size_t);
+    return READS(fd) ? got(&call, fd, &part, 1, HERE) : real(fd, data, length);
+}
+ssize_t readv(int fd, const struct iovec *parts, int n) {
+    READ_CALL("readv");
+    return READS(fd) ? got(&call, fd, parts, n, HERE) : plain_readv(fd, parts, n);
+}
+ssize_t pread(int fd, void *data, size_t length, off_t offset) {
+    READ_CALL("pread");
+    struct iovec part = {data, length};
+    REAL(ssize_t, pread, int, void *, size_t, off_t);
+    return READS(fd) ? got(&call, fd, &part, 1, offset) : real(fd, data, length, offset);
+}
+ssize_t pread64(int fd, void *data, size_t length, off64_t offset) {
+    READ_CALL("pread");
+    struct iovec part = {data, length};
+    REAL(ssize_t, pread64, int, void *, size_t, off64_t);
+    return READS(fd) ? got(&call, fd, &part, 1, offset) : real(fd, data, length, offset);
+}
+ssize_t preadv(int fd, const struct iovec *parts, int n, off_t offset) {
+    READ_CALL("preadv");
+    return READS(fd) ? got(&call, fd, parts, n, offset) : plain_preadv(fd, parts, n, offset);
+}
+ssize_t preadv64(int fd, const struct iovec *parts, int n, off64_t offset) {
+    READ_CALL("preadv");
+    return READS(fd) ? got(&call, fd, parts, n, offset) : plain_preadv(fd, parts, n, offset);
+}
+ssize_t preadv2(int fd, const struct iovec *parts, int n, off_t offset, int flags) {
+    READ_CALL("preadv2");
+    REAL(ssize_t, preadv2, int, const struct iovec *, int, off_t, int);
+    return READS(fd) ? got(&call, fd, parts, n, offset) : real(fd, parts, n, offset, flags);
+}
+ssize_t preadv64v2(int fd, const struct iovec *parts, int n, off64_t offset, int flags) {
+    READ_CALL("preadv2");
+    REAL(ssize_t, preadv64v2, int, const struct iovec *, int, off64_t, int);
+    return READS(fd) ? got(&call, fd, parts, n, offset) : real(fd, parts, n, offset, flags);
+}
+
+/* A directory: each name that is handed out is a read of its own, and may be the one that fails. */
+DIR *opendir(const char *path) {
+    REAL(DIR *, opendir, const char *);
+    struct call call = {.name = "opendir", .class = C_LIST};
+    if (armed(C_LIST) && watched_path(AT_FDCWD, path, &call) && decide(&call) == FAIL)
+        return NULL;
+    return real(path);
+}
+#define LIST(symbol, type)                                                                            \
+    struct type *symbol(DIR *folder) {                                                                \
+        REAL(struct type *, symbol, DIR *);                                                           \
+        struct call call = {.name = "readdir", .class = C_LIST};                                      \
+        if (armed(C_LIST) && watched_fd(dirfd(folder), &call) && decide(&call) == FAIL)               \
+            return NULL;                                                                              \
+        return real(folder);                                                                          \
+    }
+LIST(readdir, dirent)
+LIST(readdir64, dirent64)
+
+/* What is there, how large, how old. */
+#if SEES_STAT
+#define LOOK_FD(symbol, type)                                                                         \
+    int symbol(int fd, struct type *st) {                                                             \
+        REAL(int, symbol, int, struct type *);                                                        \
+        struct call call = {.name = "fstat", .class = C_LOOK};                                        \
+        if (armed(C_LOOK) && watched_fd(fd, &call) && decide(&call) == FAIL)                          \
+            return -1;                                                                                \
+        return real(fd, st);                                                                          \
+    }
+#define LOOK_PATH(symbol, type)                                                                       \
+    int symbol(const char *path, struct type *st) {                                                   \
+        REAL(int, symbol, const char *, struct type *);                                               \
+        struct call call = {.name = #symbol, .class = C_LOOK};                                        \
+        if (armed(C_LOOK) && watched_path(AT_FDCWD, path, &call) && decide(&call) == FAIL)            \
+            return -1;                                                                                \
+        return real(path, st);                                                                        \
+    }
+#define LOOK_AT(symbol, type)                                                                         \
+    int symbol(int directory, const char *path, struct type *st, int flags) {                         \
+        REAL(int, symbol, int, const char *, struct type *, int);                                     \
+        struct call call = {.name = "fstatat", .class = C_LOOK};                                      \
+        if (armed(C_LOOK) && watched_path(directory, path, &call) && decide(&call) == FAIL)           \
+            return -1;                                                                                \
+        return real(directory, path, st, flags);                                                      \
+    }
+LOOK_FD(fstat, stat)
+LOOK_FD(fstat64, stat64)
+LOOK_PATH(stat, stat)
+LOOK_PATH(stat64, stat64)
+LOOK_PATH(lstat, stat)
+LOOK_PATH(lstat64, stat64)
+LOOK_AT(fstatat, stat)
+LOOK_AT(fstatat64, stat64)
+#endif
+
+/* ---- locks ---- */
+
+int flock(int fd, int operation) {
+    REAL(int, flock, int, int);
+    struct call call = {.name = operation & LOCK_UN ? "unlock" : "flock", .class = C_LOCK};
+    if (armed(C_LOCK) && watched_fd(fd, &call) && decide(&call) == FAIL)
+        return -1;
+    return real(fd, operation);
+}
+
 /* ---- sizes ---- */
 
 #define SIZE_FD(symbol, type)                                                                        \
@@ -543,7 +731,7 @@ int posix_fallocate(int fd, off_t offset, off_t length) { return posix_fallocate
 
 static int is_directory(int fd) {
     struct stat64 st;
-    return !fstat64(fd, &st) && S_ISDIR(st.st_mode);
+    return !plain_fstat(fd, &st) && S_ISDIR(st.st_mode);
 }
 
 #define SYNC(symbol)                                                                    \
@@ -644,13 +832,23 @@ static void mapped(int protection, int flags, int fd) {
     lock_all();
     end(&call, 0, kept, inode_of(fd), NULL, 0);
 }
+/* SQLite's shared memory is written to, and is no way to read a file. */
+static int unmappable(int protection, int flags, int fd) {
+    struct call call = {.name = "mmap", .class = C_MAP};
+    int reads = !((flags & MAP_SHARED) && (protection & PROT_WRITE));
+    return fd >= 0 && reads && armed(C_MAP) && watched_fd(fd, &call) && decide(&call) == FAIL;
+}
 void *mmap(void *address, size_t length, int protection, int flags, int fd, off_t offset) {
     REAL(void *, mmap, void *, size_t, int, int, int, off_t);
+    if (unmappable(protection, flags, fd))
+        return MAP_FAILED;
     mapped(protection, flags, fd);
     return real(address, length, protection, flags, fd, offset);
 }
 void *mmap64(void *address, size_t length, int protection, int flags, int fd, off64_t offset) {
     REAL(void *, mmap64, void *, size_t, int, int, int, off64_t);
+    if (unmappable(protection, flags, fd))
+        return MAP_FAILED;
     mapped(protection, flags, fd);
     return real(address, length, protection, flags, fd, offset);
 }

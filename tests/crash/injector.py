@@ -27,7 +27,8 @@ def sweep(
     first: int = 1,
 ) -> Report:
     """Inject `fault` at every `stride`-th call of `scenario`, from the `first`, and check what is left each time."""
-    report = Report(" / ".join(filter(None, (scenario.name, fault.name, bug))))
+    some = f"every {stride}. call" if stride > 1 else ""
+    report = Report(" / ".join(filter(None, (scenario.name, fault.name, bug, some))))
     start = workspace / "start"
     try:
         prepare(scenario, start)
@@ -55,8 +56,9 @@ def _point(scenario: Scenario, fault: Fault, library: Library, area: Path, at: i
     outcome = in_child(work, scenario.tolerated)
     if not outcome.fired:
         # Nothing struck: this was an undisturbed run, and has to look like one.
+        report.calls = outcome.said.get("count", 0)
         for problem in _undisturbed(outcome):
-            report.violation(f"undisturbed, {outcome.said.get('count')} calls", problem)
+            report.violation(f"undisturbed, {report.calls} calls", problem)
         return False
     report.points += 1
     report.checked += 1
@@ -82,6 +84,8 @@ def _misbehaviour(scenario: Scenario, fault: Fault, outcome: Outcome) -> list[st
         problems.append(f"an error that is none of the store's own, or no end at all: {outcome.crash}")
     if fault.kills and not outcome.killed:
         problems.append("it was to be killed, and was not: the harness is broken")
+    if fault.reads and not fault.forever and len(outcome.errors) > 1:
+        problems.append(f"one read failed, once, and {len(outcome.errors)} steps did: {outcome.errors[-1]}")
     vague = {kind.__name__ for kind in scenario.too_vague}
     for name, text in outcome.errors:
         if fault.action is not Action.ERROR:
@@ -90,6 +94,6 @@ def _misbehaviour(scenario: Scenario, fault: Fault, outcome: Outcome) -> list[st
             problems.append(f"an interrupted call is to be tried again, yet it complained: {name}: {text}")
         elif name in vague:
             problems.append(f"the error has no name: {name}: {text}")
-        elif scenario.names and name not in scenario.names[fault.errno]:
+        elif not fault.reads and scenario.names and name not in scenario.names[fault.errno]:
             problems.append(f"{errno.errorcode[fault.errno]} became {name}: {text}")
     return problems

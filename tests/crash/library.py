@@ -41,7 +41,17 @@ class Calls(enum.IntFlag):
     REMOVE = 32
     MKDIR = 64
     REOPEN = 128
-    ALL = 255
+    READ = 256
+    READ_OPEN = 512
+    LIST = 1024
+    LOOK = 2048
+    MAP = 4096
+    LOCK = 8192
+
+    CHANGES = 255
+    """All that change something."""
+    READS = READ | READ_OPEN | LIST | LOOK | MAP
+    """All that only look."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Fault:
 
     name: str
     action: Action
-    calls: Calls = Calls.ALL
+    calls: Calls = Calls.CHANGES
     errno: int = 0
     forever: bool = False
 
@@ -59,9 +69,16 @@ class Fault:
         """Whether the process does not live to see the end of the call."""
         return self.action in (Action.KILL, Action.KILL_AFTER, Action.TORN)
 
+    @property
+    def reads(self) -> bool:
+        """Whether it strikes reads only: nothing that was to be written fails."""
+        return not self.calls & ~Calls.READS
+
 
 # What a full disk refuses. It still lets you delete: refusing that would only hide what happens after a clean-up.
 _FILLS = Calls.OPEN | Calls.WRITE | Calls.SYNC | Calls.NAME | Calls.MKDIR
+# What a failing disk cannot give back: content of files and of directories.
+_CONTENT = Calls.READ | Calls.READ_OPEN | Calls.LIST
 
 FAULTS = {
     fault.name: fault
@@ -75,7 +92,7 @@ FAULTS = {
         Fault("enospc", Action.ERROR, _FILLS, errno.ENOSPC),
         Fault("enospc-forever", Action.ERROR, _FILLS, errno.ENOSPC, forever=True),
         Fault("edquot-forever", Action.ERROR, _FILLS & ~Calls.SYNC, errno.EDQUOT, forever=True),
-        Fault("eio", Action.ERROR, Calls.ALL, errno.EIO),
+        Fault("eio", Action.ERROR, Calls.CHANGES, errno.EIO),
         # A disk that takes no change any more. Files that are there can be opened and cut: where that fails, SQLite
         # tries for ten seconds to read its log, each time.
         Fault("eio-forever", Action.ERROR, _FILLS | Calls.REMOVE, errno.EIO, forever=True),
@@ -86,6 +103,20 @@ FAULTS = {
         # Not for syncs: SQLite does not try those again, and no signal interrupts them on a local disk.
         Fault("eintr", Action.ERROR, Calls.OPEN | Calls.REOPEN | Calls.WRITE, errno.EINTR),
         Fault("lie", Action.LIE, Calls.SYNC, forever=True),
+        # A read that fails and would succeed a moment later; and a disk that gives nothing back for a while.
+        Fault("read-eio", Action.ERROR, _CONTENT, errno.EIO),
+        Fault("read-eio-forever", Action.ERROR, _CONTENT, errno.EIO, forever=True),
+        Fault("read-short", Action.SHORT, Calls.READ),
+        Fault("read-short-forever", Action.SHORT, Calls.READ, forever=True),
+        Fault("read-eintr", Action.ERROR, Calls.READ | Calls.READ_OPEN, errno.EINTR),
+        Fault("stat-eio", Action.ERROR, Calls.LOOK, errno.EIO),
+        Fault("stat-eio-forever", Action.ERROR, Calls.LOOK, errno.EIO, forever=True),
+        # A file system that knows no locks, and a lock server that is away for a moment.
+        Fault("flock-enolck", Action.ERROR, Calls.LOCK, errno.ENOLCK),
+        Fault("flock-enolck-forever", Action.ERROR, Calls.LOCK, errno.ENOLCK, forever=True),
+        # A mapping does not say that the disk failed: it is refused where the process may have no more of them.
+        Fault("mmap-enomem", Action.ERROR, Calls.MAP, errno.ENOMEM),
+        Fault("mmap-enomem-forever", Action.ERROR, Calls.MAP, errno.ENOMEM, forever=True),
     )
 }
 

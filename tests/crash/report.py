@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-_VARIABLE = re.compile(r"[0-9a-f]{8,}|\d+|precook-faults-\w+")
+_VARIABLE = re.compile(r"[0-9a-f]{8,}|\d+|precook-faults-\w+|packs/[0-9a-f]{2}\b")
 # A bug seeded or real can break every point of a sweep: remember enough of them, count all.
 _REMEMBERED = 2000
 
@@ -16,6 +16,8 @@ class Report:
     """The result of one sweep."""
 
     title: str
+    calls: int = 0
+    """Calls at which the fault could have struck, in a run that it did not disturb; zero where that is not counted."""
     points: int = 0
     """Faults injected, or crash states built."""
     checked: int = 0

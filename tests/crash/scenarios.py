@@ -24,7 +24,7 @@ from precook.store.snapshot_content import (
 )
 
 from .aftermath import Scenario
-from .samples import CROWD, RECIPE, check_entries, key_of, tree_of
+from .samples import CROWD, RECIPE, check_entries, key_of, same, tree_of
 from .trace import Kind
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class StoreScenario(Scenario):
         errno.EDQUOT: frozenset({"NoSpaceError", "StoreWriteError"}),
         errno.EIO: frozenset({"StoreWriteError"}),
         errno.EMFILE: frozenset({"StoreWriteError"}),
+        errno.ENOLCK: frozenset({"LockedError", "StoreWriteError"}),
     }
     spoilt: frozenset[int] = frozenset()
     """Entries that `prepare` damaged: they may be reported so, until they have been put again."""
@@ -258,6 +259,52 @@ class Damage(StoreScenario):
         return True
 
 
+class Read(StoreScenario):
+    """Everything is read, by every way there is, and read again."""
+
+    name = "read"
+    numbers = range(8)
+    kept = frozenset(numbers)
+    _alike = (3, 7)
+
+    def prepare(self, area: Path) -> None:
+        """Two packs."""
+        for group in (range(5), range(5, 8)):
+            with precook.open(area / "cache") as store, store.writer() as writer:
+                for number in group:
+                    writer.put(key_of(number), tree_of(number), recipe=RECIPE)
+
+    def run(self, area: Path, journal: Journal) -> None:
+        """Single reads, the second from a mapping; many at once; verified; and after all that, once more."""
+        with precook.open(area / "cache") as store:
+            for number in (*self.numbers, *self.numbers):
+                journal.commit(functools.partial(self._read, store, [number]))
+            journal.commit(functools.partial(self._read, store, self.numbers))
+            journal.commit(functools.partial(self._stack, store))
+            journal.commit(store.verify)
+        with precook.open(area / "cache", read_only=True, verify_reads="always") as store:
+            journal.commit(functools.partial(self._read, store, self.numbers))
+
+    def _read(self, store: precook.Store, numbers: Collection[int]) -> None:
+        keys = [key_of(number) for number in numbers]
+        if lost := store.missing(keys):
+            raise AssertionError(f"{len(lost)} entries that are there are listed as missing")
+        try:
+            trees = store.get_many(keys)
+        except precook.DamagedEntryError:
+            raise
+        except precook.MissingEntryError as error:
+            raise AssertionError("an entry that is there is missing") from error
+        for number, tree in zip(numbers, trees, strict=True):
+            if not same(tree, tree_of(number)):
+                raise AssertionError(f"entry {number} has wrong bytes")
+
+    def _stack(self, store: precook.Store) -> None:
+        found = store.stack([key_of(number) for number in self._alike])
+        if not same(found, np.stack([tree_of(number) for number in self._alike])):
+            raise AssertionError("stacked entries have wrong bytes")
+
+
 class Freeze(StoreScenario):
     """A plan remembers what it learnt, entries are put, and the dataset is frozen, twice."""
 
@@ -383,7 +430,7 @@ def _restore_index(cache: Path, copy: Path) -> None:
 
 SCENARIOS: dict[str, StoreScenario] = {
     scenario.name: scenario
-    for scenario in (Create(), Build(), LostIndex(), OldIndex(), DoubtfulIndex(), Damage(), Freeze())
+    for scenario in (Create(), Build(), LostIndex(), OldIndex(), DoubtfulIndex(), Damage(), Read(), Freeze())
 }
 for _number in {number for scenario in SCENARIOS.values() for number in scenario.numbers}:
     tree_of(_number)

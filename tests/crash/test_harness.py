@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 CAUGHT = [
     ("acknowledges too early", "sweep", {"fault": "kill"}, "acknowledged and is lost"),
     ("leaks errors", "sweep", {"fault": "enospc"}, "none of the store's own"),
+    ("leaks errors", "sweep", {"fault": "read-eio"}, "none of the store's own"),
+    ("leaks errors", "sweep", {"fault": "flock-enolck"}, "none of the store's own"),
+    ("takes a read error for damage", "sweep", {"fault": "read-eio"}, "acknowledged and is lost"),
+    ("takes a read error for damage", "sweep", {"fault": "read-eio-forever"}, "acknowledged and is lost"),
+    ("believes a short read", "sweep", {"fault": "read-short"}, "acknowledged and is lost"),
     ("writes in place", "sweep", {"fault": "torn"}, "wrong bytes"),
     ("writes in place", "cut_everywhere", {}, "wrong bytes"),
     ("trusts what it finds", "cut_after_fault", {"fault": "kill"}, "acknowledged and is lost"),
@@ -29,6 +34,10 @@ SEEDED: dict[str, tuple[str, dict[str, Any]]] = {
     "no-directory-sync": ("cut_everywhere", {}),
     "ignored-short-write": ("sweep", {"fault": "short"}),
 }
+SURVIVED = [
+    *("kill", "killafter", "torn", "short", "enospc", "eio-forever", "fsync-eio"),
+    *("read-eio", "read-eio-forever", "read-short", "read-eintr", "flock-enolck", "flock-enolck-forever"),
+]
 
 
 def test_every_call_is_seen_and_replayed(driver: Driver) -> None:
@@ -38,6 +47,13 @@ def test_every_call_is_seen_and_replayed(driver: Driver) -> None:
     assert report.points > 50
 
 
+def test_every_read_can_be_refused(driver: Driver) -> None:
+    """Each kind of call that only looks is seen and fails once, SQLite's and mappings too."""
+    report = driver.run("refuse_every_read")
+    assert report.summary() == ""
+    assert report.points > 10
+
+
 def test_without_a_compiler_the_reason_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no C compiler is installed, the harness says so, for the skip to say it too."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -45,7 +61,7 @@ def test_without_a_compiler_the_reason_is_named(tmp_path: Path, monkeypatch: pyt
         compile_library(tmp_path)
 
 
-@pytest.mark.parametrize("fault", ["kill", "killafter", "torn", "short", "enospc", "eio-forever", "fsync-eio"])
+@pytest.mark.parametrize("fault", SURVIVED)
 def test_sweep_passes_a_store_that_is_right(driver: Driver, fault: str) -> None:
     """A toy that syncs and renames in the right order survives every fault at every call."""
     report = driver.run("sweep", scenario="toy", fault=fault)

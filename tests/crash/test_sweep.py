@@ -57,6 +57,12 @@ HARMLESS = [
     ("build", "short", 17),
     ("build", "short-forever", 29),
     ("lost-index", "short", 17),
+    ("create", "read-short", 5),
+    ("create", "read-eintr", 5),
+    ("lost-index", "read-short", 11),
+    ("read", "read-short", 7),
+    ("gc", "read-short", 7),
+    ("compact", "read-short", 13),
 ]
 SEEDED: dict[str, tuple[str, dict[str, Any]]] = {
     "no-file-sync": ("cut_everywhere", {"every": 10, "randoms": 0}),

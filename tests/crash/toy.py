@@ -6,6 +6,7 @@ It has the three functions in which bugs are seeded, and mistakes of its own tha
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import sys
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from .aftermath import Scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .children import Journal
 
 
@@ -51,7 +54,7 @@ def content(number: int) -> bytes:
 
 
 class ToyScenario(Scenario):
-    """Three puts into a new store, with one of the mistakes a store can make, or none."""
+    """Three puts into a new store and a look at them, with one of the mistakes a store can make, or none."""
 
     numbers = range(3)
     tolerated = (ToyError,)
@@ -61,24 +64,50 @@ class ToyScenario(Scenario):
         self._mistake = mistake
 
     def run(self, area: Path, journal: Journal) -> None:
-        """Put all entries."""
+        """Put all entries, under a lock; then read them, and remove what is damaged."""
         for number in self.numbers:
             if self._mistake == "acknowledges too early":
                 journal.acknowledge(number)
-            journal.commit(functools.partial(self._put, area / "toy", number), number)
+            journal.commit(functools.partial(self._explained, self._write, area / "toy", number), number)
+        for number in self.numbers:
+            journal.commit(functools.partial(self._explained, self._tidy, area / "toy", number))
 
-    def _put(self, store: Path, number: int) -> None:
+    def _explained(self, step: Callable[[Path, int], None], store: Path, number: int) -> None:
         try:
-            self._write(store, number)
+            step(store, number)
         except OSError as error:
             if self._mistake == "leaks errors":
                 raise
             raise ToyError(str(error)) from error
 
+    def _tidy(self, store: Path, number: int) -> None:
+        path = store / str(number)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            found = os.read(descriptor, 10_000)
+            while self._mistake != "believes a short read" and (more := os.read(descriptor, 10_000)):
+                found += more
+        except OSError:
+            if self._mistake != "takes a read error for damage":
+                raise
+            found = b""
+        finally:
+            os.close(descriptor)
+        if found != content(number):
+            path.unlink()
+
     def _write(self, store: Path, number: int) -> None:
         with contextlib.suppress(FileExistsError):
             store.mkdir()
         sync_directory(store.parent)
+        with (store / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._publish(store, number)
+
+    def _publish(self, store: Path, number: int) -> None:
         path, partial = store / str(number), store / f"{number}.partial"
         if self._mistake == "trusts what it finds" and path.exists():
             return
@@ -123,4 +152,6 @@ MISTAKES = (
     "trusts what it finds",
     "writes in place",
     "tries a failed sync again",
+    "takes a read error for damage",
+    "believes a short read",
 )
