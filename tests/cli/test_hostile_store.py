@@ -16,16 +16,22 @@ from tests.support.commands import environment
 GIB = 1 << 30
 
 
+def bound() -> None:
+    """Let this process have little."""
+    resource.setrlimit(resource.RLIMIT_AS, (4 * GIB, 4 * GIB))
+    resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+
+
 def limited(*args: object) -> subprocess.CompletedProcess[str]:
-    """A command that may take neither long nor much memory."""
+    """A command that may take neither long, by the processor's clock, nor much memory."""
     return subprocess.run(
         [sys.executable, "-m", "precook", *map(str, args)],
         env=environment(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (4 * GIB, 4 * GIB)),
+        preexec_fn=bound,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -1,1 +1,1 @@
-"""Coverage-guided fuzzing, and the replay of what it found."""
+"""Fuzzing of all that may come from somebody else: a target for each format, and the replay of what was found."""

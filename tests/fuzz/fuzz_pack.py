@@ -1,155 +1,174 @@
-"""Coverage-guided fuzzing of the pack reader: any bytes are a pack, or refused by our own error.
+"""Packs: any bytes are a pack, or refused by our own error; and whatever is accepted, a store can live with.
 
-Run by `make fuzz`; needs atheris. Findings are kept in tests/fuzz/findings and replayed by the test suite.
+The first byte of an input says what the rest is: `f` a file, `h` a header without its length, `m` the metadata of a
+good pack. Ids and checksums are made anew: they protect against accidents, not against somebody.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json
-import os
-import resource
+import random
+import shutil
 import struct
-import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-try:
-    import atheris
+import precook
+from precook.errors import MissingEntryError
+from precook.maintain.compact import plan_compact
+from precook.maintain.gc import plan_gc
+from precook.maintain.repair import plan_repair
+from precook.store.format.build import build_pack, make_entry
+from precook.store.format.header import HeaderError, header_length
+from precook.store.format.pack import Head
+from precook.store.layout import Layout
+from precook.store.tree import read_values, take_apart
+from tests.fuzz.frame import Target, mutate_bytes, mutate_json
+from tests.support.forged import ROWS, name_of, read_head, signed
 
-    instrumented = atheris.instrument_imports(include=["precook"])
-except ImportError:  # replaying findings needs no fuzzer
-    atheris = None
-    instrumented = contextlib.nullcontext()
-
-with instrumented:
-    from precook.store.format.build import build_pack, make_entry
-    from precook.store.format.header import HeaderError, header_length
-    from precook.store.format.pack import parse_head, parse_pack_header
-    from precook.store.tree import read_values, take_apart
-
-HERE = Path(__file__).parent
-FINDINGS = HERE / "findings"
-
-
-TOKENS = [
-    "$tensor",
-    "$plain",
-    "$tuple",
-    "$dict",
-    "$bytes",
-    "$str",
-    "$bits",
-    "$int",
-    "leaves",
-    "tree",
-    "columns",
-    "rows",
-]
-TOKENS += [
-    "values",
-    "labels",
-    "all",
-    "null",
-    "true",
-    "F16",
-    "U8",
-    "F4",
-    "numpy",
-    "torch",
-    "t0/keys",
-    "data_offsets",
-    "-1",
-]
+RECIPE = precook.Recipe("good", {})
+GOOD = RECIPE.key(1)
 
 
-def read_everything(data: bytes) -> None:
-    """The first byte says what the rest is: a file, a header without its length, or the metadata of a good pack."""
+def read_file(data: bytes) -> bytes:
+    """The file that an input stands for."""
     kind, data = data[:1], data[1:]
-    if kind == b"h":
-        data = struct.pack("<Q", len(data)) + data + bytes(4096)
-    elif kind == b"m":
+    if kind == b"m":
         data = with_metadata(data)
-    read_pack(data)
+    if kind in (b"m", b"h"):
+        good = good_packs()[0]
+        return struct.pack("<Q", len(data)) + data + good[header_length(good) :]
+    return data
 
 
 def with_metadata(metadata: bytes) -> bytes:
-    """A good pack whose metadata is replaced."""
-    good = seeds()[0]
-    length = header_length(good)
-    form = json.loads(good[8:length])
+    """The header of a good pack with other metadata."""
+    form = good_header()
     form["__metadata__"]["precook"] = metadata.decode("latin-1")
-    text = json.dumps(form).encode()
-    return struct.pack("<Q", len(text)) + text + good[length:]
+    return json.dumps(form).encode()
 
 
-def read_pack(data: bytes) -> None:
-    """Read a pack as a reader would who has already found its id to match; refuse it or stay inside its file."""
-    with contextlib.suppress(HeaderError):
-        length = header_length(data)
-        header = parse_pack_header(data[:length])
-        head = parse_head(header, data[: length + header.directory])
-        for table in head.tables:
-            assert table.row_bytes().shape == (table.rows,)
-            for row in range(min(table.rows, 64)):
-                for leaf in table.leaves:
-                    begin, size = leaf.span(row)
-                    assert head.nbytes <= begin <= begin + size <= head.file_bytes
-                    assert len(leaf.row_shape(row)) <= 15
-                with contextlib.suppress(ValueError, IndexError, TypeError, RecursionError):
-                    # What the reader turns into a damaged entry.
-                    leaves = [np.empty(0)] * len(table.leaves)
-                    table.build(leaves, read_values(table.values.row(row)))
+def good_header() -> dict[str, Any]:
+    """The header of the first of the good packs."""
+    good = good_packs()[0]
+    form: dict[str, Any] = json.loads(good[8 : header_length(good)])
+    return form
+
+
+def check(data: bytes) -> bool:
+    """Read a pack by itself, and if it is one, as part of a store."""
+    data = read_file(data)
+    try:
+        look_at(read_head(data))
+    except HeaderError:
+        return False
+    live_with(signed(data))
+    return True
+
+
+def look_at(head: Head) -> None:
+    """What a pack says lies inside its file, row by row."""
+    for table in head.tables:
+        assert table.row_bytes().shape == (table.rows,)
+        for row in range(min(table.rows, ROWS)):
+            for leaf in table.leaves:
+                begin, size = leaf.span(row)
+                assert head.nbytes <= begin <= begin + size <= head.file_bytes
+                assert len(leaf.row_shape(row)) <= 15
+            with contextlib.suppress(ValueError):  # what the reader turns into a damaged entry
+                table.check_values(row)
+                table.build([np.empty(0)] * len(table.leaves), read_values(table.values.row(row)))
 
 
 @functools.cache
-def seeds() -> list[bytes]:
-    """Good packs to start from."""
-    trees = [
+def template() -> Path:
+    """A store with one entry and nothing else."""
+    path = Path(tempfile.mkdtemp()) / "cache"
+    with precook.open(path) as store:
+        store.put(GOOD, {"x": np.arange(3)}, recipe=RECIPE)
+    return path
+
+
+def fresh(source: Path) -> Path:
+    """A copy of a store, in the place of the last one."""
+    path = source.with_name("copy")
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(source, path)
+    return path
+
+
+def live_with(data: bytes) -> None:
+    """Put a pack among those of a store: everything works, or names it; after a repair nothing is damaged."""
+    path = fresh(template())
+    pack = Layout(path).pack(name_of(data))
+    pack.parent.mkdir(exist_ok=True)
+    pack.write_bytes(data)
+    served = use(path)
+    with precook.open(path) as store:
+        plan_repair(store, store.verify()).execute()
+        assert store.verify().clean
+        assert use(path) == served
+        plan_gc(store).execute()
+        plan_compact(store).execute()
+        store.reindex()
+    assert use(path) == served
+
+
+def use(path: Path) -> set[bytes]:
+    """Everything that reads a store; the keys of entries that are served. The good one is among them."""
+    served = set()
+    with precook.open(path) as store:
+        assert store.get(GOOD)["x"].tolist() == [0, 1, 2]
+        for entry in list(store.entries())[:ROWS]:
+            key = precook.Key(entry.key)
+            with contextlib.suppress(MissingEntryError):
+                store.get(key, tensors="numpy")
+                assert store.locate(key).labels
+                store.stack([key, key], tensors="numpy")
+                served.add(key.bytes)
+        store.stats()
+        store.totals()
+        store.verify()
+    return served
+
+
+@functools.cache
+def good_packs() -> list[bytes]:
+    """Packs with entries of all sorts."""
+    trees: list[Any] = [
         {"latent": np.zeros((2, 3), np.float16), "crop": (1, 2), "caption": "a cat"},
         [np.zeros(3), np.zeros((1, 0), np.int8), {1: b"x", "$tuple": float("nan")}],
         [np.zeros(4), np.zeros((1, 2), np.int8), {1: b"y", "$tuple": 2**70}],
         np.array(1.0),
         "plain",
     ]
-    entries = [make_entry(bytes([i]) * 32, take_apart(tree)) for i, tree in enumerate(trees)]
+    recipes = [precook.Recipe("one", {}), precook.Recipe("two", {"a": [1, 2.5, "x"]}), None, None, None]
+    entries = [
+        make_entry(bytes([i]) * 32, take_apart(tree), recipe=recipe, labels=b'{"file":"a"}' if i else b"null")
+        for i, (tree, recipe) in enumerate(zip(trees, recipes, strict=True))
+    ]
     images = [build_pack(part, created=1, salt="x") for part in (entries, entries[:1], entries[1:3])]
     return [image.head + b"".join(bytes(part) for part in image.body) for image in images]
 
 
-def main() -> None:
-    """Fuzz for some seconds."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, default=60)
-    options = parser.parse_args()
-    if atheris is None:
-        sys.exit("atheris is not installed: run `make fuzz`")
-    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-    FINDINGS.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="precook-fuzz-") as scratch:
-        corpus, words = Path(scratch) / "corpus", Path(scratch) / "words"
-        corpus.mkdir()
-        for number, seed in enumerate(seeds()):
-            length = header_length(seed)
-            form = json.loads(seed[8:length])
-            (corpus / f"file-{number}").write_bytes(b"f" + seed)
-            (corpus / f"header-{number}").write_bytes(b"h" + seed[8:length].rstrip())
-            (corpus / f"metadata-{number}").write_bytes(b"m" + form["__metadata__"]["precook"].encode())
-        words.write_text("".join(f'"{token}"\n' for token in TOKENS))
-        arguments = [sys.argv[0], str(corpus), f"-max_total_time={options.seconds}", f"-artifact_prefix={FINDINGS}/"]
-        arguments.append(f"-dict={words}")
-        child = os.fork()
-        if child == 0:
-            # The fuzzer ends its process by itself, without any cleaning up.
-            atheris.Setup([*arguments, "-max_len=65536", "-timeout=20", "-rss_limit_mb=4096"], read_everything)
-            atheris.Fuzz()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    sys.exit(status)
+def seeds() -> list[bytes]:
+    """Good packs, their headers and their metadata."""
+    form = good_header()
+    files = [b"f" + pack for pack in good_packs()]
+    return [*files, b"h" + json.dumps(form).encode(), b"m" + form["__metadata__"]["precook"].encode()]
 
 
-if __name__ == "__main__":
-    main()
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """JSON is changed as JSON, a file as bytes."""
+    kind, rest = data[:1], data[1:]
+    return kind + (mutate_bytes if kind == b"f" else mutate_json)(rest, rng)
+
+
+TOKENS = """$tensor $plain $tuple $dict $bytes $str $bits $int leaves tree columns rows values labels all null true F16
+U8 F4 numpy torch t0/keys data_offsets created salt directory recipes -1"""
+TARGET = Target("pack", seeds, check, mutate, tuple(TOKENS.split()))

@@ -78,3 +78,13 @@ def test_a_group_that_could_not_be_stored_is_not_durable(
     assert writer.durable < group
     with pytest.raises(precook.NoSpaceError):
         writer.close()
+
+
+def test_each_of_many_entries_may_have_a_recipe_of_its_own(store: precook.Store) -> None:
+    """More recipes than one pack can name: another pack is begun."""
+    recipes = [precook.Recipe("r", number) for number in range(66_000)]
+    with store.writer(flush_bytes=1 << 30, flush_seconds=600) as writer:
+        for number, recipe in enumerate(recipes):
+            writer.put(recipe.key(0), number, recipe=recipe)
+    assert len(store) == len(recipes)
+    assert store.get(recipes[-1].key(0)) == 65_999

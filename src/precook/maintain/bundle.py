@@ -62,6 +62,7 @@ from precook.store import files
 from precook.store.commit import commit, commit_pack
 from precook.store.entry_table import EntryTable
 from precook.store.format.build import Entry, build_pack, make_entry
+from precook.store.format.pack import MAX_RECIPES
 from precook.store.internals import StoreInternals
 from precook.store.packfile import Guard, PackFile
 from precook.store.snapshot import Snapshot, SnapshotFile, is_dataset, read_snapshot
@@ -74,7 +75,8 @@ KEEPS = ("captions", "paths")
 """What a snapshot may hold beyond what training needs."""
 PACK_BYTES = 64 << 20
 """About what a pack of an archive holds."""
-_PACK_ROWS = 100_000
+_PACK_ROWS = MAX_RECIPES
+"""Each row may have a recipe of its own."""
 _CONTEXT = "precook bundle 1"
 _STAGING = "imports"
 """The folder of a store in which packs wait until their whole archive has passed."""

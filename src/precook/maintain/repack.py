@@ -27,6 +27,7 @@ from precook.store.dtypes import DType
 from precook.store.format.build import assemble, text_form
 from precook.store.format.header import HeaderError, header_length
 from precook.store.format.pack import (
+    MAX_RECIPES,
     Head,
     LeafColumn,
     Table,
@@ -49,8 +50,6 @@ _log = logging.getLogger("precook")
 
 _CHUNK = 8 << 20
 """Bytes copied at a time."""
-_RECIPES = 0xFFFF
-"""Most recipes of a pack: rows name them by two bytes."""
 _MARGIN = 1 << 20
 """Bytes that stay free beside a new pack: the index needs some."""
 
@@ -130,8 +129,8 @@ def repack(pieces: Sequence[Piece]) -> Repack:
             first += table.rows
     columns = _MergedColumns()
     forms = [_table_form(f"t{number}", parts, columns) for number, parts in enumerate(tables.values())]
-    if len(columns.recipes) > _RECIPES:
-        raise HeaderError(f"{len(columns.recipes)} recipes; at most {_RECIPES} are accepted")
+    if len(columns.recipes) > MAX_RECIPES:
+        raise HeaderError(f"{len(columns.recipes)} recipes; at most {MAX_RECIPES} are accepted")
     created = max(piece.pack.head.created for piece in pieces)
     head, spans = assemble(
         forms, list(columns.recipes), columns.directory, columns.body, created=created, salt=secrets.token_hex(8)

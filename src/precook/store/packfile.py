@@ -7,8 +7,10 @@ table is mapped anew when it is asked for again, so tensors may be written to an
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import sys
@@ -99,6 +101,8 @@ class PackFile:
         finally:
             os.close(descriptor)
         self.tables: tuple[TableFile, ...] = tuple(TableFile(self, table) for table in self.head.tables)
+        self._ends = list(itertools.accumulate(table.rows for table in self.head.tables))
+        """The row of the pack at which each table ends."""
 
     @property
     def nbytes(self) -> int:
@@ -111,15 +115,17 @@ class PackFile:
 
     def locate(self, row: int) -> tuple[TableFile, int]:
         """The table that holds a row of the pack, and its number there."""
-        for table in self.tables:
-            if row < table.table.rows:
-                return table, row
-            row -= table.table.rows
-        raise RowDamagedError("the pack has fewer rows")
+        # By bisection: a pack may have thousands of tables.
+        number = bisect.bisect_right(self._ends, row)
+        if number == len(self.tables):
+            raise RowDamagedError("the pack has fewer rows")
+        table = self.tables[number]
+        return table, row - (self._ends[number] - table.table.rows)
 
     def first_row(self, table: TableFile) -> int:
         """The pack's number of a table's first row."""
-        return sum(other.table.rows for other in self.tables[: self.tables.index(table)])
+        number = self.tables.index(table)
+        return self._ends[number] - table.table.rows
 
     @property
     def whole(self) -> bool:
@@ -276,6 +282,11 @@ class TableFile:
         )
         if computed != table.checksums[row].tobytes():
             raise RowDamagedError("its checksum does not match")
+        try:
+            # Whoever made the checksum may have made it over anything.
+            table.check_values(row)
+        except ValueError as error:
+            raise RowDamagedError(f"its plain values cannot be read: {error}") from error
 
     def take(self, row: int) -> tuple[list[Array], bool]:
         """A checked row's leaves, large ones without a copy; and whether the table was mapped anew for it."""
@@ -439,6 +450,10 @@ def _pieces(descriptor: int, offset: int, size: int) -> Iterator[Array]:
 
 
 def _pread(descriptor: int, size: int, offset: int) -> bytes:
-    data = np.empty(size, np.uint8)
-    _read_span(descriptor, data, offset)
-    return data.tobytes()
+    # In one call nearly always, and then without a second copy: a head may have hundreds of megabytes.
+    data = os.pread(descriptor, size, offset)
+    if len(data) == size:
+        return data
+    whole = np.empty(size, np.uint8)
+    _read_span(descriptor, whole, offset)
+    return whole.tobytes()

@@ -151,6 +151,9 @@ def read_values(values: bytes) -> list[Any]:
         parts, end = _SCAN(values.decode("ascii"), 0)
     except StopIteration:
         parts, end = None, -1
+    except (TypeError, RecursionError, struct.error) as error:
+        message = f"plain values are not what precook writes: {error}"
+        raise ValueError(message) from error
     if type(parts) is not list or end != len(values):
         message = "plain values are not a list"
         raise ValueError(message)
@@ -160,7 +163,7 @@ def read_values(values: bytes) -> list[Any]:
 def builder(nesting: JsonValue, *, leaves: int, values: int) -> Build:
     """The function that puts trees of this nesting together; `ValueError` if it is no nesting of so many parts."""
     used: list[tuple[str, int]] = []
-    build = _builder(nesting, used)
+    build = _builder(nesting, used, 0)
     expected = [("$tensor", i) for i in range(leaves)] + [("$plain", i) for i in range(values)]
     if sorted(used) != sorted(expected):
         message = f"a skeleton of {leaves} tensors and {values} plain parts does not use each of them once"
@@ -168,19 +171,22 @@ def builder(nesting: JsonValue, *, leaves: int, values: int) -> Build:
     return build
 
 
-def _builder(form: JsonValue, used: list[tuple[str, int]]) -> Build:
+def _builder(form: JsonValue, used: list[tuple[str, int]], depth: int) -> Build:
+    if depth > MAX_DEPTH:
+        message = f"a skeleton of more than {MAX_DEPTH} levels"
+        raise ValueError(message)
     if isinstance(form, list):
-        items = [_builder(item, used) for item in form]
+        items = [_builder(item, used, depth + 1) for item in form]
         return lambda leaves, values: [build(leaves, values) for build in items]
     tag, content = _untag(form)
     if tag is None:
-        return _dict_builder([(key, _builder(item, used)) for key, item in content.items()])
+        return _dict_builder([(key, _builder(item, used, depth + 1)) for key, item in content.items()])
     if tag == "$dict":
         return _dict_builder(
-            [(_check_key(_VALUES.decode(json.dumps(key))), _builder(item, used)) for key, item in content]
+            [(_check_key(_VALUES.decode(json.dumps(key))), _builder(item, used, depth + 1)) for key, item in content]
         )
     if tag == "$tuple":
-        items = [_builder(item, used) for item in content]
+        items = [_builder(item, used, depth + 1) for item in content]
         return lambda leaves, values: tuple(build(leaves, values) for build in items)
     if tag in ("$tensor", "$plain") and type(content) is int:
         used.append((tag, content))

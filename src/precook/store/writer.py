@@ -16,6 +16,7 @@ from precook.errors import ClosedStoreError, PrecookError
 from precook.store.commit import MAX_ROWS, MAX_TEXT, header_bytes, labelled_entry, text_bytes
 from precook.store.format.build import Entry
 from precook.store.format.header import MAX_HEADER
+from precook.store.format.pack import MAX_RECIPES
 from precook.store.tree import Parts, Tree, take_apart
 from precook.values import Key
 
@@ -188,6 +189,7 @@ class _PendingGroup:
         self._text = 0
         self._header = 0
         self._skeletons: set[bytes] = set()
+        self._recipes: set[bytes] = set()
 
     def add(self, entry: Entry) -> None:
         """Add an entry; the first under a key stays."""
@@ -199,6 +201,7 @@ class _PendingGroup:
         self._bytes += entry.nbytes
         self._text += text_bytes(entry)
         self._header += len(entry.recipe)
+        self._recipes.add(entry.recipe)
         if entry.parts.skeleton not in self._skeletons:
             self._skeletons.add(entry.parts.skeleton)
             self._header += header_bytes(entry)
@@ -210,4 +213,5 @@ class _PendingGroup:
             or len(self.entries) >= MAX_ROWS
             or self._text >= MAX_TEXT
             or self._header >= MAX_HEADER // 4
+            or len(self._recipes) >= MAX_RECIPES
         )

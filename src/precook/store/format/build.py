@@ -17,7 +17,7 @@ import numpy as np
 from precook.identity.canonical import JsonValue, dump_json
 from precook.identity.recipe import Recipe
 from precook.store.dtypes import DType
-from precook.store.format.header import ALIGNMENT, Column, dump_header
+from precook.store.format.header import ALIGNMENT, Column, dump_header, load_json
 from precook.store.format.pack import DIRECTORY_TYPES, FORMAT, METADATA, NO_RECIPE, checksum, lanes_shape, pack_id
 from precook.store.leaves import Leaf
 from precook.store.tree import Parts
@@ -163,11 +163,23 @@ def _table_form(
 
 def text_form(name: str, texts: list[bytes], directory: list[tuple[str, Array]]) -> JsonValue:
     """`{"all": …}` where every row has the same JSON, else null and two columns."""
-    if all(text == texts[0] for text in texts):
-        return {"all": json.loads(texts[0])}
+    if all(text == texts[0] for text in texts) and (form := compact_form(texts[0])) is not None:
+        return {"all": form[0]}
     directory.append((name, np.frombuffer(b"".join(texts), np.uint8)))
     directory.append((f"{name}.offsets", np.cumsum([0, *map(len, texts)]).astype("<u4")))
     return None
+
+
+def compact_form(text: bytes) -> tuple[JsonValue] | None:
+    """What a JSON text says, if writing that again gives the same bytes.
+
+    A text of another writer may be spaced in its own way, or be none: its checksum is of its bytes as they are.
+    """
+    try:
+        form = load_json(text)
+        return (form,) if dump_json(form) == text else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _stack(rows: list[bytes]) -> Bytes:

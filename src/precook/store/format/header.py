@@ -80,7 +80,7 @@ def header_length(prefix: bytes) -> int:
     return 8 + int(length)
 
 
-def load_json(text: bytes) -> Any:
+def load_json(text: bytes | str) -> Any:
     """What JSON from anybody says; `HeaderError` where it gives a name twice, has NaN in it, or is none."""
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)

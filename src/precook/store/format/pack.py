@@ -8,7 +8,6 @@ for another; each row's checksum guards the rest.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Iterable
@@ -23,14 +22,18 @@ from precook.identity.canonical import JsonValue, dump_json
 from precook.identity.digest import derived_digest
 from precook.identity.recipe import recipe_digest
 from precook.store.dtypes import DTYPES, DType
-from precook.store.format.header import Column, HeaderError, parse_header
-from precook.store.leaves import MAX_BYTES, MAX_DIM, Library
+from precook.store.format.header import ALIGNMENT, Column, HeaderError, load_json, parse_header
+from precook.store.leaves import MAX_BYTES, MAX_DIM, MAX_RANK, Library
 from precook.store.tree import Build, builder, read_values
 from precook.values import Array, Bytes, Numbers
 
 FORMAT = 1
 MAX_HEAD = 1 << 30
 """Most bytes a head may claim, before any of it is read."""
+MAX_RECIPES = 0xFFFF
+"""Most recipes of a pack: rows name them by two bytes."""
+MAX_CREATED = 1 << 37
+"""The latest time of creation, in the year 6325: whatever shows a time can show this one."""
 DIRECTORY_TYPES = {"|u1": "U8", "<u2": "U16", "<u4": "U32"}
 """What directory columns are made of: numpy's names and safetensors'."""
 _PACK_CONTEXT = "precook pack 1"
@@ -123,7 +126,15 @@ class Table:
     recipes: npt.NDArray[np.uint16]
     leaves: tuple[LeafColumn, ...]
     values: TextColumn
+    parts: int
+    """How many plain parts each row has."""
     labels: TextColumn
+
+    def check_values(self, row: int) -> None:
+        """`ValueError` where a row's plain values cannot be put into its tree."""
+        # What all rows share was read with the head.
+        if self.values.offsets is not None and len(read_values(self.values.row(row))) != self.parts:
+            raise HeaderError("it has another number of plain values than its skeleton")
 
     def row_bytes(self) -> Numbers:
         """Bytes of tensors and plain values of each row."""
@@ -209,12 +220,12 @@ def parse_pack_header(header: bytes) -> PackHeader:
     """What a complete header says about its pack; `HeaderError` (a ValueError) for anything that is not one."""
     columns, metadata = parse_header(header)
     try:
-        form = json.loads(metadata[METADATA])
+        form = load_json(metadata[METADATA])
         version, directory = form["format"], form["directory"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, HeaderError) as error:
         raise HeaderError("no precook metadata") from error
-    if version != FORMAT:
-        raise HeaderError(f"format {version!a}, not {FORMAT}")
+    if type(version) is not int or version != FORMAT:
+        raise HeaderError(f"format {version!a:.40}, not {FORMAT}")
     if type(directory) is not int or directory not in {0, *(column.end for column in columns)}:
         raise HeaderError("the directory does not end where a column does")
     return PackHeader(len(header), tuple(columns), form, directory)
@@ -228,31 +239,44 @@ def parse_head(header: PackHeader, head: bytes) -> Head:
         return _parse_form(header, head)
     except HeaderError:
         raise
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise HeaderError(f"metadata is not what precook writes: {error!r}"[:200]) from error
 
 
 def _parse_form(header: PackHeader, head: bytes) -> Head:
     form = header.form
+    created = form["created"]
+    if type(created) is not int or not 0 <= created <= MAX_CREATED:
+        raise HeaderError("no time of creation")
+    recipes = _parse_recipes(form["recipes"])
     reader = _ColumnReader(head, header)
-    tables = tuple(_parse_table(reader, item) for item in form["tables"])
-    if reader.unused() - {"padding"}:
-        raise HeaderError(f"unknown columns {sorted(reader.unused())[:5]}")
-    recipes = tuple(dump_json(item) for item in form["recipes"])
+    if not isinstance(form["tables"], list):
+        raise HeaderError("no tables")
+    tables = tuple(_parse_table(reader, f"t{number}", item) for number, item in enumerate(form["tables"]))
+    reader.end()
     if any(int(table.recipes.max()) > len(recipes) for table in tables):
         raise HeaderError("a row has an unknown recipe")
-    if type(form["created"]) is not int:
-        raise HeaderError("no time of creation")
     file_bytes = header.length + max((column.end for column in header.columns), default=0)
     return Head(
         id=pack_id(head),
-        created=form["created"],
+        created=created,
         tables=tables,
         recipes=recipes,
         recipe_digests=(NO_RECIPE, *(recipe_digest(recipe).bytes for recipe in recipes)),
         nbytes=len(head),
         file_bytes=file_bytes,
     )
+
+
+def _parse_recipes(forms: JsonValue) -> tuple[bytes, ...]:
+    """The canonical forms of recipes, each a kind and its data."""
+    # Counted before anything is made of them: millions fit into a header.
+    if not isinstance(forms, list) or len(forms) > MAX_RECIPES:
+        raise HeaderError(f"no list of recipes, or of more than {MAX_RECIPES}")
+    for form in forms:
+        if not (isinstance(form, list) and len(form) == 2 and isinstance(form[0], str) and form[0]):  # noqa: PLR2004
+            raise HeaderError("a recipe is not a kind and its data")
+    return tuple(dump_json(form) for form in forms)
 
 
 class _ColumnReader:
@@ -280,17 +304,24 @@ class _ColumnReader:
             raise HeaderError(f"column {name} is not what its table needs")
         return self._length + column.start
 
-    def unused(self) -> set[str]:
-        return set(self._columns)
+    def end(self) -> None:
+        """Refuse columns that no table needs, apart from what fills up the directory."""
+        padding = self._columns.pop("padding", None)
+        if padding is not None and (padding.dtype != "U8" or padding.nbytes >= ALIGNMENT):
+            raise HeaderError("its padding is no padding")
+        if self._columns:
+            raise HeaderError(f"unknown columns {sorted(self._columns)[:5]}")
 
 
-def _parse_table(reader: _ColumnReader, form: JsonValue) -> Table:
-    name, rows = form["name"], form["rows"]
+def _parse_table(reader: _ColumnReader, name: str, form: JsonValue) -> Table:
+    if form["name"] != name:
+        raise HeaderError(f"table {name} is not called so")
+    rows = form["rows"]
     if type(rows) is not int or rows < 1:
-        raise HeaderError(f"table {name!a} has no rows")
+        raise HeaderError(f"table {name} has no rows")
     skeleton = {"tree": form["tree"], "leaves": form["leaves"]}
     if len(form["leaves"]) != len(form["columns"]):
-        raise HeaderError(f"table {name!a} lacks columns")
+        raise HeaderError(f"table {name} lacks columns")
     leaves = tuple(
         _parse_leaf(reader, name, rows, leaf, column)
         for leaf, column in zip(form["leaves"], form["columns"], strict=True)
@@ -306,6 +337,7 @@ def _parse_table(reader: _ColumnReader, form: JsonValue) -> Table:
         recipes=reader.array(f"{name}/recipes", "<u2", (rows,)),
         leaves=leaves,
         values=values,
+        parts=count,
         labels=_parse_text(reader, f"{name}/labels", rows, form["labels"]),
     )
 
@@ -322,17 +354,23 @@ def _parse_text(reader: _ColumnReader, name: str, rows: int, form: JsonValue) ->
 
 def _parse_leaf(reader: _ColumnReader, table: str, rows: int, leaf: JsonValue, form: JsonValue) -> LeafColumn:
     (dtype_name, rank, library), name, shape = leaf, form["name"], form["shape"]
-    if dtype_name not in DTYPES or library not in ("numpy", "torch") or type(rank) is not int:
-        raise HeaderError(f"column {name!a} has an unknown type")
+    if not isinstance(name, str) or not name.startswith(f"{table}/leaf."):
+        raise HeaderError(f"column {name!a:.80} is not called as a leaf of {table}")
+    if dtype_name not in DTYPES or library not in ("numpy", "torch"):
+        raise HeaderError(f"column {name} has an unknown type")
+    if type(rank) is not int or not 0 <= rank <= MAX_RANK:
+        raise HeaderError(f"column {name} has too many dimensions")
     dtype = DTYPES[dtype_name]
     if shape is not None:
         if len(shape) != rank or not all(type(dim) is int and 0 <= dim <= MAX_DIM for dim in shape):
-            raise HeaderError(f"column {name!a} has an absurd shape")
+            raise HeaderError(f"column {name} has an absurd shape")
         start = reader.body(name, dtype, (rows, *lanes_shape(dtype, tuple(shape))))
         return LeafColumn(name, dtype, library, start, tuple(shape), None, None)
     shapes = reader.array(f"{table}/shapes.{name.removeprefix(table + '/')}", "<u4", (rows, rank))
-    if float(shapes.astype(np.float64).prod(axis=1).max()) * dtype.size > MAX_BYTES:
-        raise HeaderError(f"column {name!a} has an absurd shape")
+    # In floats, which do not overflow. Zeros count as one, as they do where a leaf is stored.
+    total, largest = (array.prod(axis=1, dtype=np.float64) for array in (shapes, np.maximum(shapes, 1)))
+    if max(float(total.sum()), float(largest.max())) * dtype.size > MAX_BYTES:
+        raise HeaderError(f"column {name} has an absurd shape")
     offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(shapes.astype(np.int64).prod(axis=1) * dtype.size, out=offsets[1:])
     start = reader.body(name, dtype, (int(offsets[-1]) // dtype.size * dtype.lanes,))
