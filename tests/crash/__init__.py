@@ -7,6 +7,9 @@
     disk.py       a strict POSIX model of what a power cut leaves
     power.py      replays a trace on that disk and cuts the power everywhere
     injector.py   one fault at the 1st, 2nd, 3rd … call, until the scenario gets through
+    meanwhile.py  one process stands still at a call while another does the same
+    full.py       a disk that is full, for real
+    users.py      two users of one group
     aftermath.py  what must hold afterwards
     scenarios.py  what the store is doing when it happens
     samples.py    entries known by number
@@ -16,6 +19,7 @@
     kill_loop.py  kill -9 at random moments
     overlap.py    several processes writing the same keys
     toy.py        a store in forty lines, to test the harness itself
+    soak.py       everything at once over one store
     calls.py      one call of each kind, to test the library and the model
 
 `python -m tests.crash` (or `python tests/crash`) runs the long sweep.

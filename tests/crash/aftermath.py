@@ -99,7 +99,7 @@ def check_aftermath(scenario: Scenario, area: Path, acked: frozenset[int], *, le
     def work(journal: Journal) -> None:
         try:
             journal.say("problems", scenario.check(area, scenario.kept | acked, lenient=lenient))
-            rerun = _Rerun(journal.fd, scenario.tolerated)
+            rerun = Rerun(journal.fd, scenario.tolerated)
             scenario.run(area, rerun)
             journal.say("rerun", [] if lenient else rerun.problems)
             everything = frozenset(scenario.numbers)
@@ -120,7 +120,7 @@ def check_aftermath(scenario: Scenario, area: Path, acked: frozenset[int], *, le
     return problems
 
 
-class _Rerun(Journal):
+class Rerun(Journal):
     """A journal for running without faults: here every error is a problem."""
 
     def __init__(self, fd: int, tolerated: tuple[type[Exception], ...]) -> None:

@@ -109,8 +109,15 @@ class Child:
 
     def listen(self, lines: int) -> bool:
         """Wait until the child has said so many lines; False when it ends, or hangs, before."""
+        return self._hear(lambda: self._heard.count(b"\n") >= lines)
+
+    def says(self, word: str) -> bool:
+        """Wait until the child has said a line that begins so; False when it ends, or hangs, before."""
+        return self._hear(lambda: f"\n{word} ".encode() in b"\n" + self._heard)
+
+    def _hear(self, enough: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + _PATIENCE
-        while self._heard.count(b"\n") < lines:
+        while not enough():
             ready, _, _ = select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 self._hung = True
@@ -165,6 +172,8 @@ def _read(text: bytes) -> Outcome:
         word, _, rest = line.partition(" ")
         if word == "fired":
             outcome.fired = rest
+            continue
+        if word == "waits":
             continue
         value = json.loads(rest)
         if word == "ack":

@@ -12,6 +12,15 @@ from .library import UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .report import Report
+
+
+def done(report: Report) -> Report:
+    """The report of a task, or a skip that says why it could not be done here."""
+    if report.skipped:
+        pytest.skip(report.skipped)
+    return report
+
 
 @pytest.fixture(scope="session")
 def driver() -> Iterator[Driver]:

@@ -18,14 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import calls, injector, power
+from .full import fill_up as fill
 from .library import FAULTS, Library, UnavailableError, compile_library
+from .meanwhile import meanwhile as run_beside
 from .report import Report
+from .users import TwoUsers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
     from .aftermath import Scenario
+
+
+_SHARED = "two users, "
 
 
 class DriverError(Exception):
@@ -121,6 +127,8 @@ def _scenario(name: str) -> Scenario:
         from .toy import ToyScenario  # noqa: PLC0415 - the toy is there for the harness's own tests
 
         return ToyScenario(name.removeprefix("toy").strip())
+    if name.startswith(_SHARED):
+        return TwoUsers(_scenario(name.removeprefix(_SHARED)))
     from .scenarios import SCENARIOS  # noqa: PLC0415 - imports the store, which the toy's tests do without
     from .sharing import SHARING  # noqa: PLC0415
     from .upkeep import UPKEEP  # noqa: PLC0415
@@ -138,6 +146,12 @@ def _tasks(library: Library, workspace: Path) -> dict[str, Callable[..., Report]
     def cut_after_fault(scenario: str, fault: str, **options: Any) -> Report:
         return power.cut_after_fault(_scenario(scenario), FAULTS[fault], library, workspace, **options)
 
+    def meanwhile(scenario: str, fault: str, **options: Any) -> Report:
+        return run_beside(_scenario(scenario), FAULTS[fault], library, workspace, **options)
+
+    def fill_up(scenario: str, **options: Any) -> Report:
+        return fill(_scenario(scenario), library, workspace, **options)
+
     def replay_every_call() -> Report:
         return calls.replay_every_call(library, workspace)
 
@@ -154,7 +168,17 @@ def _tasks(library: Library, workspace: Path) -> dict[str, Callable[..., Report]
 
         return write(workspace, **options)
 
-    known = (sweep, cut_everywhere, cut_after_fault, replay_every_call, refuse_every_read, kill_loop, overlap)
+    known = (
+        sweep,
+        cut_everywhere,
+        cut_after_fault,
+        meanwhile,
+        fill_up,
+        replay_every_call,
+        refuse_every_read,
+        kill_loop,
+        overlap,
+    )
     return {task.__name__: task for task in known}
 
 
@@ -180,6 +204,8 @@ def serve(workspace: Path) -> None:
         name, arguments = json.loads(line)
         try:
             answer(tasks[name](**arguments).as_data())
+        except UnavailableError as error:
+            answer(Report(" / ".join(map(str, arguments.values())), skipped=str(error)).as_data())
         except Exception:  # noqa: BLE001 - whatever it was, whoever asked has to hear of it
             answer({"broken": traceback.format_exc()})
 

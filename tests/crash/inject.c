@@ -31,7 +31,7 @@
 #include <unistd.h>
 
 /* Keep in step with library.py. */
-enum action { NOTHING, KILL, KILL_AFTER, TORN, SHORT, ERROR, LIE };
+enum action { NOTHING, KILL, KILL_AFTER, TORN, SHORT, ERROR, LIE, STOP };
 enum class {
     C_OPEN = 1,
     C_WRITE = 2,
@@ -92,8 +92,8 @@ static struct {
     size_t root_length;
     long at, count;
     int action, error, forever, mask, fired;
-    int report, trace;
-} fi = {.report = -1, .trace = -1};
+    int report, trace, resume, waiting;
+} fi = {.report = -1, .trace = -1, .resume = -1, .waiting = -1};
 
 /* One call at a time: the counter, the trace and what really happened stay in the same order. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -119,6 +119,10 @@ static ssize_t plain_pwritev(int fd, const struct iovec *parts, int n, off64_t o
     return real(fd, parts, n, offset);
 }
 
+static int plain_flock(int fd, int operation) {
+    REAL(int, flock, int, int);
+    return real(fd, operation);
+}
 static ssize_t plain_readv(int fd, const struct iovec *parts, int n) {
     REAL(ssize_t, readv, int, const struct iovec *, int);
     return real(fd, parts, n);
@@ -230,6 +234,19 @@ static void die(void) {
         pause();
 }
 
+/* Several processes may write one trace: a call and its record are one step for all of them, or the trace would tell of
+ * things in another order than they happened in. */
+static void enter(void) {
+    lock_all();
+    while (fi.trace >= 0 && plain_flock(fi.trace, LOCK_EX) && errno == EINTR)
+        ;
+}
+static void leave(void) {
+    if (fi.trace >= 0)
+        plain_flock(fi.trace, LOCK_UN);
+    unlock_all();
+}
+
 static const char *inside(const char *path) {
     if (!path[0] || !under_root(path))
         return path;
@@ -242,6 +259,20 @@ static void report(const char *word, long number, const struct call *call) {
                      call->other[0] ? " -> " : "", inside(call->other));
     if (fi.report >= 0 && plain_write(fi.report, line, n) < 0)
         die();
+}
+
+/* Stand still until somebody who was told of the call writes a byte. Other processes may go on meanwhile. */
+static void stand_still(void) {
+    char byte;
+    struct iovec part = {&byte, 1};
+    if (fi.resume < 0)
+        return;
+    if (fi.trace >= 0)
+        plain_flock(fi.trace, LOCK_UN);
+    while (plain_readv(fi.resume, &part, 1) < 0 && errno == EINTR)
+        ;
+    while (fi.trace >= 0 && plain_flock(fi.trace, LOCK_EX) && errno == EINTR)
+        ;
 }
 
 /* A trace with a hole would prove nothing: rather no process than such a trace. */
@@ -283,7 +314,7 @@ static void trace(const struct call *call, enum kind kind, int64_t result, int e
 }
 
 static enum verdict begin(struct call *call) {
-    lock_all();
+    enter();
     if (!fi.action || !(call->class & fi.mask))
         return GO;
     long number = ++fi.count;
@@ -292,6 +323,7 @@ static enum verdict begin(struct call *call) {
     if (!fi.fired++) {
         report("fired", number, call);
         trace(call, K_FIRED, 0, 0, -1, NULL, 0);
+        stand_still();
     }
     switch (fi.action) {
     case KILL:
@@ -307,6 +339,8 @@ static enum verdict begin(struct call *call) {
         return HALF;
     case ERROR:
         return FAIL;
+    case STOP:
+        return GO;
     default:
         return SKIP;
     }
@@ -317,7 +351,7 @@ static int64_t end(struct call *call, int64_t result, int error, int64_t inode, 
     trace(call, call->kind, result, error, inode, data, n);
     if (call->dies_after)
         die();
-    unlock_all();
+    leave();
     errno = error;
     return result;
 }
@@ -338,7 +372,7 @@ static int armed(enum class class) { return watching() && (fi.mask & class); }
 static enum verdict decide(struct call *call) {
     int kept = errno;
     enum verdict verdict = begin(call);
-    unlock_all();
+    leave();
     errno = verdict == FAIL ? fi.error : kept;
     return verdict;
 }
@@ -672,6 +706,18 @@ int flock(int fd, int operation) {
     struct call call = {.name = operation & LOCK_UN ? "unlock" : "flock", .class = C_LOCK};
     if (armed(C_LOCK) && watched_fd(fd, &call) && decide(&call) == FAIL)
         return -1;
+    if (watching() && fi.waiting >= 0 && watched_fd(fd, &call)) {
+        int result = real(fd, operation | LOCK_NB), error = errno;
+        if (!result || error != EWOULDBLOCK) {
+            errno = error;
+            return result;
+        }
+        /* Once: whoever hears of it lets the other go on. */
+        int told = fi.report;
+        fi.report = fi.waiting, fi.waiting = -1;
+        report("waits", 0, &call);
+        fi.report = told;
+    }
     return real(fd, operation);
 }
 
@@ -829,7 +875,7 @@ static void mapped(int protection, int flags, int fd) {
     if (fd < 0 || !(flags & MAP_SHARED) || !(protection & PROT_WRITE) || !watched_fd(fd, &call))
         return;
     int kept = errno;
-    lock_all();
+    enter();
     end(&call, 0, kept, inode_of(fd), NULL, 0);
 }
 /* SQLite's shared memory is written to, and is no way to read a file. */
@@ -871,6 +917,12 @@ void fi_arm(const char *root, long at, int action, int error, int forever, int m
     unlock_all();
 }
 
+/* At the call at which the fault strikes, stand still until a byte comes through `resume_fd`. */
+void fi_stand_still(int resume_fd) { fi.resume = resume_fd; }
+
+/* Say once, on `report_fd`, that a lock below the root is held by somebody else. */
+void fi_tell_waiting(int report_fd) { fi.waiting = report_fd; }
+
 /* Appends every call below `root` to the file `trace` from now on; may be combined with fi_arm. */
 int fi_record(const char *root, const char *trace) {
     int fd = open(trace, O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
@@ -895,6 +947,6 @@ void fi_mark(long number) {
     struct call call = {.name = "mark", .kind = K_MARK, .a = number};
     if (!watching())
         return;
-    lock_all();
+    enter();
     end(&call, 0, 0, -1, NULL, 0);
 }

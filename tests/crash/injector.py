@@ -11,6 +11,7 @@ from .aftermath import Scenario, check_aftermath, perform, prepare
 from .children import Journal, Outcome, in_child
 from .library import Action, Fault, Library
 from .report import Report
+from .users import copy_owned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ def sweep(
         prepare(scenario, start)
         for at in itertools.count(first, stride):
             area = workspace / "area"
-            shutil.copytree(start, area, symlinks=True)
+            copy_owned(start, area)
             try:
                 if not _point(scenario, fault, library, area, at, bug, report):
                     return report

@@ -28,6 +28,7 @@ class Action(enum.IntEnum):
     SHORT = 4
     ERROR = 5
     LIE = 6
+    STOP = 7
 
 
 class Calls(enum.IntFlag):
@@ -103,6 +104,8 @@ FAULTS = {
         # Not for syncs: SQLite does not try those again, and no signal interrupts them on a local disk.
         Fault("eintr", Action.ERROR, Calls.OPEN | Calls.REOPEN | Calls.WRITE, errno.EINTR),
         Fault("lie", Action.LIE, Calls.SYNC, forever=True),
+        # Nothing fails: the process is slow, and others come in between.
+        Fault("stop", Action.STOP),
         # A read that fails and would succeed a moment later; and a disk that gives nothing back for a while.
         Fault("read-eio", Action.ERROR, _CONTENT, errno.EIO),
         Fault("read-eio-forever", Action.ERROR, _CONTENT, errno.EIO, forever=True),
@@ -147,6 +150,7 @@ class Library:
         try:
             self._arm, self._record = handle.fi_arm, handle.fi_record
             self._mark, self._count = handle.fi_mark, handle.fi_count
+            self._stand_still, self._tell_waiting = handle.fi_stand_still, handle.fi_tell_waiting
         except AttributeError:
             message = "the injection library is not loaded: this Python ignores LD_PRELOAD"
             raise UnavailableError(message) from None
@@ -154,11 +158,21 @@ class Library:
         self._arm.restype = self._mark.restype = None
         self._record.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         self._mark.argtypes = [ctypes.c_long]
+        self._stand_still.argtypes = self._tell_waiting.argtypes = [ctypes.c_int]
+        self._stand_still.restype = self._tell_waiting.restype = None
         self._count.restype = ctypes.c_long
 
     def arm(self, root: Path, fault: Fault, at: int, report: int = -1) -> None:
         """Let `fault` strike at the `at`-th call below `root`; the call is named in a line written to `report`."""
         self._arm(os.fsencode(root), at, fault.action, fault.errno, fault.forever, fault.calls, report)
+
+    def stand_still(self, resume: int) -> None:
+        """Let the process stand still where the fault strikes, and go on once a byte comes through `resume`."""
+        self._stand_still(resume)
+
+    def tell_waiting(self, report: int) -> None:
+        """Write a line to `report` when a lock below the root is first found to be held by somebody else."""
+        self._tell_waiting(report)
 
     def record(self, root: Path, trace: Path) -> None:
         """Append every call below `root` to the file `trace` from now on."""

@@ -15,6 +15,7 @@ from .disk import Alias, Disk, Link, Names, Survivors, Tree, lay_out
 from .library import Fault, Library
 from .report import Report
 from .trace import Kind, Operation, read_trace
+from .users import copy_owned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,15 +46,15 @@ def cut_everywhere(  # noqa: PLR0913 - what a power cut is made of
     leaves out the milder of the plain states.
     """
     report = Report(" / ".join(filter(None, (scenario.name, "power cut", "lying disk" * lying, bug))))
-    with _started(scenario, workspace) as start:
+    with started(scenario, workspace) as start:
         trace = workspace / "trace"
         outcome = _record(scenario, library, workspace, bug=bug)
         for problem in (outcome.crash, *(f"{name}: {text}" for name, text in outcome.errors)):
             if problem:
                 report.violation("while recording", problem)
-        cutter = _Cutter(scenario, workspace, report, Disk(start), seed, lying=lying, brief=brief)
+        cutter = Cutter(scenario, workspace, report, Disk(start), seed, lying=lying, brief=brief)
         cutter.cut("before anything", randoms)
-        for moment, (operation, following) in enumerate(_with_next(read_trace(trace, workspace / "area")), 1):
+        for moment, (operation, following) in enumerate(with_next(read_trace(trace, workspace / "area")), 1):
             cutter.apply(operation)
             if reason := scenario.forbids(operation):
                 report.violation(f"operation {moment} ({operation})", reason)
@@ -81,7 +82,7 @@ def cut_after_fault(  # noqa: PLR0913 - what a power cut is made of
     """
     report = Report(" / ".join(filter(None, (scenario.name, f"{fault.name}, then power cut", bug))))
     trace, area = workspace / "trace", workspace / "area"
-    with _started(scenario, workspace) as start:
+    with started(scenario, workspace) as start:
         for at in itertools.count(1, stride):
             shutil.rmtree(area, ignore_errors=True)
             trace.unlink(missing_ok=True)
@@ -90,9 +91,9 @@ def cut_after_fault(  # noqa: PLR0913 - what a power cut is made of
                 break
             if outcome.crash:
                 report.violation(f"call {outcome.fired}", outcome.crash)
-            cutter = _Cutter(scenario, workspace, report, Disk(start), seed, lying=False, brief=brief)
+            cutter = Cutter(scenario, workspace, report, Disk(start), seed, lying=False, brief=brief)
             struck = False
-            for operation, following in _with_next(read_trace(trace, area)):
+            for operation, following in with_next(read_trace(trace, area)):
                 cutter.apply(operation)
                 struck = struck or operation.kind is Kind.FIRED
                 # Before the fault this is any run, and `cut_everywhere` has been there.
@@ -102,7 +103,7 @@ def cut_after_fault(  # noqa: PLR0913 - what a power cut is made of
     return report
 
 
-class _Cutter:
+class Cutter:
     """A disk on which a trace is played, and the checks of what it may hold."""
 
     def __init__(
@@ -158,7 +159,7 @@ class _Cutter:
             shutil.rmtree(self._area)
 
 
-def _with_next(operations: Iterable[Operation]) -> Iterator[tuple[Operation, Kind | None]]:
+def with_next(operations: Iterable[Operation]) -> Iterator[tuple[Operation, Kind | None]]:
     """Each operation, and the kind of the next.
 
     Before an acknowledgement there is no need to cut: the disk is the same right after it, and more is expected of it.
@@ -170,7 +171,7 @@ def _with_next(operations: Iterable[Operation]) -> Iterator[tuple[Operation, Kin
 
 
 @contextlib.contextmanager
-def _started(scenario: Scenario, workspace: Path) -> Iterator[Path]:
+def started(scenario: Scenario, workspace: Path) -> Iterator[Path]:
     """The state from which the scenario starts, and beside it what recording leaves: gone at the end."""
     start = workspace / "start"
     try:
@@ -194,7 +195,7 @@ def _record(
 ) -> Outcome:
     """Run the scenario in a copy of its start, tracing it; with `again`, once more in a new process, undisturbed."""
     area, trace = workspace / "area", workspace / "trace"
-    shutil.copytree(workspace / "start", area, symlinks=True)
+    copy_owned(workspace / "start", area)
 
     def work(journal: Journal, fault: Fault | None) -> None:
         library.record(area, trace)

@@ -25,6 +25,8 @@ class Report:
     violations: int = 0
     found: list[tuple[str, str]] = field(default_factory=list)
     """The violations: where, and what did not hold."""
+    skipped: str = ""
+    """Why nothing was done here, empty where it was."""
     errors: dict[str, int] = field(default_factory=dict)
     """Errors of its own kinds that the store raised, by type: expected, worth a look."""
 

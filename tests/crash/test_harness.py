@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .bugs import BUGS
+from .conftest import done
 from .library import UnavailableError, compile_library
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ CAUGHT = [
     ("takes a read error for damage", "sweep", {"fault": "read-eio"}, "acknowledged and is lost"),
     ("takes a read error for damage", "sweep", {"fault": "read-eio-forever"}, "acknowledged and is lost"),
     ("believes a short read", "sweep", {"fault": "read-short"}, "acknowledged and is lost"),
+    ("takes a name away again", "meanwhile", {"fault": "fsync-eio"}, "acknowledged and is lost"),
+    ("acknowledges too early", "fill_up", {"system": "tmpfs"}, "acknowledged and is lost"),
     ("writes in place", "sweep", {"fault": "torn"}, "wrong bytes"),
     ("writes in place", "cut_everywhere", {}, "wrong bytes"),
     ("trusts what it finds", "cut_after_fault", {"fault": "kill"}, "acknowledged and is lost"),
@@ -80,10 +83,32 @@ def test_power_cut_passes_a_store_that_is_right(driver: Driver) -> None:
     assert all(report.checked > 10 for report in reports)
 
 
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("meanwhile", {"scenario": "toy", "fault": "stop"}),
+        ("meanwhile", {"scenario": "toy", "fault": "fsync-eio", "cut": True}),
+        ("sweep", {"scenario": "two users, toy", "fault": "kill"}),
+        ("fill_up", {"scenario": "toy", "system": "tmpfs"}),
+        ("fill_up", {"scenario": "toy", "system": "ext4", "stride": 7}),
+    ],
+)
+def test_store_that_is_right_gets_along(driver: Driver, task: str, options: dict[str, Any]) -> None:
+    """A toy that is right stands a second process, a second user and a full disk."""
+    report = done(driver.run(task, **options))
+    assert report.summary() == ""
+    assert report.points > 3
+
+
 @pytest.mark.parametrize(("mistake", "task", "options", "words"), CAUGHT)
 def test_mistake_is_caught(driver: Driver, mistake: str, task: str, options: dict[str, str], words: str) -> None:
     """Each mistake of the toy is found, by the sweep that is there for it, and called by its name."""
-    assert_caught(driver.run(task, scenario=f"toy {mistake}", **options), words)
+    assert_caught(done(driver.run(task, scenario=f"toy {mistake}", **options)), words)
+
+
+def test_mistake_among_two_users_is_caught(driver: Driver) -> None:
+    """A toy whose files only their maker can read is found out by the second user."""
+    assert_caught(done(driver.run("sweep", scenario="two users, toy keeps files to itself", fault="kill")), "denied")
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -64,7 +64,7 @@ class ToyScenario(Scenario):
         self._mistake = mistake
 
     def run(self, area: Path, journal: Journal) -> None:
-        """Put all entries, under a lock; then read them, and remove what is damaged."""
+        """Put all entries; then read them and remove what is damaged, under a lock."""
         for number in self.numbers:
             if self._mistake == "acknowledges too early":
                 journal.acknowledge(number)
@@ -81,7 +81,12 @@ class ToyScenario(Scenario):
             raise ToyError(str(error)) from error
 
     def _tidy(self, store: Path, number: int) -> None:
-        path = store / str(number)
+        store.mkdir(exist_ok=True)
+        with (store / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._remove_damaged(store / str(number), number)
+
+    def _remove_damaged(self, path: Path, number: int) -> None:
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
@@ -103,17 +108,13 @@ class ToyScenario(Scenario):
         with contextlib.suppress(FileExistsError):
             store.mkdir()
         sync_directory(store.parent)
-        with (store / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self._publish(store, number)
-
-    def _publish(self, store: Path, number: int) -> None:
-        path, partial = store / str(number), store / f"{number}.partial"
+        path, partial = store / str(number), store / f"{number}.{os.getpid()}.partial"
         if self._mistake == "trusts what it finds" and path.exists():
             return
         if self._mistake == "writes in place":
             partial = path
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        mode = 0o600 if self._mistake == "keeps files to itself" else 0o666
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
             write_all(descriptor, [content(number)])
             try:
@@ -125,7 +126,12 @@ class ToyScenario(Scenario):
         finally:
             os.close(descriptor)
         partial.rename(path)
-        sync_directory(store)
+        try:
+            sync_directory(store)
+        except OSError:
+            if self._mistake == "takes a name away again":
+                path.unlink()
+            raise
 
     def check(self, area: Path, acked: frozenset[int], *, lenient: bool = False, verify: bool = False) -> list[str]:
         """Compare every entry; a shorter file is noticed, other bytes are not: the toy has no checksums."""
@@ -154,4 +160,6 @@ MISTAKES = (
     "tries a failed sync again",
     "takes a read error for damage",
     "believes a short read",
+    "takes a name away again",
+    "keeps files to itself",
 )
