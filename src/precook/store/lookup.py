@@ -139,22 +139,28 @@ class Lookup:
         At once, unless it is the `last` time: what else it said is wrong, too, and would be mended row by row.
         """
         proposed, names = self.index.find_rows(list(keys))
-        by_pack: dict[int, list[tuple[bytes, int]]] = {}
-        for key, pack, row in proposed:
-            by_pack.setdefault(pack, []).append((key, row))
-        doubtful: list[Place] = []
-        for pack, proposed_rows in by_pack.items():
-            name = names.packs[pack]
-            confirmed = []
-            if len(proposed_rows) > 1:
-                pack_keys = np.frombuffer(b"".join(key for key, _ in proposed_rows), np.uint8).reshape(-1, 32)
-                confirmed = self.confirm_all(name, pack_keys, np.array([row for _, row in proposed_rows], np.int64))
+        if len(proposed) > 1:
+            proposed = self._confirm_packs(proposed, names.packs, places)
+        doubtful = [Place(key, names.packs[pack], row) for key, pack, row in proposed]
+        return self._confirm_each(doubtful, places, refused, last=last)
+
+    def _confirm_packs(
+        self, proposed: list[tuple[bytes, int, int]], names: dict[int, str], places: Places
+    ) -> list[tuple[bytes, int, int]]:
+        """Have each pack confirm all that it is said to hold at once; what is left is in doubt."""
+        by_pack: dict[int, list[tuple[bytes, int, int]]] = {}
+        for place in proposed:
+            by_pack.setdefault(place[1], []).append(place)
+        doubtful = []
+        for pack, some in by_pack.items():
+            keys = np.frombuffer(b"".join(key for key, _, _ in some), np.uint8).reshape(-1, 32)
+            confirmed = self.confirm_all(names[pack], keys, np.array([row for _, _, row in some], np.int64))
             for table, numbers, rows in confirmed:
                 for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
-                    places[proposed_rows[number][0]] = table, row
+                    places[some[number][0]] = table, row
             if not confirmed:
-                doubtful += [Place(key, name, row) for key, row in proposed_rows]
-        return self._confirm_each(doubtful, places, refused, last=last)
+                doubtful += some
+        return doubtful
 
     def _confirm_each(
         self, doubtful: Iterable[Place], places: Places, refused: dict[bytes, str] | None, *, last: bool
