@@ -24,11 +24,13 @@ check: .venv/ready
 docs: .venvs/docs/ready
 	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet
 
-# Every write step of every scenario, killed, torn, shortened and failed; power cuts; seeded bugs. Minutes.
+# Every write, read and lock of every scenario, killed, torn, shortened and failed; power cuts; a second process, a second
+# user, a full disk; seeded bugs. About an hour on two quiet cores; ARGS="--only gc --every 7" for a part.
 faults: .venv/ready
-	$(BIN)/python -m tests.crash
+	$(BIN)/python -m tests.crash $(ARGS)
 
-# Builders, feeds, gc, evict, compact and kill -9 over one store. SECONDS=600 by default.
+# Builders, feeds and every command that looks after a store, killed and stopped, over one store; by two users, where
+# root can be both. SECONDS=600 by default.
 soak: .venv/ready
 	$(BIN)/python -m tests.crash.soak --seconds $(or $(SECONDS),600)
 
