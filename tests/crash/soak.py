@@ -1,6 +1,6 @@
 """The soak: everything at once over one store, killed and stopped at random, for as long as asked.
 
-python -m tests.crash.soak [--seconds N] [--seed N] [--store DIR]
+python -m tests.crash.soak [--seconds N] [--seed N] [--alone] [--without ROLE] [--store DIR]
 
 Entries are known by number, so that every byte that is read can be compared. A builder leases the entries of a dataset,
 puts what is missing and freezes a snapshot; from then on until the next one, each of them must be readable by anybody.
@@ -422,7 +422,7 @@ def begin(store: precook.Store) -> None:
     store.put(RECIPE.key(0), tree_of(0), recipe=RECIPE)
 
 
-def soak(path: Path, seconds: float, seed: int, *, roles: Collection[str] = tuple(ROLES), alone: bool = False) -> int:
+def soak(path: Path, seconds: float, seed: int, *, roles: Collection[str], alone: bool) -> int:
     """Run all roles at once, each replaced when it ends; then check the store. The exit code.
 
     Two users take turns, where there can be two, unless we are to be `alone`.
@@ -485,11 +485,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash.soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--alone", action="store_true", help="as one user, also where there can be two")
+    parser.add_argument("--without", action="append", default=[], choices=ROLES, help="leave out a role; repeatable")
     parser.add_argument("--store", type=Path, help="where; a temporary directory without it")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="precook-soak-")) if options.store is None else options.store
     try:
-        return soak(folder / "cache", options.seconds, options.seed)
+        roles = [role for role in ROLES if role not in options.without]
+        return soak(folder / "cache", options.seconds, options.seed, roles=roles, alone=options.alone)
     finally:
         if options.store is None:
             shutil.rmtree(folder, ignore_errors=True)
