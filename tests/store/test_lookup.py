@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import tracemalloc
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -158,6 +159,37 @@ def test_a_feed_goes_on_with_an_entry_that_was_made_anew_in_another_shape(
             store.put(key, np.ones(6))
         (batch,) = feed.epoch(0)
         assert batch["latent"].tolist() == [[1] * 6] * 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"x": np.int16([1, 2])}, {"x": np.float16([0.5, 1.5])}),
+        ({"x": np.int16([1, 2])}, {"x": np.float64([0.5, 1.5])}),
+        ({"x": np.int16([1, 2]), "length": 2}, {"x": np.int16([3, 0]), "length": 1}),
+    ],
+    ids=["type of the same size", "type of another size", "plain value"],
+)
+def test_an_entry_made_anew_is_never_half_of_the_old_one(
+    store: precook.Store, recipe: precook.Recipe, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """Its numbers are of the type that lies there now, beside the plain values that belong to them; none is damaged."""
+    keys = [recipe.key(number) for number in range(2)]
+    for key in keys:
+        store.put(key, before)
+    freeze(store, "cats", keys)
+    with (
+        precook.open(store.path, read_only=True) as reader,
+        reader.snapshot("cats").feed(batch_size=2, tensors="numpy", threads=0) as feed,
+    ):
+        plan_clear(store, everything=True).execute()
+        for key in keys:
+            store.put(key, after)
+        (batch,) = feed.epoch(0)
+        latent = batch["latent"]
+        assert (latent["x"].dtype, latent["x"].tolist()) == (after["x"].dtype, [after["x"].tolist()] * 2)
+        assert latent.get("length") == ([after["length"]] * 2 if "length" in after else None)
+        assert reader.damaged() == {}
 
 
 def test_a_plan_outlives_a_new_index(store: precook.Store, recipe: precook.Recipe) -> None:

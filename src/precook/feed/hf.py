@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from precook.errors import FeedError
 
 if TYPE_CHECKING:
@@ -29,13 +27,11 @@ def hf_dataset(feed: Feed, encoder: str | None) -> Any:
     entries = feed.batches.entries(column.name)
     arrays: dict[str, list[Any]] = {}
     for number in range(count):
-        table, row = entries.place(number)
+        table, _, leaves = entries.read(number)
         for leaf in table.table.leaves:
             if leaf.dtype.foreign:
                 hint = "feed.epoch gives them as torch tensors"
                 raise FeedError(f"{column.name}: datasets has no numbers of type {leaf.dtype.name}", hint=hint)
-        leaves = [np.empty(leaf.row_shape(row), leaf.dtype.bits) for leaf in table.table.leaves]
-        entries.copy(number, leaves)
         tree = table.table.build(leaves, [])
         if not isinstance(tree, dict):
             raise FeedError(f"{column.name}: its entries are no dict of tensors")

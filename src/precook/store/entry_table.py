@@ -14,6 +14,7 @@ import numpy as np
 
 from precook.errors import DamagedEntryError, MissingEntryError
 from precook.store.copy import Verify, copy_leaves, copy_mapped, copy_row, read_rows
+from precook.store.format.pack import Table
 from precook.store.index.index import Index
 from precook.store.index.scan import find_pages, read_pages
 from precook.store.keysets import beginnings, split
@@ -42,10 +43,10 @@ _TABLE_MASK = (_READ >> _ROW_BITS) - 1
 
 
 class ReshapedError(Exception):
-    """An entry was made anew, in another shape, since it was looked up; its place is known by now."""
+    """An entry was made anew since it was looked up, and is another tree now; its place is known by now."""
 
     def __init__(self, key: Key) -> None:
-        super().__init__(f"entry {key.hex[:16]} has another shape than the place it is read into")
+        super().__init__(f"entry {key.hex[:16]} has another shape or type than the place it is read into")
 
 
 class FoundRows(NamedTuple):
@@ -160,16 +161,23 @@ class EntryTable:
         tables = [self.tables[table] for table in (codes >> _ROW_BITS & _TABLE_MASK).tolist()]
         return FoundRows(numbers, codes, tables, (codes & _ROW_MASK).tolist(), read=bool(lowest >= _READ))
 
-    def copy(self, number: int, arrays: Sequence[Array]) -> None:
-        """Copy an entry's leaves into arrays of their shapes, checked as the store is told to check.
+    def copy(self, number: int, arrays: Sequence[Array], *, found: tuple[Table, int] | None = None) -> None:
+        """Copy an entry's leaves into arrays of their shapes and types, checked as the store is told to check.
 
-        `DamagedEntryError` and `MissingEntryError` name the entry. `ReshapedError` where it turns out to lie elsewhere
-        and to have other shapes there.
+        `found` is the table and row for which the arrays were made. `DamagedEntryError` and `MissingEntryError` name
+        the entry. `ReshapedError` where it turns out to lie elsewhere, and to have other shapes, types or plain values
+        there.
         """
 
         def fill(table: TableFile, row: int) -> None:
-            # Else bytes of another entry would be read, and taken for damage.
-            if [leaf.row_shape(row) for leaf in table.table.leaves] != [array.shape for array in arrays]:
+            now = table.table
+            shaped = [(leaf.row_shape(row), leaf.dtype.bits) for leaf in now.leaves]
+            # Else bytes of another entry would be read and taken for damage, or those of another type for numbers.
+            same = shaped == [(array.shape, array.dtype) for array in arrays]
+            if same and found is not None:
+                # Types that share their bits, and what the caller has taken from the table it found.
+                same = (now.skeleton, now.values.row(row)) == (found[0].skeleton, found[0].values.row(found[1]))
+            if not same:
                 raise ReshapedError(self._key(number))
             copy_row(table, row, arrays, verify=self._verify)
 
@@ -235,7 +243,8 @@ class EntryTable:
         for table, some in unread.items():
             again += read_rows(table, located.rows, some, entries, check=self._verify is not False)
         for position in again:
-            self.copy(int(located.numbers[position]), entries[position])
+            found = located.tables[position].table, located.rows[position]
+            self.copy(int(located.numbers[position]), entries[position], found=found)
         if located.read:
             return
         read = [
