@@ -13,7 +13,7 @@ import pytest
 
 import precook
 from tests.support.feeds import equal, everything, images
-from tests.support.projects import picture
+from tests.support.projects import Watched, picture
 
 torch = pytest.importorskip("torch", reason="batches are torch tensors")
 
@@ -189,6 +189,69 @@ class TestResume:
         owner.build()
         with pytest.raises(precook.FeedError, match="another feed"):
             owner.feed(batch_size=2).load_state_dict(state)
+
+
+    def test_a_caption_edited_to_as_many_lines_is_noticed(self, tmp_path: Path) -> None:
+        """The order is the same and the texts are not: inside an epoch that is refused, at its start it is not."""
+        owner = everything(images(tmp_path))
+        owner.build()
+        feed = owner.feed(batch_size=2)
+        next(iter(feed.epoch(0)))
+        state = json.loads(json.dumps(feed.state_dict()))
+        caption = tmp_path / "data" / "p3.txt"
+        before = caption.read_text()
+        caption.write_text(before.replace("line 1", "line one"))
+        owner.build()
+        edited = owner.feed(batch_size=2)
+        with pytest.raises(precook.FeedError, match="inside epoch 0 of test with other entries of words") as caught:
+            edited.load_state_dict(state)
+        assert '"batch": 0' in caught.value.hint
+        with pytest.raises(precook.FeedError, match="entries of words"):
+            owner.store.snapshot("test").feed(batch_size=2).load_state_dict(state)
+        edited.load_state_dict({**state, "batch": 0})
+        assert len(edited.epoch(0)) == len(feed)
+        caption.write_text(before)
+        again = owner.feed(batch_size=2)
+        again.load_state_dict(state)
+        assert len(again.epoch(0)) == len(feed) - 1
+
+    def test_an_edited_caption_is_noticed_without_a_text_encoder(self, tmp_path: Path) -> None:
+        """Whoever encodes texts in training gets them from the feed, and would train on with others."""
+        owner = everything(images(tmp_path), encoders={"pixels": {"uses": "image"}})
+        owner.build()
+        feed = owner.feed(batch_size=2)
+        next(iter(feed.epoch(0)))
+        caption = tmp_path / "data" / "p3.txt"
+        caption.write_text(caption.read_text().replace("line 1", "line one"))
+        with pytest.raises(precook.FeedError, match="inside epoch 0 of test with other captions"):
+            owner.feed(batch_size=2).load_state_dict(feed.state_dict())
+
+    def test_another_encoder_is_noticed(self, tmp_path: Path) -> None:
+        """An encoder that was changed or added meanwhile is named."""
+        owner = everything(images(tmp_path), encoders={"words": Watched("text")})
+        owner.build()
+        feed = owner.feed(batch_size=2)
+        next(iter(feed.epoch(0)))
+        encoders = {"words": Watched("text", identity=2), "more": Watched("text")}
+        other = everything(tmp_path, encoders=encoders)
+        other.build()
+        with pytest.raises(precook.FeedError, match="with other entries of more and other entries of words"):
+            other.feed(batch_size=2).load_state_dict(feed.state_dict())
+
+    def test_a_state_of_an_older_precook_loads_and_says_what_it_cannot_tell(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It has no word about entries: the feed goes on, with a warning that names what was not compared."""
+        owner = everything(images(tmp_path))
+        owner.build()
+        feed = owner.feed(batch_size=2)
+        expected = list(feed.epoch(0))
+        next(iter(feed.epoch(0)))
+        old = {name: feed.state_dict()[name] for name in ("version", "epoch", "batch", "seed", "fingerprint")}
+        resumed = owner.feed(batch_size=2)
+        resumed.load_state_dict(old)
+        assert equal(expected[1:], resumed.epoch(0))
+        assert "whether captions, encoders or settings of test were changed since cannot be seen" in caplog.text
 
 
 class TestSnapshots:

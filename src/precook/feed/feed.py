@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -119,12 +120,16 @@ class Feed:
             "batch": batch,
             "seed": self.options.seed,
             "fingerprint": self._fingerprint(epoch) if batch else "",
+            "entries": dict(self._entries) if batch else {},
+            "captions": self._captions if batch else "",
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: `epoch(state["epoch"])` then begins with the very next batch.
 
-        Inside an epoch everything must be as it was; at the start of one, samples and ranks may be others.
+        Inside an epoch everything must be as it was, down to the keys of all entries and the captions, where both
+        feeds know them; at the start of one, samples and ranks may be others. A state that an older precook took does
+        not name the entries: a warning says that they are not compared.
         """
         if not isinstance(state, Mapping):
             raise FeedError(f"not the state of a feed: {state!r}", hint="load what `state_dict()` of a feed gave")
@@ -143,6 +148,8 @@ class Feed:
         if batch and fingerprint != self._fingerprint(epoch):
             hint = "resume with the dataset, batch size and ranks it was taken with, or begin at an epoch's start"
             raise FeedError(f"the state was taken inside epoch {epoch} of another feed", hint=hint)
+        if batch:
+            self._compare(state, epoch)
         self._position = self._resume = (epoch, batch)
 
     def schedule(self, epoch: int) -> Schedule:
@@ -212,6 +219,41 @@ class Feed:
             parts.append(made.items.lines)  # else they are known only where somebody has kept the captions
         content = b"".join(np.ascontiguousarray(part, "<i8").tobytes() for part in parts) + self.content.ids.tobytes()
         return derived_digest(_CONTEXT, content).hex()
+
+    @cached_property
+    def _entries(self) -> dict[str, str]:
+        """A digest of the keys of each encoder's entries, in the order of the samples."""
+        return {column.name: derived_digest(_CONTEXT, column.keys.tobytes()).hex() for column in self.content.columns}
+
+    @cached_property
+    def _captions(self) -> str:
+        """A digest of all captions and of how many each sample has; empty where they are not known."""
+        if self.content.captions is None:
+            return ""
+        text, edges = self.content.captions
+        return derived_digest(_CONTEXT, text + edges.tobytes() + self.content.lines.counts.tobytes()).hex()
+
+    def _compare(self, state: Mapping[str, Any], epoch: int) -> None:
+        """Refuse a state that was taken inside an epoch with other entries or captions than are here now."""
+        if "entries" not in state:
+            _log.warning(
+                "the state was taken by an older precook: whether captions, encoders or settings of %s were changed "
+                "since cannot be seen",
+                self.content.dataset,
+            )
+            return
+        then, now = state["entries"], self._entries
+        if not isinstance(then, Mapping):
+            raise FeedError(f"not the state of a feed: its entries are {then!r}")
+        others = [f"entries of {name}" for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+        captions = state.get("captions", "")
+        # Only where both know them: a snapshot need not keep captions.
+        if captions and self._captions and captions != self._captions:
+            others.append("captions")
+        if others:
+            hint = 'undo the change, or begin the epoch again: load_state_dict({**state, "batch": 0})'
+            what = f"of {self.content.dataset} with other {' and other '.join(others)}"
+            raise FeedError(f"the state was taken inside epoch {epoch} {what}", hint=hint)
 
     def _on_batch(self, epoch: int, batch: int) -> None:
         self._position = (epoch, batch)
