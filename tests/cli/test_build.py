@@ -81,6 +81,25 @@ class TestBuilding:
         with read_only(things / "cache"):
             assert run("build").code == 13
 
+    def test_a_store_that_cannot_be_written_is_no_trouble_where_nothing_is_to_be_done(self, things: Path) -> None:
+        """A script that builds before it trains runs on a mounted store, too: the snapshot is the one that is there."""
+        before = report()["snapshot"]
+        with read_only(things / "cache"):
+            ended = run("build")
+            assert (ended.code, ended.err) == (0, "things: nothing to encode\n")
+            assert "complete: snapshot 1 of things" in ended.out
+            assert report("--processes", 2)["snapshot"] == before
+            assert report("--encoder", "words")["snapshot"] is None
+
+    def test_a_snapshot_that_cannot_be_written_is_exit_code_13(self, things: Path) -> None:
+        """Nothing is to be encoded, but the dataset would be frozen anew: that is refused, and named."""
+        report()
+        change_config("dataset: things", "dataset: others")
+        with read_only(things / "cache"):
+            ended = run("build")
+        assert ended.code == 13
+        assert "the snapshot of others cannot be written here" in ended.err
+
     def test_a_disk_that_is_too_small_is_exit_code_14(self, things: Path) -> None:
         """Where earlier builds say that it will not fit it does not begin, unless with --crowded."""
         with precook.load("precook.yaml") as project:

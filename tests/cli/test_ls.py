@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ HOUR = 3600
 
 
 def put_aged(path: Path, key: Key, tree: Any, *, age: int) -> None:
-    """Put an entry that the index takes to be so many seconds old."""
+    """Put an entry that was written so many seconds ago and not used since."""
+    before = set(packs(path))
     with precook.open(path) as opened:
         opened.put(key, tree, recipe=VAE)
-        (pack,) = (row.pack for row in opened.entries() if row.key == key.bytes)
-    with contextlib.closing(sqlite3.connect(path / "index.sqlite")) as index:
-        index.execute("UPDATE pack SET created = created - ? WHERE id = ?", (age, bytes.fromhex(pack)))
-        index.commit()
+    (pack,) = set(packs(path)) - before
+    written = pack.stat().st_mtime_ns - age * 10**9
+    os.utime(pack, ns=(written, written))
 
 
 class TestLs:
@@ -43,7 +42,7 @@ class TestLs:
     def test_people_see_size_age_and_recipe(self, store: Path) -> None:
         """The table has a heading and a line for each entry."""
         heading, *lines = run("ls", "--store", store).out.splitlines()
-        assert heading.split() == ["key", "size", "written", "recipe"]
+        assert heading.split() == ["key", "size", "last", "used", "recipe"]
         assert len(lines) == 6
         assert lines[0].startswith("0" * 16)
         assert lines[0].endswith("no recipe")
@@ -58,6 +57,7 @@ class TestLs:
         assert entry["recipe"] == {"kind": "vae", "digest": VAE.hex}
         assert entry["bytes"] >= 512
         assert entry["created"].endswith("Z")
+        assert entry["used"] >= entry["created"]
         assert [(store / "packs" / pack[:2] / f"{pack}.safetensors").is_file() for pack in entry["packs"]] == [True]
         assert found["0" * 64]["recipe"] is None
 
@@ -94,6 +94,23 @@ class TestLs:
         assert len(newer) == 6
         assert old.hex not in newer
         assert "30 hours ago" in run("ls", "--store", store, "--older-than", "1d").out
+
+    def test_an_age_is_the_one_that_prune_goes_by(self, store: Path) -> None:
+        """What was written long ago and read today is young, for both: ls shows before what prune would take."""
+        read, old = VAE.key("read"), VAE.key("old")
+        for key in (read, old):
+            put_aged(store, key, np.zeros(3), age=30 * HOUR)
+        with precook.open(store) as opened:
+            opened.get(read)
+        assert run("ls", "--store", store, "-q", "--older-than", "1d").out.split() == [old.hex]
+        assert run("ls", "--store", store, "-q", "--sort", "age", "--limit", "1").out.split() == [read.hex]
+        assert read.hex in run("ls", "--store", store, "-q", "--newer-than", "1d").out.split()
+        document = run("ls", "--store", store, "--json", "--sort", "age", "--limit", "1").document
+        assert document["entries"][0]["used"] > document["entries"][0]["created"]
+        assert run("prune", "--store", store, "--older-than", "1d", "--yes").code == 0
+        left = run("ls", "--store", store, "-q").out.split()
+        assert read.hex in left
+        assert old.hex not in left
 
     def test_sorting_puts_the_largest_or_newest_first(self, store: Path) -> None:
         """With --limit the first ones of that order are kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -270,6 +271,20 @@ class TestSnapshots:
                 feed = store.snapshot("test").feed(batch_size=2, seed=7)
                 for epoch in range(2):
                     assert equal(expected[epoch], feed.epoch(epoch))
+
+    def test_what_was_frozen_just_now_is_fed_at_once(self, tmp_path: Path) -> None:
+        """The snapshot that `freeze` returns feeds as the one that is read from the store, also one that was there."""
+        owner = everything(images(tmp_path))
+        owner.build()
+        expected = list(owner.store.snapshot("test").feed(batch_size=2).epoch(0))
+        content = owner.store.snapshot("test").content
+        assert equal(expected, owner.store.freeze("test", content).feed(batch_size=2).epoch(0))
+        again = dataclasses.replace(content, dataset="again")
+        assert equal(expected, owner.store.freeze("again", again).feed(batch_size=2).epoch(0))
+        with precook.open(owner.store_path, read_only=True) as store:
+            assert equal(expected, store.freeze("again", again).feed(batch_size=2).epoch(0))
+            with pytest.raises(precook.ReadOnlyError, match="the snapshot of new cannot be written here"):
+                store.freeze("new", dataclasses.replace(content, dataset="new"))
 
     def test_captions_stay_at_home_unless_they_are_kept(self, tmp_path: Path) -> None:
         """A snapshot holds no texts unless the config says so; its batches then have no captions."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -173,6 +174,7 @@ class read_only:  # noqa: N801 - reads as a statement
 
     def __exit__(self, *_: object) -> None:
         if self._mounted:
+            gc.collect()  # a command that ran in this process may have left a mapped file in a cycle: the mount is busy
             subprocess.run(["umount", str(self._path)], check=True)
         elif os.geteuid() != 0:
             self._path.chmod(0o755)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -19,10 +18,13 @@ from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
     from precook.cli.entries import RecipeInfo
+    from precook.store.index.scan import EntryScan
     from precook.store.store import Store
     from precook.values import Key
 
 _KEY_DIGITS = 16
+_SECOND = 10**9
+"""In nanoseconds."""
 
 
 class Sort(str, Enum):
@@ -44,7 +46,7 @@ class Choice:
     min_size: int | None
     max_size: int | None
     older_than: float | None
-    """Seconds."""
+    """Seconds since they were last written or used, as `precook prune` counts them."""
     newer_than: float | None
     sort: Sort
     limit: int | None
@@ -56,8 +58,10 @@ class EntryLine:
 
     key: Key
     nbytes: int
-    created: int
-    """When it was last written, in seconds since 1970."""
+    written: int
+    """When its pack was written, in nanoseconds since 1970."""
+    used: int
+    """When it was last written or used: what its age is counted from."""
     recipe: RecipeInfo | None
     packs: tuple[str, ...]
 
@@ -75,27 +79,30 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     ] = None,
     min_size: Annotated[int | None, size_option("Only entries of this size or more, such as 1MiB.")] = None,
     max_size: Annotated[int | None, size_option("Only entries of this size or less.")] = None,
-    older_than: Annotated[float | None, duration_option("Only entries written before, such as 7d.")] = None,
-    newer_than: Annotated[float | None, duration_option("Only entries written since, such as 1h.")] = None,
-    sort: Annotated[Sort, typer.Option(help="By key, by size (largest first) or by age (newest first).")] = Sort.KEY,
+    older_than: Annotated[float | None, duration_option("Only what was not written or used for so long, such as 7d.")] = None,
+    newer_than: Annotated[float | None, duration_option("Only what was written or used since, such as 1h.")] = None,
+    sort: Annotated[Sort, typer.Option(help="By key, by size (largest first) or by age (last used first).")] = Sort.KEY,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many, the first ones.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only keys, whole and one per line.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the entries of a store."""
+    from precook.store.index.scan import EntryScan
+
     choice = Choice(recipe, dataset, min_size, max_size, older_than, newer_than, sort, limit)
-    now = time.time()
     with open_to_read(config, store) as opened:
-        entries = _choose(opened, choice, now=now)
+        internals = opened.internals(create=False)
+        scan = EntryScan(internals.layout, internals.index)
+        entries = _choose(opened, scan, choice)
         if as_json:
             output.document_of("entries", map(_document, entries))
         elif quiet:
             output.lines(entry.key.hex for entry in entries)
         else:
-            _show(entries, now)
+            _show(entries, scan.now)
 
 
-def _choose(store: Store, choice: Choice, *, now: float) -> Iterator[EntryLine]:
+def _choose(store: Store, scan: EntryScan, choice: Choice) -> Iterator[EntryLine]:
     """The entries asked for, in the order asked for; by key they are read a few at a time."""
     from precook.cli.entries import matching_recipes
     from precook.maintain.owners import dataset_keys
@@ -104,42 +111,43 @@ def _choose(store: Store, choice: Choice, *, now: float) -> Iterator[EntryLine]:
     keys = dataset_keys(store, choice.dataset) if choice.dataset is not None else None
     entries = (
         entry
-        for entry in _list(store)
-        if (keys is None or entry.key.bytes in keys) and _is_chosen(entry, choice, recipes, now)
+        for entry in _list(scan)
+        if (keys is None or entry.key.bytes in keys) and _is_chosen(entry, choice, recipes, scan.now)
     )
     return islice(_sorted(entries, choice), choice.limit)
 
 
-def _list(store: Store) -> Iterator[EntryLine]:
+def _list(scan: EntryScan) -> Iterator[EntryLine]:
     """Entries in order of keys, each once: a key that two builders wrote lies in two packs."""
     from precook.cli.entries import read_recipe
     from precook.values import Key
 
-    for key, group in groupby(store.entries(), key=lambda row: row.key):
+    for key, group in groupby(scan.rows(), key=lambda row: row.key):
         rows = list(group)
-        newest = max(rows, key=lambda row: row.created)
+        newest = max(rows, key=lambda row: row.born)
+        used = max(row.touched for row in rows)
         packs = tuple(row.pack for row in rows)
-        yield EntryLine(Key(key), newest.nbytes, newest.created, read_recipe(newest.recipe), packs)
+        yield EntryLine(Key(key), newest.nbytes, newest.born, used, read_recipe(newest.recipe), packs)
 
 
-def _is_chosen(entry: EntryLine, choice: Choice, recipes: set[str] | None, now: float) -> bool:
-    age = max(now - entry.created, 0)
+def _is_chosen(entry: EntryLine, choice: Choice, recipes: set[str] | None, now: int) -> bool:
+    age = now - entry.used
     return (
         (recipes is None or (entry.recipe is not None and entry.recipe.hex in recipes))
         and (choice.min_size is None or entry.nbytes >= choice.min_size)
         and (choice.max_size is None or entry.nbytes <= choice.max_size)
-        and (choice.older_than is None or age >= choice.older_than)
-        and (choice.newer_than is None or age < choice.newer_than)
+        and (choice.older_than is None or age >= int(choice.older_than * 1e9))
+        and (choice.newer_than is None or age < int(choice.newer_than * 1e9))
     )
 
 
 def _sorted(entries: Iterator[EntryLine], choice: Choice) -> Iterable[EntryLine]:
-    """Largest first, or newest first; those that are equal in order of keys."""
+    """Largest first, or last used first; those that are equal in order of keys."""
     if choice.sort is Sort.KEY:
         return entries
 
     def rank(entry: EntryLine) -> tuple[int, bytes]:
-        return (-entry.nbytes if choice.sort is Sort.SIZE else -entry.created, entry.key.bytes)
+        return (-entry.nbytes if choice.sort is Sort.SIZE else -entry.used, entry.key.bytes)
 
     if choice.limit is not None:
         return heapq.nsmallest(choice.limit, entries, key=rank)
@@ -150,13 +158,14 @@ def _document(entry: EntryLine) -> dict[str, Any]:
     return {
         "key": entry.key.hex,
         "bytes": entry.nbytes,
-        "created": utc_time(entry.created),
+        "created": utc_time(entry.written // _SECOND),
+        "used": utc_time(entry.used // _SECOND),
         "recipe": entry.recipe.as_json() if entry.recipe else None,
         "packs": list(entry.packs),
     }
 
 
-def _show(entries: Iterator[EntryLine], now: float) -> None:
+def _show(entries: Iterator[EntryLine], now: int) -> None:
     width = output.width()
     count = nbytes = 0
 
@@ -166,7 +175,8 @@ def _show(entries: Iterator[EntryLine], now: float) -> None:
             count += 1
             nbytes += entry.nbytes
             recipe = entry.recipe.name if entry.recipe else "no recipe"
-            row = _row(entry.key.hex[:_KEY_DIGITS], format_size(entry.nbytes), format_age(now - entry.created), recipe)
+            age = format_age((now - entry.used) / _SECOND)
+            row = _row(entry.key.hex[:_KEY_DIGITS], format_size(entry.nbytes), age, recipe)
             yield row if len(row) <= width else f"{row[: width - 1]}…"
 
     listed = rows()
@@ -175,7 +185,7 @@ def _show(entries: Iterator[EntryLine], now: float) -> None:
     if first is None:
         output.tell("no entries")
         return
-    output.line(Span(_row("key", "size", "written", "recipe"), "bold"))
+    output.line(Span(_row("key", "size", "last used", "recipe"), "bold"))
     output.lines([first])
     output.lines(listed)
     if output.on_terminal():

@@ -13,7 +13,7 @@ def command(
     *,
     config: ConfigOption = None,
     store: StoreOption = None,
-    older_than: Annotated[Any, duration_option("Remove what was not used for so long, such as 30d.")],
+    older_than: Annotated[Any, duration_option("Remove what was not written or used for so long, such as 30d.")],
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -26,7 +26,7 @@ from precook.store.layout import Layout
 from precook.store.packfile import Guard, PackFile, RowDamagedError, damage_reason
 from precook.store.reader import build_tree
 from precook.store.snapshot_content import FORMAT, SnapshotContent, as_plain
-from precook.store.tree import take_apart
+from precook.store.tree import Parts, take_apart
 from precook.values import Bytes
 
 if TYPE_CHECKING:
@@ -148,26 +148,44 @@ def write_snapshot(
 ) -> Snapshot:
     """Write the dataset's latest snapshot: durable when it returns. An equal latest one stays as it is."""
     parts = take_apart(content.tree())
-    # Equal content, equal key: what is already the latest is not written again.
-    entry = make_entry(bytes(32), parts)
-    key = derived_digest(_CONTEXT, entry.checksum + parts.skeleton + parts.values)
-    entry = make_entry(key, parts)
+    entry = make_entry(_content_key(parts), parts)
     folder = layout.snapshots / dataset
     with exclusive():
-        earlier = [snapshot for snapshot in list_snapshots(layout) if snapshot.dataset == dataset]
         with files.explained(layout.root):
             directories.make(layout.snapshots)
             directories.make(folder)
-            # One that is damaged, or newer than we are, is no reason not to write another.
-            with contextlib.suppress(DamagedPackError, NewerFormatError):
-                if earlier and (latest := _open(earlier[-1]))[1] == key:
-                    files.sync_directory(folder)  # whoever wrote it may have died before its name was durable
-                    return latest[0]
-            number = earlier[-1].number + 1 if earlier else 1
+            latest = _latest_with(layout, dataset, entry.key)
+            if latest is not None:
+                files.sync_directory(folder)  # whoever wrote it may have died before its name was durable
+                return latest
+            number = max((file.number for file in _snapshots_of(layout, dataset)), default=0) + 1
             image = build_pack([entry], created=int(time.time()), salt=secrets.token_hex(8))
             file = SnapshotFile(dataset, number, image.id, folder / f"{number:08d}-{image.id}.safetensors")
             files.publish(file.path, [image.head, *image.body])
         return read_snapshot(file)
+
+
+def equal_latest(layout: Layout, dataset: str, content: SnapshotContent) -> Snapshot | None:
+    """The dataset's latest snapshot where it says just this: then there is nothing to write."""
+    return _latest_with(layout, dataset, _content_key(take_apart(content.tree())))
+
+
+def _latest_with(layout: Layout, dataset: str, key: bytes) -> Snapshot | None:
+    earlier = _snapshots_of(layout, dataset)
+    # One that is damaged, or newer than we are, is no reason not to write another.
+    with contextlib.suppress(DamagedPackError, NewerFormatError):
+        if earlier and (latest := _open(earlier[-1]))[1] == key:
+            return latest[0]
+    return None
+
+
+def _content_key(parts: Parts) -> bytes:
+    """The key of a snapshot's entry: equal content, equal key."""
+    return derived_digest(_CONTEXT, make_entry(bytes(32), parts).checksum + parts.skeleton + parts.values)
+
+
+def _snapshots_of(layout: Layout, dataset: str) -> list[SnapshotFile]:
+    return [snapshot for snapshot in list_snapshots(layout) if snapshot.dataset == dataset]
 
 
 def read_snapshot(file: SnapshotFile) -> Snapshot:

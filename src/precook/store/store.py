@@ -40,6 +40,7 @@ from precook.store.reader import Located
 from precook.store.snapshot import (
     Snapshot,
     SnapshotFile,
+    equal_latest,
     list_partials,
     list_snapshots,
     pin_snapshot,
@@ -331,21 +332,31 @@ class Store:
         """Keep samples and their keys as the dataset's latest snapshot: durable when it returns.
 
         Of the entries it `needs`, all were there at the generation `seen`; where something was removed since, that is
-        looked at again, and `IncompleteError` says what is gone.
+        looked at again, and `IncompleteError` says what is gone. A latest snapshot that is equal stays, and is enough on
+        a store that cannot be written to.
         """
         if self._read_only:
-            raise ReadOnlyError(self.path, "opened read-only")
+            self._check_needs(dataset, needs, seen)
+            latest = equal_latest(self._layout, dataset, content)
+            if latest is None:
+                raise ReadOnlyError(self.path, f"the snapshot of {dataset} cannot be written here")
+            return dataclasses.replace(latest, store=self)
         internals = self._created()
         index = internals.index
         # Under the lock that removals take, too: a snapshot never names what is being removed.
         with index.exclusive():
             internals.check_leases()
-            if needs is not None and self.generation() != seen:
-                lost = int((~self.present(needs)).sum())
-                if lost:
-                    hint = "build again; only those are encoded"
-                    raise IncompleteError(f"{lost:,} entries of {dataset} were removed meanwhile", hint=hint)
-            return write_snapshot(self._layout, self._directories, index.exclusive, dataset, content)
+            self._check_needs(dataset, needs, seen)
+            written = write_snapshot(self._layout, self._directories, index.exclusive, dataset, content)
+        return dataclasses.replace(written, store=self)
+
+    def _check_needs(self, dataset: str, needs: Bytes | None, seen: str | None) -> None:
+        """`IncompleteError` where entries that a snapshot needs were removed since they were seen."""
+        if needs is not None and self.generation() != seen:
+            lost = int((~self.present(needs)).sum())
+            if lost:
+                hint = "build again; only those are encoded"
+                raise IncompleteError(f"{lost:,} entries of {dataset} were removed meanwhile", hint=hint)
 
     def tidy(self, internals: StoreInternals) -> None:
         """Called when the store is opened to be written to; whoever looks after it goes on with what was cut off."""

@@ -108,7 +108,7 @@ class Chunk:
 
     @property
     def touched(self) -> Numbers:
-        """When each entry was last written or used."""
+        """When each entry was last written or used: what every age is counted from."""
         return np.maximum(self.born, self.used)
 
     def take(self, chosen: Flags) -> Chunk:
@@ -120,6 +120,19 @@ class Chunk:
         """The entries of several chunks as one."""
         columns = ([getattr(chunk, column.name) for chunk in chunks] for column in fields(Chunk))
         return Chunk(*map(np.concatenate, columns))
+
+
+class AgedRow(NamedTuple):
+    """A place of an entry, with its age, for people."""
+
+    key: bytes
+    nbytes: int
+    recipe: bytes
+    """The recipe's canonical form, empty where there is none."""
+    pack: str
+    born: int
+    touched: int
+    """When it was last written or used: the one age that commands and removals go by."""
 
 
 class EntryScan:
@@ -180,6 +193,15 @@ class EntryScan:
             if len(chunk.keys):
                 before = chunk.keys[-1].tobytes()
                 yield chunk
+
+    def rows(self) -> Iterator[AgedRow]:
+        """The same, one by one."""
+        for chunk in self.chunks():
+            forms = list(self._recipes)
+            numbers = (chunk.packs, chunk.recipes, chunk.nbytes, chunk.born, chunk.touched)
+            columns = zip(split(chunk.keys), *(column.tolist() for column in numbers), strict=True)
+            for key, pack, recipe, nbytes, born, touched in columns:
+                yield AgedRow(key, nbytes, forms[recipe], self.ids[pack], born, touched)
 
     def _chunk(self, page: Page, before: bytes) -> Chunk:
         known, packs = self._find_packs(page)
