@@ -4,6 +4,11 @@ BIN = .venv/bin
 # A registry that is slow to answer is asked again, and for longer than pip does by itself.
 export PIP_RETRIES ?= 10
 export PIP_DEFAULT_TIMEOUT ?= 60
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+# What builds the package comes first, in its known version, and the build gets no environment of its own: pip would
+# fill that one with whatever is newest.
+BACKEND = $(PIP_INSTALL) -c constraints.txt hatchling editables
+PACKAGE = $(PIP_INSTALL) --no-build-isolation
 
 .PHONY: demo test check docs faults soak fuzz fuzz-quick bench bench-feed bench-maintain bench-mgds bench-plan bench-build images models matrix format clean
 
@@ -104,19 +109,22 @@ format: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,torch,diffusers,transformers]"
+	$(BIN)/python $(BACKEND)
+	$(BIN)/python $(PACKAGE) -c constraints.txt -e ".[dev,torch,diffusers,transformers]"
 	touch $@
 
 # A venv of its own: some peers ask for older versions of what we use.
 .venvs/bench/ready: pyproject.toml bench/constraints.txt
 	$(PYTHON) -m venv .venvs/bench
-	.venvs/bench/bin/pip install --quiet --disable-pip-version-check -c bench/constraints.txt -e ".[bench]"
+	.venvs/bench/bin/python $(BACKEND)
+	.venvs/bench/bin/python $(PACKAGE) -c bench/constraints.txt -e ".[bench]"
 	touch $@
 
 # A venv of its own: the site needs none of the libraries that precook is tested with.
 .venvs/docs/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venvs/docs
-	.venvs/docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	.venvs/docs/bin/python $(BACKEND)
+	.venvs/docs/bin/python $(PACKAGE) -c constraints.txt -e ".[docs]"
 	touch $@
 
 .venv/fuzz: .venv/ready

@@ -58,6 +58,14 @@ def find_python(version: str) -> str | None:
     return None
 
 
+def build_wheel(folder: Path) -> Path:
+    """The wheel, built with what is installed here in its known version: nothing is fetched for it."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
 def check(version: str, python: str, wheel: Path, scratch: Path) -> bool:
     """Whether the numpy half passes and the command line runs in an empty environment."""
     venv = scratch / version
@@ -91,8 +99,7 @@ def main() -> int:
     """Check every version; the number that failed."""
     with tempfile.TemporaryDirectory(prefix="precook-matrix-") as name:
         scratch = Path(name)
-        subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", str(scratch), str(ROOT)], check=True)
-        (wheel,) = scratch.glob("*.whl")
+        wheel = build_wheel(scratch)
         failed = 0
         for version in VERSIONS:
             python = find_python(version)
