@@ -191,7 +191,6 @@ class TestResume:
         with pytest.raises(precook.FeedError, match="another feed"):
             owner.feed(batch_size=2).load_state_dict(state)
 
-
     def test_a_caption_edited_to_as_many_lines_is_noticed(self, tmp_path: Path) -> None:
         """The order is the same and the texts are not: inside an epoch that is refused, at its start it is not."""
         owner = everything(images(tmp_path))

@@ -79,7 +79,9 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     ] = None,
     min_size: Annotated[int | None, size_option("Only entries of this size or more, such as 1MiB.")] = None,
     max_size: Annotated[int | None, size_option("Only entries of this size or less.")] = None,
-    older_than: Annotated[float | None, duration_option("Only what was not written or used for so long, such as 7d.")] = None,
+    older_than: Annotated[
+        float | None, duration_option("Only what was not written or used for so long, such as 7d.")
+    ] = None,
     newer_than: Annotated[float | None, duration_option("Only what was written or used since, such as 1h.")] = None,
     sort: Annotated[Sort, typer.Option(help="By key, by size (largest first) or by age (last used first).")] = Sort.KEY,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many, the first ones.")] = None,

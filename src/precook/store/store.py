@@ -332,8 +332,8 @@ class Store:
         """Keep samples and their keys as the dataset's latest snapshot: durable when it returns.
 
         Of the entries it `needs`, all were there at the generation `seen`; where something was removed since, that is
-        looked at again, and `IncompleteError` says what is gone. A latest snapshot that is equal stays, and is enough on
-        a store that cannot be written to.
+        looked at again, and `IncompleteError` says what is gone. A latest snapshot that is equal stays, and is all
+        that a store needs that cannot be written to.
         """
         if self._read_only:
             self._check_needs(dataset, needs, seen)
