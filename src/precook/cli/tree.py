@@ -19,7 +19,7 @@ from precook.cli.output import Line, Span
 from precook.errors import printable
 from precook.identity.canonical import scalar_form
 from precook.store.dtypes import DType
-from precook.store.leaves import Library
+from precook.store.leaves import Library, is_infinite, is_nan
 from precook.units import format_size
 from precook.values import Array
 
@@ -46,13 +46,6 @@ _MANTISSA_AND_BIAS = {
     "F4": (1, 1),
 }
 """Array of the mantissa, and what is subtracted from the exponent."""
-_NAN_PATTERNS = {
-    "F8_E8M0": [0xFF],
-    "F8_E4M3": [0x7F, 0xFF],
-    "F8_E5M2": [0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF],
-    "F8_E4M3FNUZ": [0x80],
-    "F8_E5M2FNUZ": [0x80],
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +261,10 @@ def _decode(elements: Array, dtype: DType) -> Iterator[_Numbers]:
             # The upper half of a float32.
             yield (chunk.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         elif dtype.name == "F4":
-            values = _values_by_pattern(dtype.name, 4)
+            values = _values_by_pattern(dtype, 4)
             yield np.concatenate([values[chunk & 15], values[chunk >> 4]])
         elif dtype.foreign:
-            yield _values_by_pattern(dtype.name, 8)[chunk]
+            yield _values_by_pattern(dtype, 8)[chunk]
         elif dtype.name == "C64":
             yield np.abs(chunk.astype(np.complex128))
         else:
@@ -279,19 +272,19 @@ def _decode(elements: Array, dtype: DType) -> Iterator[_Numbers]:
 
 
 @functools.cache
-def _values_by_pattern(name: str, bits: int) -> _Numbers:
+def _values_by_pattern(dtype: DType, bits: int) -> _Numbers:
     """What each pattern of bits of a small float type stands for."""
     patterns = np.arange(1 << bits)
-    if name == "F8_E8M0":  # an exponent alone
+    if dtype.name == "F8_E8M0":  # an exponent alone
         values = np.ldexp(1.0, patterns - 127)
     else:
         # Sign, exponent, mantissa, as in IEEE 754; the exponent zero is that of numbers below the smallest normal one.
-        mantissa_bits, bias = _MANTISSA_AND_BIAS[name]
+        mantissa_bits, bias = _MANTISSA_AND_BIAS[dtype.name]
         sign = np.where(patterns >> (bits - 1), -1.0, 1.0)
         exponent = patterns % (1 << (bits - 1)) >> mantissa_bits
         fraction = patterns % (1 << mantissa_bits) / (1 << mantissa_bits)
         values = sign * np.ldexp(fraction + (exponent > 0), np.maximum(exponent, 1) - bias)
-    if name == "F8_E5M2":
-        values[[0x7C, 0xFC]] = [math.inf, -math.inf]
-    values[_NAN_PATTERNS.get(name, [])] = math.nan
+    elements = patterns.astype(dtype.bits)
+    values[is_infinite(dtype, elements)] *= math.inf
+    values[is_nan(dtype, elements)] = math.nan
     return values

@@ -13,7 +13,7 @@ import numpy as np
 
 from precook.errors import TreeError
 from precook.store.dtypes import DType, from_numpy_type, from_torch_type, load_torch, loaded_torch
-from precook.values import Array, Bytes
+from precook.values import Array, Bytes, Flags
 
 Library = Literal["numpy", "torch"]
 
@@ -118,7 +118,7 @@ def has_nan(leaf: Leaf) -> bool:
     if is_finite(leaf):
         return False
     array = leaf.data.view(leaf.dtype.bits)
-    return _has_nan_bits(leaf, array) if leaf.dtype.foreign else bool(np.isnan(array).any())
+    return bool((is_nan(leaf.dtype, array) if leaf.dtype.foreign else np.isnan(array)).any())
 
 
 def is_finite(leaf: Leaf) -> bool:
@@ -135,20 +135,27 @@ def is_finite(leaf: Leaf) -> bool:
     infinity = _INFINITY_BITS.get(leaf.dtype.name)
     # Where there is an infinity, NaN lies above it: one pass over the bits sees both.
     if infinity is not None:
-        return bool(_magnitude(leaf, array).max(initial=0) < infinity)
-    return not _has_nan_bits(leaf, array)
+        return bool(_magnitude(leaf.dtype, array).max(initial=0) < infinity)
+    return not is_nan(leaf.dtype, array).any()
 
 
-def _has_nan_bits(leaf: Leaf, array: Array) -> bool:
-    low, high = _NAN_BITS[leaf.dtype.name]
-    magnitude = _magnitude(leaf, array)
-    return bool(((magnitude >= low) & (magnitude <= high)).any())
+def is_nan(dtype: DType, bits: Array) -> Flags:
+    """Which elements of a type that numpy does not have are NaN, by their bits."""
+    low, high = _NAN_BITS[dtype.name]
+    magnitude = _magnitude(dtype, bits)
+    return (magnitude >= low) & (magnitude <= high)
 
 
-def _magnitude(leaf: Leaf, array: Array) -> Array:
+def is_infinite(dtype: DType, bits: Array) -> Flags:
+    """Likewise which of them are infinite, of either sign."""
+    infinity = _INFINITY_BITS.get(dtype.name)
+    return np.zeros(bits.shape, bool) if infinity is None else _magnitude(dtype, bits) == infinity
+
+
+def _magnitude(dtype: DType, bits: Array) -> Array:
     """The bits without the sign, where the sign is not part of what means NaN."""
-    most = np.iinfo(array.dtype).max
-    return array & (most if leaf.dtype.name in _UNSIGNED_NAN else most >> 1)
+    most = np.iinfo(bits.dtype).max
+    return bits & (most if dtype.name in _UNSIGNED_NAN else most >> 1)
 
 
 _NAN_BITS = {
@@ -161,7 +168,7 @@ _NAN_BITS = {
     "F4": (0x100, 0x100),
 }
 """The bit patterns that mean NaN, without the sign; F4 has none."""
-_INFINITY_BITS = {"F8_E5M2": 0x7C}
+_INFINITY_BITS = {"BF16": 0x7F80, "F8_E5M2": 0x7C}
 """Likewise infinity; the other types have none."""
 _FIRST_NOT_FINITE = {"F16": 0x7C00, "BF16": 0x7F80}
 """Patterns from this on mean infinity and then NaN, with the sign or without."""
