@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import precook
+from tests.support.projects import dataset, project
 
 SOURCE = Path(precook.__file__).parent
 
@@ -36,6 +38,46 @@ def test_the_names_for_type_checkers_are_the_names_at_run_time() -> None:
             names[target.id] = f"{names.pop(node.value.id)}:{node.value.id}"
     assert names == precook._PUBLIC
     assert set(names) == set(precook.__all__)
+
+
+METHODS = {
+    "Store": "put writer get get_many stack missing cached stats verify reindex close snapshot snapshots freeze lease",
+    "Snapshot": "feed samples content file created",
+    "Plan": "build freeze explain ready missing failed",
+    "Project": "plan build feed store verify_sources recompute",
+    "Feed": "epoch state_dict load_state_dict dataset batch_sampler as_hf_dataset close",
+    "Writer": "put flush close",
+}
+"""What the pages of docs call on an object of each class."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_public_class_has_every_method_that_is_documented(name: str) -> None:
+    """Also where the class is one of a lower layer with more on top: its public name stands for the whole of it."""
+    public = getattr(precook, name)
+    names = {*dir(public), *getattr(public, "__dataclass_fields__", {})}
+    assert set(METHODS[name].split()) <= names
+
+
+def test_what_calls_return_is_of_the_public_classes(tmp_path: Path) -> None:
+    """So that `isinstance` and annotations mean what they say."""
+    dataset(tmp_path / "data", 2)
+    with project(tmp_path) as one:
+        assert isinstance(one, precook.Project)
+        plan = one.plan()
+        assert isinstance(plan, precook.Plan)
+        plan.build()
+        assert isinstance(one.store, precook.Store)
+        snapshot = one.store.snapshot("test")
+        assert isinstance(snapshot, precook.Snapshot)
+        assert isinstance(one.store.freeze("test", snapshot.content), precook.Snapshot)
+        # Frozen by a plan, it is the store's own class.
+        assert isinstance(one.plan().freeze(), precook.Snapshot)
+        assert isinstance(one.store.writer(), precook.Writer)
+        with snapshot.feed(batch_size=2, tensors="numpy") as feed:
+            assert isinstance(feed, precook.Feed)
+        with pickle.loads(pickle.dumps(one.store)) as again:
+            assert isinstance(again, precook.Store)
 
 
 def test_importing_is_quiet_and_without_torch() -> None:

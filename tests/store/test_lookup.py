@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -20,7 +22,9 @@ from precook.maintain.gc import plan_gc
 from precook.maintain.prune import plan_clear
 from precook.store import entry_table, keysets, pack_cache
 from precook.store.entry_table import ReshapedError
+from precook.store.format.build import build_pack
 from precook.store.index import scan, schema
+from precook.store.layout import Layout
 from tests.support.snapshots import columns, freeze, make_older, packs, put_packs
 
 KEYS = st.binary(min_size=2, max_size=2).map(lambda ends: ends[:1] + bytes(6) + ends[1:] + bytes(24))
@@ -110,6 +114,48 @@ def test_a_pack_that_is_not_what_the_index_says_is_looked_into_key_by_key(
         assert places is not None
         assert places.missing.tolist() == list(range(6))
     assert str(damaged) in caplog.text
+
+
+def put_tableless_pack(path: Path) -> Path:
+    """A pack that says it has no tables, as nobody writes it."""
+    image = build_pack([], created=5, salt="0" * 16)
+    pack = Layout(path).pack(image.id)
+    pack.parent.mkdir(parents=True, exist_ok=True)
+    pack.write_bytes(b"".join(bytes(part) for part in (image.head, *image.body)))
+    return pack
+
+
+def test_a_pack_without_tables_holds_nothing(path: Path, recipe: precook.Recipe) -> None:
+    """Whoever may only read passes over it, and whoever opens the store to write sweeps it."""
+    with precook.open(path) as store:
+        put_packs(store, recipe, [range(2)])
+    pack = put_tableless_pack(path)
+    with precook.open(path, read_only=True) as store:
+        assert (len(store), store.get(recipe.key(1))["number"]) == (2, 1)
+        assert store.verify().clean
+    with precook.open(path) as store:
+        assert (len(store), store.get(recipe.key(1))["number"]) == (2, 1)
+    assert not pack.exists()
+
+
+@pytest.mark.parametrize("row", [0, -1])
+@pytest.mark.parametrize("many", [True, False])
+def test_an_index_that_names_a_pack_without_tables_is_made_anew(
+    path: Path, recipe: precook.Recipe, *, row: int, many: bool
+) -> None:
+    """A place that no pack can have is a sign of damage like any other: entries are found all the same."""
+    with precook.open(path) as store:
+        put_packs(store, recipe, [range(2)])
+    pack = put_tableless_pack(path)
+    with contextlib.closing(sqlite3.connect(path / "index.sqlite")) as db:
+        size = pack.stat().st_size
+        db.execute("INSERT INTO pack VALUES (99, ?, 5, ?, 2, 100, 2, 0)", (bytes.fromhex(pack.stem), size))
+        db.execute("UPDATE entry SET pack = 99, row = ?", (row,))
+        db.commit()
+    keys = [recipe.key(number) for number in range(2)]
+    with precook.open(path, read_only=True) as store:
+        trees = store.get_many(keys) if many else [store.get(key) for key in keys]
+        assert [tree["number"] for tree in trees] == [0, 1]
 
 
 def test_keys_that_are_asked_for_again_and_again_are_no_sign_of_damage(

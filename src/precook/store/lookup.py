@@ -182,6 +182,7 @@ class Lookup:
         """The table and row of a place, if its pack's own key column agrees."""
         if self.packs.is_bad(place):
             return Verdict.REFUSED
+        table: TableFile | None
         try:
             pack = self.packs.open(place.pack)
             table, row = pack.locate(place.row)
@@ -194,8 +195,8 @@ class Lookup:
                 self.index.drop_packs([place.pack])
             return Verdict.REFUSED
         except RowDamagedError:
-            table, row = pack.tables[0], -1
-        if row < 0 or table.key(row) != place.key:
+            table = None
+        if table is None or row < 0 or table.key(row) != place.key:
             _log.warning("the index of %s names a wrong row and is made anew", self._layout.root)
             self.index.rebuild()
             return Verdict.STALE
