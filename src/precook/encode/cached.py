@@ -12,12 +12,15 @@ from precook.encode.results import WrongResultsError, count_results, write_resul
 from precook.errors import EncodeError, IdentityError, SourceChangedError
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
+from precook.interrupt import interruption
 from precook.store.leaves import has_nan
 from precook.store.store import Store
 from precook.store.tree import Parts, Tree, take_apart
 from precook.values import Key
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
+_LOOK = 0.1
+"""Seconds between two looks at whether another call is over."""
 
 
 class Cached:
@@ -48,7 +51,8 @@ class Cached:
         self._tensors: Literal["numpy", "torch"] | None = tensors
         self._pid = -1
         self._lock = threading.Lock()
-        self._under_way: dict[Key, threading.Event] = {}
+        self._under_way: dict[Key, _Call] = {}
+        """Who computes what just now."""
         self.hits = 0
         """Inputs answered without computing."""
         self.misses = 0
@@ -68,35 +72,31 @@ class Cached:
         wanted = {key: (item, look) for key, item, look in zip(keys, inputs, looks, strict=True)}
         computed = 0
         while missing := self._store.missing(wanted):
-            mine, others = self._claim(missing)
+            call = _Call()
             try:
+                mine, others = self._claim(missing, call)
                 self._compute([(key, *wanted[key]) for key in mine])
                 computed += len(mine)
             finally:
-                self._release(mine)
-            for event in others:
-                event.wait()
+                call.end()
+            for other in others:
+                other.wait()
         trees = self._store.get_many(keys, tensors=self._tensors)
         with self._lock:
             self.misses += computed
             self.hits += len(inputs) - computed
         return trees
 
-    def _claim(self, missing: list[Key]) -> tuple[list[Key], list[threading.Event]]:
-        """Which of the missing keys this thread computes, and what to wait for instead of the others."""
+    def _claim(self, missing: list[Key], call: _Call) -> tuple[list[Key], list[_Call]]:
+        """Which of the missing keys this call computes, and which calls to wait for instead of the others."""
         with self._lock:
+            self._under_way = {key: other for key, other in self._under_way.items() if not other.ended}
             mine = [key for key in missing if key not in self._under_way]
             # Another thread may have stored one between our look and our claim.
             mine = self._store.missing(mine)
-            others = [self._under_way[key] for key in missing if key in self._under_way]
-            for key in mine:
-                self._under_way[key] = threading.Event()
+            others = list(dict.fromkeys(self._under_way[key] for key in missing if key in self._under_way))
+            self._under_way.update(dict.fromkeys(mine, call))
         return mine, others
-
-    def _release(self, keys: list[Key]) -> None:
-        with self._lock:
-            for key in keys:
-                self._under_way.pop(key).set()
 
     def _compute(self, work: list[tuple[Key, Any, Any]]) -> None:
         if not work:
@@ -128,6 +128,27 @@ class Cached:
                 raise EncodeError(message, hint="mend the encoder, or pass allow_nan=True")
             accepted.append(parts)
         return accepted
+
+
+class _Call:
+    """One call of a cached function, for others who want what it computes."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._changed = threading.Event()
+
+    def end(self) -> None:
+        """Say that it is over, whatever has become of it."""
+        # First of all, in one step: whoever waits must not wait for ever for a call that Ctrl-C ended.
+        self.ended = True
+        self._changed.set()
+
+    def wait(self) -> None:
+        """Wait until it is over."""
+        with interruption():
+            # Not for the event alone: Ctrl-C may have come between the two steps of its end.
+            while not self.ended:
+                self._changed.wait(_LOOK)
 
 
 def _identity(item: Any, where: str) -> Any:

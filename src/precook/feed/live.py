@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from precook.encode.pool import DevicePool
@@ -14,6 +14,7 @@ from precook.encode.registry import EncoderSpec
 from precook.encode.results import write_results
 from precook.errors import FeedError
 from precook.identity.recipe import Recipe
+from precook.interrupt import interruption
 from precook.plan.plan import Plan
 from precook.plan.ready import record_failure
 from precook.plan.wanted import rows_with
@@ -66,9 +67,10 @@ class Live:
                 else:
                     failed[key] = _LiveFailure("its source has changed since the feed began", lasting=False)
         pool, results = self._pool(encoder)
+        results.expect({job.entry.key for batch in shapes.values() for job in batch})
         for batch in shapes.values():
             pool.give(batch)
-        failed |= results.wait(sum(map(len, shapes.values())), pool)
+        failed |= results.wait(pool)
         # What trying again would not mend is remembered, as a build does.
         memory = self._plan.store.memory()
         for key, failure in failed.items():
@@ -104,35 +106,43 @@ class _Results:
         self.writer = writer
         self._recipe = recipe
         self._changed = threading.Condition()
-        self._answered = 0
-        """Entries that were stored or failed since somebody last waited."""
+        self._expected: set[Key] = set()
+        """Entries that are waited for."""
         self._failed: dict[Key, _LiveFailure] = {}
 
     def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
         written = write_results(self.writer, self._recipe, [(job.entry.key.bytes, parts) for job, parts in results])
-        self._count(len(written.keys))
+        self._answer(map(Key, written.keys))
         for number, error in written.refused:
             self.fail(results[number][0], error.message, lasting=True)
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
-        self._failed[job.entry.key] = _LiveFailure(reason, lasting)
-        self._count(1)
+        with self._changed:
+            self._failed[job.entry.key] = _LiveFailure(reason, lasting)
+        self._answer([job.entry.key])
 
     def batch_done(self, seconds: float) -> None:
         """Nothing to do: `wait` makes everything durable at once."""
 
-    def wait(self, count: int, pool: DevicePool) -> dict[Key, _LiveFailure]:
-        """Wait until so many entries were stored or failed; those that failed, and why."""
-        with self._changed:
-            while self._answered < count:
+    def expect(self, keys: set[Key]) -> None:
+        """Say what will be waited for.
+
+        By key, not by number: where a wait was interrupted, answers to what it asked for are still on their way.
+        """
+        with interruption(), self._changed:
+            self._expected, self._failed = keys, {}
+
+    def wait(self, pool: DevicePool) -> dict[Key, _LiveFailure]:
+        """Wait until all that is expected was stored or has failed; what failed, and why."""
+        with interruption(), self._changed:
+            while self._expected:
                 pool.check()
                 self._changed.wait(_LOOK)
-            self._answered -= count
             failed, self._failed = self._failed, {}
         self.writer.flush()
         return failed
 
-    def _count(self, answered: int) -> None:
+    def _answer(self, keys: Iterable[Key]) -> None:
         with self._changed:
-            self._answered += answered
+            self._expected.difference_update(keys)
             self._changed.notify_all()
