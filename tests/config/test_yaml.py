@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     """Missing, a directory, a bad name: each has its own words and a next step."""
     for path, message in [
         (tmp_path / "precook.yaml", "there is no such file (`precook init` writes one"),
-        (tmp_path, "is a directory (name the file in it"),
+        (tmp_path, "is a folder, not a file (name the file in it"),
         (tmp_path / ("x" * 300), "cannot be read: "),
         (tmp_path / "a\0b", "cannot be read: embedded null byte"),
     ]:

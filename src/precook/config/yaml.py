@@ -18,12 +18,16 @@ import yaml
 from precook.config.field_types import FieldPath
 from precook.config.messages import quoted
 from precook.errors import ConfigError, ConfigProblem, printable
+from precook.fs.read import NotAFileError, TooLargeError, read_small
 
 LIMIT = 1 << 20
 """Bytes a config file may have."""
 
 MAX_DIGITS = 100
 """Characters a number may have: Python would take its time over much longer ones."""
+
+MAX_VALUES = 50_000
+"""Values a config may have: 20,000 take a second to read and to check, and a file of 1 MiB could have 500,000."""
 
 _DEPTH = 40
 _CONSTANTS = {
@@ -87,20 +91,21 @@ def read_document(path: Path) -> Document:
 def _read_text(path: Path) -> str:
     origin = Origin(path)
     try:
-        with path.open("rb") as file:
-            content = file.read(LIMIT + 1)
+        content = read_small(path, LIMIT)
     except FileNotFoundError:
         hint = "`precook init` writes one, --config names another"
         raise origin.error((), "there is no such file", hint) from None
-    except IsADirectoryError:
-        raise origin.error((), "is a directory", "name the file in it, such as precook.yaml") from None
+    except NotAFileError as error:
+        hint = "name the file in it, such as precook.yaml" if path.is_dir() else "write it into a file, and name that"
+        raise origin.error((), f"is {error.reason}", hint) from None
+    except TooLargeError:
+        hint = "a config is a page or two: check the path"
+        raise origin.error((), f"is larger than {LIMIT >> 20} MiB", hint) from None
     except PermissionError:
         raise origin.error((), "may not be read", "change its permissions, or run as its owner") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise origin.error((), f"cannot be read: {printable(reason)}", "check the path") from None
-    if len(content) > LIMIT:
-        raise origin.error((), f"is larger than {LIMIT >> 20} MiB", "a config is a page or two: check the path")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -117,6 +122,7 @@ class _Parser:
         self.problems: list[tuple[FieldPath, ConfigProblem]] = []
         self._file = file
         self._text = text
+        self._values = 0
 
     def parse(self) -> Any:
         """The data; None for an empty file."""
@@ -154,6 +160,9 @@ class _Parser:
     def _node(self, where: FieldPath) -> Any:
         event = self._next()
         line = event.start_mark.line + 1
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise self._broken(f"has more than {MAX_VALUES:,} values", line, "put samples into a table, not into a config")
         self.lines.setdefault(where, line)
         if isinstance(event, yaml.AliasEvent):
             self._note(where, line, f"the alias {quoted(f'*{event.anchor}')} is not allowed", "write it out")
