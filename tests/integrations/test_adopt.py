@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import precook
 from precook.integrations.adopt import STATUS, plan_adopt
 from precook.integrations.adopt.npz import NpzFile
 from precook.integrations.adopted import Adopted
+from tests.cli.test_hostile_store import limited
 from tests.support.commands import run
 from tests.support.projects import picture
 from tests.support.trees import same
@@ -309,6 +312,143 @@ class TestLeftOut:
         Image.new("RGB", (96, 64)).save(data / "p0.webp")
         old.sd_latent(data / "p0.png", (96, 64))
         assert self.left_out(data) == "p0.png and p0.webp share the names of their caches"
+
+
+def npz_of(path: Path, latents: bytes, *, method: int | None = None) -> None:
+    """An archive of sd-scripts with this as the file of its latents, said to be compressed by some method."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("latents.npy", latents)
+        for name, array in {"original_size": np.array([96, 64]), "crop_ltrb": np.zeros(4)}.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, array)
+        if method is not None:
+            archive.infolist()[0].compress_type = method
+
+
+def array_file(shape: str, descr: str = "<f4") -> bytes:
+    """The beginning of an .npy file."""
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+class TestHostile:
+    """A file that is not what a tool writes costs little, is named with the reason, and stops nothing else."""
+
+    @pytest.fixture
+    def bad(self, data: Path) -> Path:
+        """Where the first picture's cache would lie; the second picture has a good one."""
+        old.sd_latent(data / "p1.png", (96, 64))
+        return data / "p0_0096x0064_sdxl.npz"
+
+    def adopted(self, bad: Path, reason: str) -> None:
+        """Adopt what is there: the good one is, the bad one is told."""
+        done = run("adopt", bad.parent, "--store", bad.parent.parent / "cache", "--ignore-times", "--yes")
+        assert done.code == 3, done.err
+        assert f"{bad.name}: cannot be read: {reason}" in done.out
+        assert "let the tool make it again" in done.out
+        assert "adopted 1 sample" in done.out
+
+    def adopted_in_little_memory(self, data: Path, reason: str) -> None:
+        """The same with a limit of memory."""
+        done = limited("adopt", data, "--store", data.parent / "cache", "--ignore-times", "--yes")
+        assert done.returncode == 3, done.stderr
+        assert reason in done.stdout
+        assert "adopted 1 sample" in done.stdout
+        assert "Traceback" not in done.stderr
+
+    @pytest.mark.parametrize("method", [12, 14, 99])
+    def test_a_compression_that_is_not_known(self, bad: Path, method: int) -> None:
+        """Whatever other programs compress with, numpy writes two forms only."""
+        npz_of(bad, array_file("(4, 8, 12)") + bytes(1536), method=method)
+        self.adopted(bad, f"latents.npy is compressed by method {method}; stored and deflated members are read")
+
+    def test_gigabytes_of_zeros_in_a_few_megabytes(self, bad: Path) -> None:
+        """What would unfold to a thousand times its bytes is not unfolded."""
+        zeros = zlib.compressobj(9, wbits=-15)
+        packed = b"".join([zeros.compress(array_file("(4, 16384, 32768)")), *[zeros.compress(bytes(1 << 20))] * 8])
+        size = 8 << 30
+        with zipfile.ZipFile(bad, "w") as archive:
+            archive.writestr("latents.npy", packed + bytes((8 << 20) - len(packed)))
+            info = archive.infolist()[0]
+            info.compress_type, info.file_size = zipfile.ZIP_DEFLATED, size + 128
+        self.adopted_in_little_memory(bad.parent, "its members claim 8.0 GiB, and the file has 8.0 MiB")
+
+    def test_more_than_a_member_claims(self, bad: Path) -> None:
+        """A stream that goes on behind the size of its member is not followed."""
+        stream = zlib.compressobj(9, wbits=-15)
+        packed = stream.compress(array_file("(4, 8, 12)") + bytes(32 << 20)) + stream.flush()
+        with zipfile.ZipFile(bad, "w") as archive:
+            archive.writestr("latents.npy", packed)
+            info = archive.infolist()[0]
+            info.compress_type, info.file_size = zipfile.ZIP_DEFLATED, 128 + 1536
+            for name, array in {"original_size": np.array([96, 64]), "crop_ltrb": np.zeros(4)}.items():
+                with archive.open(f"{name}.npy", "w") as file:
+                    np.lib.format.write_array(file, array)
+        done = run("adopt", bad.parent, "--store", bad.parent.parent / "cache", "--ignore-times", "--yes")
+        assert done.code == 3, done.err
+        assert "Bad CRC-32" in done.out
+        assert "adopted 1 sample" in done.out
+
+    @pytest.mark.parametrize(
+        ("latents", "reason"),
+        [
+            (array_file("(4, 8, 12)"), "latents has another size than its shape says"),
+            (array_file("(-4, -8, 12)") + bytes(1536), "latents has no header that numpy would write"),
+            (array_file(f"({'9' * 5000},)"), "latents has no header"),
+            (array_file("(" * 90 + ")" * 90), "latents has no header"),
+            (array_file("(4,)", "<U4") + bytes(64), "latents holds elements of type '<U4', which are no numbers"),
+            (array_file("(4,)", "<f3") + bytes(12), "latents holds elements of type '<f3', which numpy does not know"),
+            (array_file("(4, 8, 12)").replace(b"\x93", b"x") + bytes(1536), "latents is no array"),
+            (b"", "latents is no array"),
+        ],
+        ids=["short", "negative", "digits", "nested", "text", "odd", "magic", "empty"],
+    )
+    def test_headers_that_no_numpy_writes(self, bad: Path, latents: bytes, reason: str) -> None:
+        """They are refused before anything is allocated."""
+        npz_of(bad, latents)
+        self.adopted(bad, reason)
+
+    def test_a_cache_that_is_no_file(self, bad: Path) -> None:
+        """A FIFO is not waited for."""
+        os.mkfifo(bad)
+        self.adopted(bad, "a FIFO, not a file")
+
+    def test_a_cache_of_holes(self, data: Path) -> None:
+        """A file of many gigabytes that takes no room on the disk does not take it in memory."""
+        old.musubi_latent(data / "p1.png")
+        bad = data / "p0_0096x0064_qi.safetensors"
+        side = 1 << 17
+        header = json.dumps(
+            {
+                "__metadata__": {"architecture": "qwen_image", "width": "96", "height": "64"},
+                f"latents_1x{side}x{side}_bfloat16": {
+                    "dtype": "BF16",
+                    "shape": [1, 1, side, side],
+                    "data_offsets": [0, 2 * side * side],
+                },
+            }
+        ).encode()
+        with bad.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + 2 * side * side)
+        self.adopted_in_little_memory(data, f"{bad.name}: 32.0 GiB, of which nearly nothing is on the disk")
+
+    def test_a_caption_of_gigabytes(self, bad: Path) -> None:
+        """A caption file that is none leaves its picture out."""
+        old.sd_latent(bad.with_name("p0.png"), (96, 64))
+        os.truncate(bad.with_name("p0.txt"), 64 << 30)
+        self.adopted_in_little_memory(bad.parent, "p0.png: larger than 16,777,216 bytes")
+
+    @pytest.mark.parametrize("number", ["[" * 100_000, "9" * 5000, "1e5", "-1"])
+    def test_numbers_that_are_none(self, data: Path, number: str) -> None:
+        """What a tool notes as a number may be anything."""
+        good, bad = (old.musubi_latent(data / f"p{place}.png")[0] for place in (1, 0))
+        tensors = {name: old._brain(0, 16, 1, 10, 8) for name in ("latents_1x10x8_bfloat16",)}
+        metadata = {"architecture": "qwen_image", "width": number, "height": "64"}
+        old.save_file(tensors, bad, metadata=metadata)
+        plan = plan_adopt(data, ignore_times=True)
+        assert [cache.path for sample in plan.samples for cache in sample.latents] == [good]
+        assert plan.left_out[0].reason == f"its width is {number[:60]!r}"
 
 
 def test_numbers_that_are_not_finite_are_not_adopted(data: Path, path: Path) -> None:

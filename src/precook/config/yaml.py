@@ -162,7 +162,9 @@ class _Parser:
         line = event.start_mark.line + 1
         self._values += 1
         if self._values > MAX_VALUES:
-            raise self._broken(f"has more than {MAX_VALUES:,} values", line, "put samples into a table, not into a config")
+            raise self._broken(
+                f"has more than {MAX_VALUES:,} values", line, "put samples into a table, not into a config"
+            )
         self.lines.setdefault(where, line)
         if isinstance(event, yaml.AliasEvent):
             self._note(where, line, f"the alias {quoted(f'*{event.anchor}')} is not allowed", "write it out")

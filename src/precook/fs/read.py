@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from precook.fs.stamps import why_not_a_file
 
+_MAX_SEGMENTS = 10_000
 _PIECE = 1 << 20
 """Bytes of a small file that are read at a time: memory is taken for what is there, not for what may be."""
 
@@ -70,3 +71,19 @@ def read_small(path: str | os.PathLike[str], limit: int) -> bytes:
         if not left:
             raise TooLargeError(limit)
         return b"".join(pieces)
+
+
+def bytes_there(descriptor: int, size: int) -> int:
+    """How many of a file's bytes are not in holes: one of a terabyte may take nothing on the disk.
+
+    Where the file system does not tell, and where there are very many holes, all of them count.
+    """
+    there = position = 0
+    for _ in range(_MAX_SEGMENTS):
+        try:
+            start = os.lseek(descriptor, position, os.SEEK_DATA)
+            position = os.lseek(descriptor, start, os.SEEK_HOLE)
+        except OSError as error:
+            return there if error.errno == errno.ENXIO else size  # ENXIO: no data from here on
+        there += position - start
+    return size

@@ -38,7 +38,7 @@ from precook.values import Bytes, Digest, Flags, Numbers
 _BATCH = 32
 _SAVE_SECONDS = 5.0
 _ATTEMPTS = 3
-_LARGEST = 1 << 30
+LARGEST = 1 << 30
 """Bytes of a file that is read: several are in memory at once, and what is larger is no picture and no caption."""
 _PICTURE = struct.Struct("<IIBB5xB")
 _CAPTION = struct.Struct("<I32s3xB")
@@ -200,8 +200,8 @@ def _stamp_and_content(path: str) -> tuple[Stamp, bytes]:
     reason = ""
     for _ in range(_ATTEMPTS):
         with open_source(path) as (descriptor, status):
-            if status.st_size > _LARGEST:
-                raise _UnreadableError(f"{status.st_size:,} bytes, and a source has at most {_LARGEST:,}: shrink it")
+            if status.st_size > LARGEST:
+                raise _UnreadableError(f"{status.st_size:,} bytes, and a source has at most {LARGEST:,}: shrink it")
             content = read_all(descriptor)
             stamp, after = stamp_of(status), stamp_of(os.fstat(descriptor))
         if stamp != after:

@@ -10,7 +10,9 @@ from typing import Literal
 
 from precook.config.template import FoundConcept
 from precook.errors import SourceError, printable
+from precook.fs.read import read_small
 from precook.report import SILENT, Reporter, Task
+from precook.sources.facts import LARGEST
 from precook.sources.formats import SUFFIXES
 from precook.sources.pictures import RefusedError, read_facts
 from precook.sources.sample_files import CAPTION, NOT_SAMPLES, PICTURE, mask_path
@@ -152,7 +154,7 @@ def _sides(root: Path, paths: list[str], task: Task) -> list[int]:
     for path in paths[:: len(paths) // _MEASURED + 1]:
         task.advance()
         try:
-            facts = read_facts((root / path).read_bytes())
+            facts = read_facts(read_small(root / path, LARGEST))
         except (OSError, RefusedError):
             continue  # `plan` names it
         sides.append(round((facts.width * facts.height) ** 0.5))

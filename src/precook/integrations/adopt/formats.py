@@ -21,15 +21,22 @@ from typing import Any, Literal
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from precook.fs.read import NotAFileError, bytes_there, open_source
 from precook.integrations.adopt.npz import NpzFile
 from precook.store.dtypes import DTYPES, load_torch
 from precook.store.tree import Tree
+from precook.units import format_size
 
 SD_SCRIPTS = "sd-scripts"
 MUSUBI_TUNER = "musubi-tuner"
 AI_TOOLKIT = "ai-toolkit"
 LATENT_FOLDER = "_latent_cache"
 TEXT_FOLDER = "_t_e_cache"
+
+_MAX_HOLES = 64 << 20
+_MAX_NUMBER = 1 << 31
+_SHOWN = 60
+"""Characters of what a file says that are shown."""
 
 Part = Literal["latent", "prompt"]
 Size = tuple[int, int]
@@ -146,6 +153,7 @@ def load(path: Path, part: OldPart) -> Tree:
                 read = {field: arrays.read(stored) for field, stored in part.fields.items()}
             return {field: array.astype(array.dtype.newbyteorder("="), copy=False) for field, array in read.items()}
         load_torch()
+        _refuse_holes(path)
         with safe_open(str(path), framework="pt") as tensors:
             return {field: tensors.get_tensor(stored) for field, stored in part.fields.items()}
 
@@ -157,7 +165,15 @@ def _as_unusable() -> Iterator[None]:
     except UnusableError:
         raise
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise UnusableError(f"cannot be read: {error}") from error
+        reason = error.reason if isinstance(error, NotAFileError) else error
+        raise UnusableError(f"cannot be read: {reason}; let the tool make it again") from error
+
+
+def _refuse_holes(path: Path) -> None:
+    """Refuse what is no regular file, or one whose bytes are mostly not there: its tensors would take memory for them."""
+    with open_source(path) as (descriptor, status):
+        if bytes_there(descriptor, status.st_size) + _MAX_HOLES < status.st_size:
+            raise UnusableError(f"{format_size(status.st_size)}, of which nearly nothing is on the disk")
 
 
 # sd-scripts: float32 arrays, with the picture's size and the crop beside each latent.
@@ -276,7 +292,7 @@ _SKEW = 0.02
 def _toolkit_latent(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:  # noqa: ARG001 - a hash says nothing
     shapes, metadata = _headers(path)
     if metadata.get("filename") != picture.name:
-        raise UnusableError(f"it was made of {metadata.get('filename')!r}")
+        raise UnusableError(f"it was made of {_shown(metadata, 'filename')}")
     scaled_width, scaled_height, left, top, width, height = (_whole(metadata, field) for field in _CUT)
     shape = shapes.get("latent")
     if shape is None or len(shape) < 3:  # noqa: PLR2004 - channels, height, width
@@ -305,6 +321,7 @@ def _toolkit_text(path: Path, name: OldName, picture: CachedPicture) -> list[Old
 
 def _headers(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Shapes and metadata of a safetensors file."""
+    _refuse_holes(path)
     # As numpy: shapes need no torch.
     with safe_open(str(path), framework="numpy") as tensors:
         shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
@@ -314,11 +331,15 @@ def _headers(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
 def _whole(metadata: Mapping[str, str], field: str) -> int:
     try:
         value = json.loads(metadata.get(field, "null"))
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
-    if type(value) is not int or value < 0:
-        raise UnusableError(f"its {field} is {metadata.get(field)!r}")
+    if type(value) is not int or not 0 <= value < _MAX_NUMBER:
+        raise UnusableError(f"its {field} is {_shown(metadata, field)}")
     return value
+
+
+def _shown(metadata: Mapping[str, str], field: str) -> str:
+    return ascii(metadata[field][:_SHOWN]) if field in metadata else "not noted"
 
 
 def _text(metadata: Mapping[str, str], field: str) -> str:

@@ -1,20 +1,31 @@
-"""Arrays in .npz files: their headers and their bytes, without numpy's own loader and its pickles."""
+"""Arrays in .npz files: their headers and their bytes, without numpy's own loader and its pickles.
+
+A header is read by its one form, in which numpy writes it, and not evaluated as the Python that it also is.
+"""
 
 from __future__ import annotations
 
-import zipfile
+import re
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
+
+from precook.integrations.zip_file import ZipReader
 
 _SUFFIX = ".npy"
-_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_LENGTHS = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}
+"""Bytes of the header's length, by how an array of each version begins."""
+_MAGIC = 8
+_MAX_HEADER = 4096
+_HEADER = re.compile(
+    rb"\{'descr': '([^']{1,16})', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,18}, ?){0,64}(?:[0-9]{1,18})?)\),? ?\} *\n"
+)
+_TYPE = re.compile(rb"[<>|=][?bBiufc][0-9]{0,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +34,55 @@ class ArrayHeader:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    fortran: bool
+    """Whether its first index runs fastest."""
+    length: int
+    """Bytes before its elements."""
 
 
 class NpzFile:
     """The arrays of one file, each read when it is asked for; a `ValueError` says what cannot be read."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._archive = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
-            raise ValueError(f"not an .npz file: {error}") from error
-        self._members = {
-            info.filename.removesuffix(_SUFFIX): info
-            for info in self._archive.infolist()
-            if info.filename.endswith(_SUFFIX)
-        }
-
-    @property
-    def names(self) -> tuple[str, ...]:
+        self._archive = ZipReader(path)
+        self.names = tuple(
+            name.removesuffix(_SUFFIX) for name in self._archive.names if name.endswith(_SUFFIX) and name != _SUFFIX
+        )
         """The arrays there are."""
-        return tuple(self._members)
 
     def header(self, name: str) -> ArrayHeader:
-        """An array's shape and type."""
-        with self._archive.open(self._members[name]) as file:
-            return self._header(name, file)[0]
+        """An array's shape and type; its size is that of its elements."""
+        member = f"{name}{_SUFFIX}"
+        start = self._archive.read(member, _MAX_HEADER)
+        digits = _LENGTHS.get(start[:_MAGIC])
+        if digits is None:
+            raise ValueError(f"{name} is no array, or one of an unknown version")
+        begin = _MAGIC + digits
+        length = begin + int.from_bytes(start[_MAGIC:begin], "little")
+        match = _HEADER.fullmatch(start, begin, length)
+        if match is None:
+            raise ValueError(f"{name} has no header that numpy would write for an array of numbers")
+        if match[1] == b"|O":
+            raise ValueError(f"{name} holds Python objects, which only a pickle could make")
+        if _TYPE.fullmatch(match[1]) is None:
+            raise ValueError(f"{name} holds elements of type {match[1].decode('latin-1')!a}, which are no numbers")
+        try:
+            dtype = np.dtype(match[1].decode())
+        except TypeError as error:
+            raise ValueError(
+                f"{name} holds elements of type {match[1].decode()!a}, which numpy does not know"
+            ) from error
+        shape = tuple(int(side) for side in re.findall(rb"[0-9]+", match[3]))
+        if prod(shape) * dtype.itemsize != self._archive.member_size(member) - length:
+            raise ValueError(f"{name} has another size than its shape says")
+        return ArrayHeader(shape, dtype, match[2] == b"True", length)
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """An array, checked against the CRC of the archive."""
-        try:
-            with self._archive.open(self._members[name]) as file:
-                header, fortran = self._header(name, file)
-                data = bytearray(file.read())
-        except zipfile.BadZipFile as error:
-            raise ValueError(f"damaged: {error}") from error
-        array = np.frombuffer(data, header.dtype)
-        return array.reshape(header.shape, order="F" if fortran else "C")
+        header = self.header(name)
+        content = bytearray(self._archive.read(f"{name}{_SUFFIX}"))
+        array = np.frombuffer(content, header.dtype, offset=header.length)
+        return array.reshape(header.shape, order="F" if header.fortran else "C")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -71,15 +95,3 @@ class NpzFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _header(self, name: str, file: IO[bytes]) -> tuple[ArrayHeader, bool]:
-        read = _HEADERS.get(npy.read_magic(file))
-        if read is None:
-            raise ValueError(f"{name} is an array of an unknown version")
-        shape, fortran, dtype = read(file)
-        if dtype.hasobject:
-            raise ValueError(f"{name} holds Python objects, which only a pickle could make")
-        # Before anything of that size is allocated.
-        if prod(shape) * dtype.itemsize != self._members[name].file_size - file.tell():
-            raise ValueError(f"{name} has another size than its shape says")
-        return ArrayHeader(tuple(shape), dtype), fortran

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from precook.errors import PrecookError, SourceError
+from precook.errors import PrecookError, SourceError, TreeError
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.integrations.adopt.formats import AI_TOOLKIT, SD_SCRIPTS, UnusableError, load
@@ -134,7 +134,10 @@ def plan_adopt(
 
 def checked_parts(path: Path, tree: Tree) -> Parts:
     """What a cache file holds, ready to be stored; numbers that no training should see are refused."""
-    parts = take_apart(tree)
+    try:
+        parts = take_apart(tree)
+    except TreeError as error:
+        raise UnusableError(f"{path.name} holds what no entry can: {error}") from error
     if not all(is_finite(leaf) for leaf in parts.leaves):
         raise UnusableError(f"{path.name} holds numbers that are not finite")
     return parts

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from precook.errors import SourceError
-from precook.fs.read import read_source
+from precook.fs.read import NotAFileError, TooLargeError, read_small
 from precook.identity.digest import digest
 from precook.integrations.adopt.formats import (
     LATENT_FOLDER,
@@ -21,7 +21,8 @@ from precook.integrations.adopt.formats import (
     recognise,
 )
 from precook.report import Reporter
-from precook.sources.captions import CaptionError, decode_caption
+from precook.sources.captions import MAX_BYTES, CaptionError, decode_caption
+from precook.sources.facts import LARGEST
 from precook.sources.formats import SUFFIXES
 from precook.sources.pictures import RefusedError, read_facts
 from precook.values import Digest
@@ -84,6 +85,8 @@ def find_usable(
                 continue
             try:
                 _check(same_name[0], files, usable, ignore_times=ignore_times)
+            except (NotAFileError, TooLargeError) as error:
+                usable.left_out.append(LeftOut(same_name[0], error.reason))
             except (OSError, RefusedError, CaptionError) as error:
                 usable.left_out.append(LeftOut(same_name[0], str(error)))
     return usable
@@ -143,7 +146,7 @@ def _refuse(error: OSError) -> None:
 
 def _check(path: Path, files: list[tuple[Path, OldName]], usable: UsableCaches, *, ignore_times: bool) -> None:
     """Take in those files that were made of this picture and of its caption as they are now."""
-    content = read_source(path)
+    content = read_small(path, LARGEST)
     facts = read_facts(content)
     size = (facts.width, facts.height)
     picture = CachedPicture(path.name, size, size[::-1] if facts.orientation >= _TURNED else size)
@@ -173,5 +176,5 @@ def _caption(picture: Path) -> tuple[str, int]:
     for suffix in _CAPTIONS:
         path = picture.with_suffix(suffix)
         if path.is_file():
-            return decode_caption(read_source(path)).strip(), path.stat().st_mtime_ns
+            return decode_caption(read_small(path, MAX_BYTES)).strip(), path.stat().st_mtime_ns
     return "", 0
