@@ -215,6 +215,7 @@ def converted(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+EQUAL_HASHES = b"".join(b"\x8a\x0a%bN" % (n * (2**61 - 1)).to_bytes(10, "little") for n in range(1, 200_000))
 BOMBS: dict[str, tuple[Callable[[Path], object], str]] = {
     "lists of lists": (lambda path: archived(path, shard_of(LAUGHS)), "unfolds to more than 2,000,000 values"),
     "a list in itself": (lambda path: archived(path, shard_of(b"]q\x00h\x00a")), "nests values more than 64"),
@@ -230,11 +231,10 @@ BOMBS: dict[str, tuple[Callable[[Path], object], str]] = {
         "calls torch.Tensor",
     ),
     "keys that a dict cannot tell apart": (
-        lambda path: archived(path, shard_of(b"}(" + b"".join(
-            b"\x8a\x0a" + (number * (2**61 - 1)).to_bytes(10, "little") + b"N" for number in range(1, 200_000)) + b"u")),
+        lambda path: archived(path, shard_of(b"}(" + EQUAL_HASHES + b"u")),
         "neither text nor small numbers",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
@@ -270,7 +270,7 @@ def test_a_small_shard_takes_neither_long_nor_much_memory(tmp_path: Path, bomb: 
     ],
 )
 def test_a_tensor_lies_inside_its_bytes(tmp_path: Path, tensor: bytes, reason: str | None) -> None:
-    """No pickle reaches memory that is not of its own file: sizes, places and strides are compared with what is there."""
+    """No pickle reaches memory that is not of its own file: sizes, places and strides are compared with its bytes."""
     folder = tmp_path / "old"
     folder.mkdir()
     with zipfile.ZipFile(folder / "shard_0000.pkl", "w") as archive:
@@ -300,7 +300,7 @@ def test_a_shard_that_is_no_file_or_mostly_holes_is_refused(tmp_path: Path) -> N
         info.file_size = info.compress_size = size
         archive.start_dir += size
         file.seek(archive.start_dir)
-    with pytest.raises(precook.SourceError, match="its members claim 1.0 TiB, and 64.0 MiB are there"):
+    with pytest.raises(precook.SourceError, match=r"its members claim 1\.0 TiB, and 64\.0 MiB are there"):
         convert_pickled(folder, tmp_path / "out")
 
 

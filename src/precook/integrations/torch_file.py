@@ -209,7 +209,7 @@ class _Interpreter:
             target[key] = value
 
     def _name(self) -> None:
-        name = ".".join([self._line(), self._line()])
+        name = f"{self._line()}.{self._line()}"
         if name not in _NAMES:
             raise NotPlainError(f"the pickle calls {printable(name)}, which no plain value needs")
         self._stack.append(_Name(name))

@@ -170,7 +170,7 @@ def _as_unusable() -> Iterator[None]:
 
 
 def _refuse_holes(path: Path) -> None:
-    """Refuse what is no regular file, or one whose bytes are mostly not there: its tensors would take memory for them."""
+    """Refuse what is no regular file, or one of holes: its tensors would take memory that it does not take itself."""
     with open_source(path) as (descriptor, status):
         if bytes_there(descriptor, status.st_size) + _MAX_HOLES < status.st_size:
             raise UnusableError(f"{format_size(status.st_size)}, of which nearly nothing is on the disk")

@@ -23,7 +23,8 @@ _LENGTHS = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}
 _MAGIC = 8
 _MAX_HEADER = 4096
 _HEADER = re.compile(
-    rb"\{'descr': '([^']{1,16})', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,18}, ?){0,64}(?:[0-9]{1,18})?)\),? ?\} *\n"
+    rb"\{'descr': '([^']{1,16})', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:[0-9]{1,18}, ?){0,64}(?:[0-9]{1,18})?)\),? ?\} *\n"
 )
 _TYPE = re.compile(rb"[<>|=][?bBiufc][0-9]{0,2}")
 
