@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from precook.config.check import check, read_config
+from precook.config.encoders import own_class
 from precook.config.schema import Settings
 from precook.config.yaml import Origin
 from precook.encode.build import Build, BuildPlan, BuildReport, lease_build, plan_build, record_build
@@ -56,6 +57,7 @@ class Project:
         self._origin = origin
         self._store: LocalStore | None = None
         snapshots = HubSnapshots()
+        self._not_loaded: dict[str, str] = {}
         self._specs = {
             name: EncoderSpec(
                 name,
@@ -71,12 +73,25 @@ class Project:
         }
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Project:
-        """The project of a config file; `ConfigError` says everything that is wrong with it."""
+    def read(cls, path: str | os.PathLike[str], *, code: bool = True) -> Project:
+        """The project of a config file; `ConfigError` says everything that is wrong with it.
+
+        A config that names classes of its own is a program: planning imports and runs them. With `code=False` they are
+        never loaded, so that a stranger's config can be looked at: plans name them in `not_loaded`, and builds and
+        feeds that would need them are refused.
+        """
         settings, origin = read_config(Path(path))
         project = cls.__new__(cls)
         project._start(settings, Path(path).parent, origin, {})  # noqa: SLF001 - the other way to make one
+        if not code:
+            project._leave_out_own_classes()  # noqa: SLF001
         return project
+
+    def _leave_out_own_classes(self) -> None:
+        own = {name: section.uses for name, section in self.settings.encoders.items() if own_class(section)}
+        self._not_loaded = own
+        # Where there is no spec, nothing can load it.
+        self._specs = {name: spec for name, spec in self._specs.items() if name not in own}
 
     @property
     def store_path(self) -> Path:
@@ -117,9 +132,10 @@ class Project:
         """
         specs = self._chosen(encoders)
         store = self._opened(write=write)
-        return plan_build(
+        plan = plan_build(
             self.settings, self.base, specs, store, memory=memory, write=write, report=report, lease=lease
         )
+        return BuildPlan(plan, specs, not_loaded=self._not_loaded) if encoders is None else plan
 
     def build(self, *, report: Reporter = SILENT, stop: Any = None, **options: Any) -> BuildReport:
         """Plan, and encode what is missing; with everything there, the dataset is frozen as its latest snapshot.
@@ -131,6 +147,7 @@ class Project:
         although the disk cannot hold the forecast; `processes`, how many build the same at the same time, this one
         among them, so that each claims its part and no more.
         """
+        self.check_loaded()
         started = int(time.time())
         chosen = BuildOptions(**options)
         with lease_build(self.store, self.settings) as lease:
@@ -180,11 +197,24 @@ class Project:
         Sources are looked at once, here. `on_missing="encode"` makes what a batch lacks when it is needed, on the
         `devices`, and stores it; `captions=False` spares reading every caption file.
         """
+        self.check_loaded()
         chosen = FeedOptions(batch_size=batch_size, **options)
         specs = {name: spec.on(devices) for name, spec in self._specs.items()}
         return feed_plan(self.plan(report=report), chosen, specs=specs, captions=captions)
 
+    def check_loaded(self, encoders: Sequence[str] | None = None) -> None:
+        """Refuse to go on without own classes that are needed for some encoders, or for all, and are not loaded."""
+        for name, uses in self._not_loaded.items():
+            if encoders is None or name in encoders:
+                hint = (
+                    f"read {uses.partition(':')[0]} and leave out --no-code, "
+                    "or name the other encoders with --encoder"
+                )
+                raise self._origin.error(("encoders", name, "uses"), f"own class, not loaded: {uses}", hint=hint)
+
     def _chosen(self, names: list[str] | None) -> dict[str, EncoderSpec]:
+        if names is not None:
+            self.check_loaded(names)
         unknown = [name for name in names or () if name not in self._specs]
         if unknown:
             hint = f"there are {', '.join(self._specs)}"
@@ -209,6 +239,6 @@ class Project:
         return f"<Project {self.settings.dataset} in {self.store_path}>"
 
 
-def load(path: str | os.PathLike[str] = "precook.yaml") -> Project:
-    """The project of a config file."""
-    return Project.read(path)
+def load(path: str | os.PathLike[str] = "precook.yaml", *, code: bool = True) -> Project:
+    """The project of a config file; with `code=False` nothing that it names is imported, see `Project.read`."""
+    return Project.read(path, code=code)

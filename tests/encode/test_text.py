@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from tests.encode.test_tokens import BEGIN, END, WORDS, save_tokenizer
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
 
 LIMIT = 14
 SIZES: dict[str, Any] = {
@@ -626,17 +628,39 @@ class TestRefusals:
         (tmp_path / "other.safetensors").write_bytes((folders("clip") / "model.safetensors").read_bytes())
         self.refused(tmp_path, "the model cannot be loaded")
 
+    @pytest.mark.parametrize("shard", ["shard.bin", "../elsewhere/model.safetensors", ".hidden.safetensors"])
+    def test_an_index_of_weights_that_names_something_else(
+        self, folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: str
+    ) -> None:
+        """A pickle among the shards is not opened, and neither is a file that is not in the folder, nor in the key."""
+        monkeypatch.setattr(torch, "load", opened := Mock())
+        folder = tmp_path / "model"
+        folder.mkdir()
+        for file in folders("clip").iterdir():
+            if file.suffix != ".safetensors":
+                (folder / file.name).write_bytes(file.read_bytes())
+        weights = safetensors.load_file(folders("clip") / "model.safetensors")
+        place = folder / shard
+        place.parent.mkdir(exist_ok=True)
+        if shard.endswith(".bin"):
+            torch.save(weights, place)
+        else:
+            safetensors.save_file(weights, place, {"format": "pt"})
+        index = {"metadata": {}, "weight_map": dict.fromkeys(weights, shard)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (folder / "other.safetensors").write_bytes(b"so that there are weights")
+        self.refused(folder, f"model.safetensors.index.json names {shard}")
+        assert not opened.called
+
     def test_weights_that_are_missing_or_damaged(self, folders: Callable[[str], Path], tmp_path: Path) -> None:
         """The library would make up what is missing; here the load ends with the names."""
-        from safetensors.torch import load_file, save_file  # noqa: PLC0415
-
         for file in folders("clip").iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
-        weights = load_file(tmp_path / "model.safetensors")
+        weights = safetensors.load_file(tmp_path / "model.safetensors")
         gone = [name for name in weights if "layers.1." in name]
         for name in gone:
             del weights[name]
-        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        safetensors.save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
         self.refused(tmp_path, rf"{len(gone)} weights are missing: .*layers\.1\..*, …")
         (tmp_path / "model.safetensors").write_bytes((folders("clip") / "model.safetensors").read_bytes()[:-100])
         self.refused(tmp_path, "the model cannot be loaded")
@@ -648,7 +672,9 @@ class TestRefusals:
         (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folders("clip"))}))
         self.refused(tmp_path, "an adapter, not a model")
 
-    def test_code_from_the_folder_or_the_hub(self, folders: Callable[[str], Path], tmp_path: Path) -> None:
+    def test_code_from_the_folder_or_the_hub(
+        self, folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Neither a config nor the settings can make the library run code that is not installed."""
         for file in folders("qwen3").iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -659,5 +685,10 @@ class TestRefusals:
         assert encode(loaded(tmp_path), "a cat")  # as the model that transformers has under this name
         self.refused(tmp_path, "evil/kernel is code from the hub", attention="evil/kernel")
         hostile = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}}
+        (tmp_path / "config.json").write_text(json.dumps(hostile))
+        self.refused(tmp_path, "cannot be loaded")
+        # A model that transformers has, of a kind that it has not: there the library would ask whoever is at hand.
+        monkeypatch.setattr("builtins.input", lambda _: "y")
+        hostile = {"model_type": "bart", "auto_map": {"AutoModelForTextEncoding": "evil.Evil"}}
         (tmp_path / "config.json").write_text(json.dumps(hostile))
         self.refused(tmp_path, "cannot be loaded")

@@ -418,9 +418,10 @@ class Mine:
     [
         ("1 / 0", "cannot be imported: ZeroDivisionError"),
         ("import nowhere", "cannot be imported: ModuleNotFoundError"),
-        ("class Mine: pass", "is not an encoder"),
+        ("class Mine: pass", "has no methods identity, load, encode, unload"),
+        (_RAISING.replace('"text"', '"sound"'), ":Mine is 'sound'"),
         ("class Other: pass", "has no Mine"),
-        ("class Mine:\n    def __init__(self): raise OSError('no')", "cannot be made of these fields: OSError"),
+        (f"{_RAISING}    def __init__(self): raise OSError('no')", "cannot be made of these fields: OSError"),
         (_RAISING, "identity() failed: KeyError"),
     ],
 )

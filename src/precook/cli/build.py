@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output, progress
-from precook.cli.options import ConfigOption, EncoderOption, StoreOption, open_project, size_option
+from precook.cli.options import ConfigOption, EncoderOption, NoCodeOption, StoreOption, open_project, size_option
 from precook.cli.output import TableColumn
 from precook.errors import INTERRUPTED, SOME_FAILED, EncodeError, printable
 from precook.units import format_count, format_duration, format_size
@@ -46,6 +46,7 @@ class BuildArguments:
     retry_failed: bool
     fail_fast: bool
     crowded: bool
+    code: bool = True
     processes: int = 1
 
     @property
@@ -65,7 +66,7 @@ class BuildArguments:
             words += [] if value is None else [f"--{option}", str(value)]
         for option in ("retry_failed", "fail_fast", "crowded"):
             words += [f"--{option.replace('_', '-')}"] if getattr(self, option) else []
-        return words
+        return words if self.code else [*words, "--no-code"]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -109,6 +110,7 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     crowded: Annotated[
         bool, typer.Option("--crowded", help="Start although the disk cannot hold the forecast.")
     ] = False,
+    no_code: NoCodeOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document per line: what happens.")] = False,
     beside: Annotated[bool, typer.Option(_BESIDE, hidden=True)] = False,
 ) -> int:
@@ -127,6 +129,7 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
         retry_failed=retry_failed,
         fail_fast=fail_fast,
         crowded=crowded,
+        code=not no_code,
         processes=processes,
     )
     return _run_beside(arguments) if beside else _run(arguments, as_json=as_json)
@@ -141,10 +144,11 @@ def _run(arguments: BuildArguments, *, as_json: bool) -> int:
     stop = StopAll()
     with (
         shared_cores(arguments.processes),
-        open_project(arguments.config, arguments.store) as project,
+        open_project(arguments.config, arguments.store, code=arguments.code) as project,
         # A plan has no batch to finish: a signal ends it at once. Only the build listens to `stop`.
         sigterm_as_ctrl_c(),
     ):
+        project.check_loaded(arguments.encoders or None)
         plan = project.plan(encoders=list(arguments.encoders) or None, report=progress.reporter())
         if as_json:
             output.event("plan", {**heading_document(plan), "forecast": forecast_document(plan)})
@@ -173,7 +177,7 @@ def _run_beside(arguments: BuildArguments) -> int:
     stop = threading.Event()
     with (
         tied_to_first_process(stop) as file,
-        open_project(arguments.config, arguments.store) as project,
+        open_project(arguments.config, arguments.store, code=arguments.code) as project,
         sigterm_as_ctrl_c(),
     ):
         plan = project.plan(encoders=list(arguments.encoders) or None)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, NoWriteOption, StoreOption, open_project
-from precook.cli.plan import make_plan, why_document
+from precook.cli.options import ConfigOption, JsonOption, NoCodeOption, NoWriteOption, StoreOption, open_project
+from precook.cli.plan import make_plan, not_loaded_document, why_document
 from precook.errors import SourceError
 
 if TYPE_CHECKING:
@@ -23,13 +23,14 @@ def command(
     config: ConfigOption = None,
     store: StoreOption = None,
     no_write: NoWriteOption = False,
+    no_code: NoCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Explain why the entries of a file are there or missing.
 
     A missing one is compared with the stored entry that differs least.
     """
-    with open_project(config, store) as project:
+    with open_project(config, store, code=not no_code) as project:
         plan = make_plan(project, write=not no_write)
         try:
             explanation = plan.explain(path)
@@ -47,6 +48,7 @@ def _document(explanation: Explanation) -> dict[str, Any]:
     return {
         "path": explanation.path,
         "problems": list(explanation.problems),
+        "not_loaded": not_loaded_document(explanation.not_loaded),
         "samples": [
             {
                 "path": sample.path,

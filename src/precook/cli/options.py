@@ -34,6 +34,10 @@ ConfigOption = Annotated[
 NoWriteOption = Annotated[
     bool, typer.Option("--no-write", help="Write nothing at all, not even what was learnt about the sources.")
 ]
+NoCodeOption = Annotated[
+    bool,
+    typer.Option("--no-code", help="Import nothing that the config names: for a config that you have not read yet."),
+]
 EncoderOption = Annotated[
     list[str] | None, typer.Option("--encoder", metavar="NAME", help="Only this encoder; may be given again.")
 ]
@@ -81,15 +85,18 @@ def named_config(config: Path | None) -> Path | None:
     return config if config is not None or not DEFAULT_CONFIG.exists() else DEFAULT_CONFIG
 
 
-def open_project(config: Path | None, store: Path | None) -> Project:
-    """The project, on the store that was named or on its own; `ConfigError` where there is no config."""
+def open_project(config: Path | None, store: Path | None, *, code: bool = True) -> Project:
+    """The project, on the store that was named or on its own; `ConfigError` where there is no config.
+
+    Without `code`, classes of the config's own are never loaded.
+    """
     path = named_config(config)
     if path is None:
         hint = "`precook init FOLDER` writes one for a folder of pictures; --config FILE names one elsewhere"
         raise usage_error(f"there is no {DEFAULT_CONFIG} here", hint)
     from precook.project import load
 
-    project = load(path)
+    project = load(path, code=code)
     if store is not None:
         project.settings = project.settings.model_copy(update={"store": str(store.absolute())})
     return project

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from precook.cli import output, progress
-from precook.cli.options import ConfigOption, EncoderOption, JsonOption, NoWriteOption, StoreOption, open_project
+from precook.cli.options import (
+    ConfigOption,
+    EncoderOption,
+    JsonOption,
+    NoCodeOption,
+    NoWriteOption,
+    StoreOption,
+    open_project,
+)
 from precook.errors import NoSpaceError, ReadOnlyError
 
 if TYPE_CHECKING:
@@ -24,10 +32,11 @@ def command(
     store: StoreOption = None,
     encoder: EncoderOption = None,
     no_write: NoWriteOption = False,
+    no_code: NoCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a build would do, and why; nothing is encoded."""
-    with open_project(config, store) as project:
+    with open_project(config, store, code=not no_code) as project:
         plan = make_plan(project, encoders=encoder or (), write=not no_write)
         if as_json:
             output.document(_document(plan))
@@ -53,7 +62,13 @@ def counts_document(plan: Plan) -> dict[str, Any]:
         "duplicates": int((plan.samples.repeats > 0).sum()),
         "left_out": sum(failure.encoder is None for failure in plan.failed),
         "encoders": [_encoder_document(name, encoder) for name, encoder in plan.encoders.items()],
+        "not_loaded": not_loaded_document(plan.not_loaded),
     }
+
+
+def not_loaded_document(not_loaded: Mapping[str, str]) -> list[dict[str, str]]:
+    """Own classes that were not loaded, for programs."""
+    return [{"name": name, "uses": uses} for name, uses in not_loaded.items()]
 
 
 def heading_document(plan: Plan) -> dict[str, Any]:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precook.cli import output, progress
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, named_config, open_project, open_to_read
+from precook.cli.options import (
+    ConfigOption,
+    JsonOption,
+    NoCodeOption,
+    StoreOption,
+    named_config,
+    open_project,
+    open_to_read,
+)
 from precook.cli.output import Line, Span, TableColumn
 from precook.errors import DamagedPackError, NewerFormatError, NoStoreError, PrecookError
 from precook.units import format_age, format_count, format_duration, format_size, utc_time
@@ -31,7 +39,13 @@ _MOST_RUNS = 5
 _NAME_DIGITS = 16
 
 
-def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
+def command(
+    *,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    no_code: NoCodeOption = False,
+    as_json: JsonOption = False,
+) -> None:
     """Show what a store holds and how the dataset stands.
 
     With a config the dataset is planned, too, and nothing is written; with --store alone only the store is shown.
@@ -44,7 +58,7 @@ def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: 
         else:
             _show(view)
         return
-    with open_project(config, store) as project:
+    with open_project(config, store, code=not no_code) as project:
         view = _no_store(project.store_path)
         # Before the first build there is no store, and the dataset can be looked at all the same.
         with contextlib.suppress(NoStoreError), open_to_read(None, project.store_path) as opened:

@@ -20,6 +20,7 @@ from precook.cli import output, progress
 from precook.cli.options import (
     ConfigOption,
     JsonOption,
+    NoCodeOption,
     StoreOption,
     duration_option,
     key_digits,
@@ -107,6 +108,7 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Which entries --recompute takes.")] = 0,
+    no_code: NoCodeOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Check every byte of every pack and snapshot.
@@ -117,9 +119,9 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     if sources and recompute is not None:
         raise typer.BadParameter("takes a run of its own", param_hint="--recompute")
     if sources:
-        return _verify_sources(config, store, as_json=as_json)
+        return _verify_sources(config, store, code=not no_code, as_json=as_json)
     if recompute is not None:
-        _recompute(config, store, recompute, seed=seed, as_json=as_json)
+        _recompute(config, store, recompute, seed=seed, code=not no_code, as_json=as_json)
         return 0
     arguments = VerifyArguments(
         subset=subset,
@@ -320,9 +322,9 @@ def _show_repair(plan: RepairPlan, repaired: Repaired | None) -> None:
         output.hint("the next build makes what was dropped again")
 
 
-def _verify_sources(config: Path | None, store: Path | None, *, as_json: bool) -> int:
+def _verify_sources(config: Path | None, store: Path | None, *, code: bool, as_json: bool) -> int:
     """Read every source again; the exit code."""
-    with open_project(config, store) as project:
+    with open_project(config, store, code=code) as project:
         check = project.verify_sources(report=progress.reporter())
     if as_json:
         output.document(
@@ -346,9 +348,9 @@ def _verify_sources(config: Path | None, store: Path | None, *, as_json: bool) -
     return 0 if check.clean else DAMAGED
 
 
-def _recompute(config: Path | None, store: Path | None, share: float, *, seed: int, as_json: bool) -> None:
+def _recompute(config: Path | None, store: Path | None, share: float, *, seed: int, code: bool, as_json: bool) -> None:
     """Encode a part of what is ready once more."""
-    with open_project(config, store) as project:
+    with open_project(config, store, code=code) as project:
         differences = project.recompute(share, seed=seed, report=progress.reporter())
     if as_json:
         names = ("encoder", "checked", "equal", "max_abs", "max_rel", "unlike", "failed")

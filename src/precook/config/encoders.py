@@ -24,6 +24,8 @@ from precook.config.messages import described, did_you_mean, quoted
 
 _USER = ":"
 """The user's own class among the kinds of encoders: no built-in name has a colon."""
+ADOPTED = "precook.integrations.adopted:Adopted"
+"""The one class of precook that a config names like a class of its own."""
 
 
 def _plain_mapping(value: object) -> dict[str, Any]:
@@ -204,6 +206,11 @@ ENCODERS: dict[str, type[EncoderSection]] = {
     _USER: UserSection,
 }
 """The encoders by the kind that `kind_of` tells."""
+
+
+def own_class(section: EncoderSection) -> bool:
+    """Whether an encoder is code of the config's own: whoever loads it runs that."""
+    return isinstance(section, UserSection) and section.uses != ADOPTED
 
 
 def kind_of(value: Any) -> str | None:

@@ -73,7 +73,9 @@ class BuildReport:
 class BuildPlan(Plan):
     """A plan with the encoders that can build it."""
 
-    def __init__(self, plan: Plan, specs: Mapping[str, EncoderSpec]) -> None:
+    def __init__(
+        self, plan: Plan, specs: Mapping[str, EncoderSpec], *, not_loaded: dict[str, str] | None = None
+    ) -> None:
         super().__init__(
             plan.settings,
             plan.base,
@@ -83,6 +85,7 @@ class BuildPlan(Plan):
             plan.targets,
             plan.encoders,
             plan.generation,
+            not_loaded or {},
         )
         self.specs = specs
 
@@ -110,6 +113,10 @@ class BuildPlan(Plan):
         `fresh` says that the plan was made just now: where it has nothing to encode, the sources need not be looked at
         again. Where several processes share the work, `record` is False and whoever adds up their reports records one.
         """
+        if self.not_loaded:
+            names = ", ".join(self.not_loaded)
+            hint = "load the project with code=True, or plan for the other encoders only"
+            raise IncompleteError(f"this plan was made without {names}: own classes, not loaded", hint=hint)
         started = int(time.time())
         with lease_build(self.store, self.settings) as lease:
             # The plan was made without it: what was ready then and is gone by now is missing in the end, and made.

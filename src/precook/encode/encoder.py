@@ -6,7 +6,9 @@ goes beyond it; `as_base` makes one of an encoder that only follows the protocol
 
 from __future__ import annotations
 
+import inspect
 import logging
+import types
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +19,9 @@ from precook.plan.wanted import Input
 from precook.store.tree import Tree
 
 _log = logging.getLogger("precook")
+
+_METHODS = ("identity", "load", "encode", "unload")
+"""What a class of encoders has; its `input` may be known only once an encoder is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,24 @@ class Encoder(Protocol):
 
     def unload(self) -> None:
         """Let go of the device."""
+
+
+def why_no_encoder_class(kind: object) -> str | None:
+    """Why something is not a class of encoders, told without calling anything of it; None where it is one."""
+    if not isinstance(kind, type):
+        if isinstance(kind, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+            return "is a function, not a class"
+        if isinstance(kind, types.ModuleType):
+            return "is a module, not a class"
+        return f"is an object of the class {type(kind).__name__}, not a class"
+    absent = [
+        name
+        for name in _METHODS
+        # As it stands in the class: a plain look-up may run code of a metaclass or a property.
+        if not isinstance(found := inspect.getattr_static(kind, name, None), (classmethod, staticmethod))
+        and not callable(found)
+    ]
+    return f"has no method{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else None
 
 
 class StagedBatch(Protocol):

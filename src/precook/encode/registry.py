@@ -12,18 +12,19 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
-from precook.config.encoders import EncoderSection, ModelEncoder, TransformersText, UserSection
+from precook.config.encoders import EncoderSection, ModelEncoder, TransformersText, UserSection, own_class
 from precook.config.field_types import decides
 from precook.config.yaml import Origin
-from precook.encode.encoder import BaseEncoder, Encoder, as_base
+from precook.encode.encoder import BaseEncoder, Encoder, as_base, why_no_encoder_class
 from precook.encode.hub import HubSnapshots, is_unused
 from precook.encode.processor import backend
-from precook.encode.torch_tools import read_config
+from precook.encode.torch_tools import named_shards, read_config
 from precook.errors import EncodeError, IdentityError, SourceError, printable
 from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
@@ -71,6 +72,7 @@ _TOKENIZER_ENDS = (".model", ".tiktoken", ".bpe", ".jinja")
 _PROCESSOR = ("preprocessor_config", "processor_config", "image_processor", "video_preprocessor", "video_processor")
 _CHOOSING = ("model_type", "tokenizer_class", "image_processor_type", "feature_extractor_type")
 """Fields of a model's config that choose the class of a tokenizer or a processor."""
+_WANTED = "name a class with input (image, text or mask), identity, load, encode and unload"
 _PADS = "pads"
 """The kind of notes that hold pad ids, by recipe."""
 
@@ -114,7 +116,7 @@ class EncoderSpec:
         where = ("encoders", self.name)
         try:
             identity = encoder.identity()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self.origin.error(where, f"identity() failed: {_raised(error)}") from error
         try:
             recipe = Recipe(kind, {"identity": identity, **_reading(encoder.input)})
@@ -206,27 +208,34 @@ class EncoderSpec:
             raise self.origin.error(where, error.message, hint=error.hint) from error
 
     def _make_user_encoder(self, section: UserSection) -> Encoder:
-        """An object of a user's class, made with the other fields of its section."""
+        """An object of a user's class, made with the other fields of its section.
+
+        Its module is imported, which runs that module. Nothing else is called before it is known to be a class with an
+        encoder's methods: a config may name anything that is installed, and the fields beside it are up to the config.
+        """
         where = ("encoders", self.name, "uses")
         module_name, _, class_name = section.uses.partition(":")
         try:
-            with _importable(self.base):
+            with _importable(self.base) if own_class(section) else nullcontext():
                 module = importlib.import_module(module_name)
-        except Exception as error:
+            kind = getattr(module, class_name, None)
+        except (Exception, SystemExit) as error:
             hint = "it is looked for beside the config file and among the installed packages"
             raise self.origin.error(where, f"{module_name} cannot be imported: {_raised(error)}", hint=hint) from error
-        kind = getattr(module, class_name, None)
         if kind is None:
             raise self.origin.error(where, f"{module_name} has no {class_name}")
+        reason = why_no_encoder_class(kind)
+        if reason is not None:
+            raise self.origin.error(where, f"{section.uses} {reason}", hint=_WANTED)
         try:
-            encoder = kind(**section.arguments)
-        except Exception as error:
+            encoder: Encoder = kind(**section.arguments)
+        except (Exception, SystemExit) as error:
             hint = "its other fields go to the constructor"
             message = f"{class_name} cannot be made of these fields: {_raised(error)}"
             raise self.origin.error(("encoders", self.name), message, hint=hint) from error
-        if not isinstance(encoder, Encoder) or encoder.input not in ("image", "text", "mask"):
-            hint = "it needs input (image, text or mask), identity, load, encode and unload"
-            raise self.origin.error(where, f"{class_name} is not an encoder", hint=hint)
+        takes = getattr(encoder, "input", None)
+        if not isinstance(takes, str) or takes not in get_args(Input):
+            raise self.origin.error(where, f"the input of {section.uses} is {takes!r}", hint=_WANTED)
         return encoder
 
 
@@ -262,12 +271,9 @@ def _reading(input_: Input) -> dict[str, object]:
 
 def _loadable(folder: Path) -> Callable[[str], bool]:
     """Which files of a model may be loaded: those in a form that we load, and whatever an index names as a shard."""
-    shards: set[object] = set()
+    shards: set[str] = set()
     for index in folder.glob("*.safetensors.index.json"):
-        try:
-            shards |= set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, LookupError, TypeError, AttributeError):
-            continue  # not an index: whoever loads the model says so
+        shards |= named_shards(index)
     return lambda name: name in shards or not is_unused(name)
 
 
@@ -284,15 +290,19 @@ _COUNTS: dict[str, Callable[[str], bool]] = {
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Modules beside the config file can be imported, after everything that is installed."""
+    """Modules beside the config file can be imported in here, after everything that is installed."""
     place = str(folder.absolute())
     sys.path.append(place)
     try:
         yield
     finally:
-        sys.path.remove(place)
+        # The last one: it may be on the path for other reasons, and what was imported may have changed the path.
+        for number in reversed(range(len(sys.path))):
+            if sys.path[number] == place:
+                del sys.path[number]
+                break
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: BaseException) -> str:
     """What a user's code raised."""
     return f"{type(error).__name__}: {error}"

@@ -226,8 +226,9 @@ def _load_model(folder: Path, section: TransformersText, dtype: Any) -> tuple[An
         kind = _kind(transformers, config, folder)
         # The name of this argument changed with 4.56.
         old = tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56)
+        # Said here, too: where the config is the library's and the class is not, it would ask at the terminal.
         model, info = kind.from_pretrained(
-            folder, config=config, **{"torch_dtype" if old else "dtype": dtype}, **WEIGHTS
+            folder, config=config, trust_remote_code=False, **{"torch_dtype" if old else "dtype": dtype}, **WEIGHTS
         )
     missing = set(info["missing_keys"])
     pooler = {name for name in missing if "pooler" in name.split(".")}

@@ -90,12 +90,21 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse a folder without safetensors weights of its own; what else is in it is the library's matter."""
+    """Refuse a folder without safetensors weights of its own; what else is in it is the library's matter.
+
+    An index of shards may name any file: a pickle, which the library would open, or one that is not in the key.
+    """
     names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
     if "adapter_config.json" in names:
         # The library would follow it to the base model, which lies elsewhere and is not in the key.
         hint = "merge it into its base model (peft's merge_and_unload) and name that folder"
         raise EncodeError(f"{printable(folder)}: an adapter, not a model", hint=hint)
+    for index in folder.rglob("*.safetensors.index.json"):
+        for shard in named_shards(index):
+            parts = shard.split("/")
+            if not shard.endswith(".safetensors") or "\\" in shard or any(part[:1] in ("", ".") for part in parts):
+                message = f"{printable(index)} names {printable(shard)}: not a .safetensors file of this folder"
+                raise EncodeError(message, hint="download the model again, from somebody you trust")
     if any(name.endswith(".safetensors") for name in names):
         return
     pickled = [name for name in names if name.endswith(_PICKLES)]
@@ -104,6 +113,14 @@ def check_weights(folder: Path) -> None:
         raise EncodeError(f"{printable(folder)}: only pickled weights ({printable(pickled[0])})", hint=hint)
     hint = "name the folder that holds the model's .safetensors files"
     raise EncodeError(f"{printable(folder)}: no weights in there", hint=hint)
+
+
+def named_shards(index: Path) -> set[str]:
+    """The files that an index of weights names; none where it is not an index: whoever loads the model says so."""
+    try:
+        return {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return set()
 
 
 def check_complete(folder: Path, missing: Iterable[str]) -> None:

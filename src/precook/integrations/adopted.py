@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 from precook.errors import EncodeError, PrecookError
 from precook.plan.wanted import Input
 
-USES = f"{__name__}:Adopted"
 STATUS = "adopted, encoder not verified"
 
 

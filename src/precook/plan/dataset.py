@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
 
@@ -35,6 +35,9 @@ class PlannedDataset:
     """The plan of each encoder, by its name in the config."""
     generation: str = ""
     """The store's generation when it was asked what is there: until that changes, what was ready is."""
+    not_loaded: dict[str, str] = field(default_factory=dict)
+    """Encoders that are classes of the config's own and were not to be loaded, with what they use; nothing of them is
+    planned."""
 
     @cached_property
     def ready(self) -> Entries:

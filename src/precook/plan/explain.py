@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -57,6 +57,8 @@ class Explanation:
     samples: tuple[SampleState, ...]
     problems: tuple[str, ...]
     """Why a file at this path is no sample."""
+    not_loaded: dict[str, str] = field(default_factory=dict)
+    """Encoders about which nothing can be said, because they are own classes that were not loaded."""
 
     def __str__(self) -> str:
         return "\n".join(printable(line) for line in _lines(self))
@@ -70,7 +72,7 @@ def explain(plan: PlannedDataset, path: Path) -> Explanation:
     if not samples and not problems:
         hint = "name a picture, caption or mask of the concepts; hidden files and other endings do not count"
         raise SourceError(path, f"no source of {plan.settings.dataset}", hint=hint)
-    return Explanation(str(path), samples, problems)
+    return Explanation(str(path), samples, problems, plan.not_loaded)
 
 
 def _samples_at(samples: Samples, wanted: str) -> Iterator[int]:
@@ -166,3 +168,6 @@ def _lines(explanation: Explanation) -> Iterator[str]:
                     yield f"    nearest  {entry.why.nearest.hex()}"
                 for difference in entry.why.differences:
                     yield f"    differs  {difference}"
+        for name, uses in explanation.not_loaded.items():
+            yield ""
+            yield f"  {name}: own class, not loaded: {uses}"

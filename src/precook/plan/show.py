@@ -32,10 +32,13 @@ def _lines(plan: PlannedDataset) -> Iterator[str]:
         for name, encoder in plan.encoders.items()
     ]
     widths = [max(len(row[column]) for row in (_HEADINGS, *rows)) for column in range(len(_HEADINGS))]
+    widths[0] = max(widths[0], *map(len, plan.not_loaded), 0)
     for row in (_HEADINGS, *rows):
         yield f"{row[0]:<{widths[0]}}  " + "  ".join(
             f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)
         )
+    for name, uses in plan.not_loaded.items():
+        yield f"{name:<{widths[0]}}  own class, not loaded: {uses}"
     yield from _section("missing", _reasons(plan))
     yield from _section("left out", _failures(plan))
     yield from _section("notes", _notes(plan))
@@ -99,8 +102,9 @@ def _notes(plan: PlannedDataset) -> Iterator[str]:
 
 def _forecast(plan: PlannedDataset) -> str:
     """The last line: what a build would do."""
+    apart = f", apart from what {', '.join(plan.not_loaded)} would make" if plan.not_loaded else ""
     if not len(plan.missing):
-        return "to build: nothing" if plan.samples.count else "to build: nothing, because there are no samples"
+        return f"to build: nothing{apart}" if plan.samples.count else "to build: nothing, because there are no samples"
     forecast = plan.forecast
     size = (
         "size not known before the first build" if forecast.nbytes is None else f"about {format_size(forecast.nbytes)}"
@@ -108,4 +112,4 @@ def _forecast(plan: PlannedDataset) -> str:
     time = "" if forecast.seconds is None else f", about {format_duration(forecast.seconds)}"
     free = "" if forecast.free is None else f"; {format_size(forecast.free)} free"
     warning = "" if forecast.fits else ": the disk cannot hold it"
-    return f"to build: {format_count(len(plan.missing), 'entry')}, {size}{time}{free}{warning}"
+    return f"to build: {format_count(len(plan.missing), 'entry')}{apart}, {size}{time}{free}{warning}"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from precook.config.encoders import UserSection
+from precook.config.encoders import ADOPTED, UserSection
 from precook.errors import PrecookError
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.integrations.adopt.formats import AI_TOOLKIT, MUSUBI_TUNER, OldPart, UnusableError, load
 from precook.integrations.adopt.plan import AdoptedSample, AdoptionPlan, checked_parts
 from precook.integrations.adopt.search import LeftOut, OldCache
-from precook.integrations.adopted import USES
 from precook.plan.entries import PlannedEntry
 from precook.project import Project
 from precook.report import SILENT, Reporter
@@ -60,7 +59,7 @@ class FillingPlan:
 
 def names_adopted(project: Project) -> bool:
     """Whether a config has an encoder for adopted entries."""
-    return any(section.uses == USES for section in project.settings.encoders.values())
+    return any(section.uses == ADOPTED for section in project.settings.encoders.values())
 
 
 def plan_filling(project: Project, adoption: AdoptionPlan, *, report: Reporter = SILENT) -> FillingPlan:
@@ -69,12 +68,12 @@ def plan_filling(project: Project, adoption: AdoptionPlan, *, report: Reporter =
         name
         for name, section in project.settings.encoders.items()
         if isinstance(section, UserSection)
-        and section.uses == USES
+        and section.uses == ADOPTED
         and section.arguments.get("tool") == adoption.tool
         and section.arguments.get("architecture") == adoption.architecture
     ]
     if not names:
-        hint = f"write tool: {adoption.tool}, architecture: {adoption.architecture} in one that uses {USES}"
+        hint = f"write tool: {adoption.tool}, architecture: {adoption.architecture} in one that uses {ADOPTED}"
         raise PrecookError(f"no encoder of the config names what {adoption.family} made", hint=hint)
     plan = project.plan(encoders=names, report=report)
     by_picture = {sample.content: sample for sample in adoption.samples}
