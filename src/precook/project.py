@@ -207,8 +207,7 @@ class Project:
         for name, uses in self._not_loaded.items():
             if encoders is None or name in encoders:
                 hint = (
-                    f"read {uses.partition(':')[0]} and leave out --no-code, "
-                    "or name the other encoders with --encoder"
+                    f"read {uses.partition(':')[0]} and leave out --no-code, or name the other encoders with --encoder"
                 )
                 raise self._origin.error(("encoders", name, "uses"), f"own class, not loaded: {uses}", hint=hint)
 
