@@ -22,7 +22,7 @@ Verify = bool | Literal["always"]
 
 def copy_row(table: TableFile, row: int, arrays: Sequence[Array], *, verify: Verify) -> None:
     """Copy a row's leaves into arrays of their shapes."""
-    if table.checked[row] and table.pack.whole:
+    if table.checked[row] and table.pack.mappable:
         copy_mapped(table, row, arrays, check=verify == "always")
     else:
         table.read_into(row, arrays, check=verify is not False)
@@ -38,7 +38,10 @@ def copy_mapped(table: TableFile, row: int, arrays: Sequence[Array], *, check: b
 
 
 def copy_leaves(tables: Sequence[TableFile], rows: Sequence[int], leaves: Sequence[Sequence[Array]]) -> None:
-    """Copy many such rows, leaf by leaf. Plain on purpose: this loop is what reading a batch costs."""
+    """Copy many such rows, leaf by leaf. Plain on purpose: this loop is what reading a batch costs.
+
+    Of packs that are `mappable`, which is asked once for a batch.
+    """
     for number, arrays in enumerate(leaves):
         for array, table, row in zip(arrays, tables, rows, strict=True):
             array[...] = table.takers()[number](row)

@@ -204,7 +204,8 @@ class EntryTable:
 
     def copy_all(self, located: FoundRows, leaves: Sequence[Sequence[Array]]) -> None:
         """The same for many entries that `place_all` found; `leaves` has of each leaf an array for every entry."""
-        if located.read and self._verify != "always":
+        # Each pack is looked at once, before the first copy: most batches have many rows of few packs.
+        if located.read and self._verify != "always" and all(table.pack.mappable for table in located.distinct):
             try:
                 copy_leaves(located.tables, located.rows, leaves)
             except (RowDamagedError, OSError):
@@ -233,7 +234,7 @@ class EntryTable:
         unread: dict[TableFile, list[int]] = {}
         again: list[int] = []
         for position, (table, row) in enumerate(zip(located.tables, located.rows, strict=True)):
-            if not table.checked[row] or not table.pack.whole:
+            if not table.checked[row] or not table.pack.mappable:
                 unread.setdefault(table, []).append(position)
                 continue
             try:

@@ -109,9 +109,10 @@ class Lookup:
         return damaged
 
     def forget_pack(self, pack: PackFile) -> None:
-        """A pack is gone, its entries perhaps moved to another: forget it and bring the index up to date."""
-        self.packs.forget(pack)
-        self.index.refresh()
+        """A pack is gone, its entries perhaps moved to another, or has changed: bring what is known up to date."""
+        # Once: every row of it may come here, one after the other.
+        if self.packs.forget(pack):
+            self.index.refresh()
 
     def present(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that have an entry, by the word of the index."""

@@ -1,8 +1,10 @@
 """Packs on disk: reading heads and rows from files that may be anything.
 
 The first read of a row copies it with `pread` and checks it: a bad sector is then an error like any other, where a
-mapping would end the process. Later reads come from mappings. Each row of a private mapping is handed out once and the
-table is mapped anew when it is asked for again, so tensors may be written to and nobody else ever sees those writes.
+mapping would end the process. Later reads come from mappings, as long as the file looks as it did: where somebody has
+written into it or cut it short, the pack is opened anew and its rows are checked again. Each row of a private mapping
+is handed out once and the table is mapped anew when it is asked for again, so tensors may be written to and nobody else
+ever sees those writes.
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ import bisect
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from precook.errors import DamagedPackError, StoreReadError
+from precook.errors import DamagedPackError, StoreReadError, printable
+from precook.fs.stamps import stamp_of
 from precook.store.format.header import header_length
 from precook.store.format.pack import (
     MAX_HEAD,
@@ -37,6 +42,8 @@ from precook.store.format.pack import (
 from precook.store.leaves import Library, converter
 from precook.store.mapping import map_file
 from precook.values import Array, Bytes
+
+_log = logging.getLogger("precook")
 
 LARGE = 16 << 10
 """Leaves from this size on are handed out from a mapping; smaller ones are cheaper to copy."""
@@ -74,12 +81,14 @@ def damage_reason(error: Exception, path: Path) -> str:
 
 
 class Guard:
-    """The one lock that all packs of a reader share, so that a forked child has only one to replace."""
+    """What all packs of a reader share: one lock, so that a forked child has only one to replace."""
 
-    __slots__ = ("lock",)
+    __slots__ = ("lock", "pause")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.pause = 0.0
+        """Seconds from one look at a mapped file to the next."""
 
     def after_fork(self) -> None:
         """Forget who holds the lock: in a forked child its holder may not exist."""
@@ -97,9 +106,16 @@ class PackFile:
         descriptor = _open_regular(path)
         try:
             self.head = _read_head(descriptor, path, name)
-            self._file = _look(descriptor)
+            status = os.fstat(descriptor)
         finally:
             os.close(descriptor)
+        self._file = _same_file(status)
+        self._stamp = stamp_of(status)
+        self._changed = False
+        self._look_at = 0.0
+        """When the file is looked at again."""
+        self.whole = status.st_size == self.head.file_bytes
+        """Whether the file is as long as its head says; one that is not is never mapped."""
         self.tables: tuple[TableFile, ...] = tuple(TableFile(self, table) for table in self.head.tables)
         self._ends = list(itertools.accumulate(table.rows for table in self.head.tables))
         """The row of the pack at which each table ends."""
@@ -128,9 +144,27 @@ class PackFile:
         return self._ends[number] - table.table.rows
 
     @property
-    def whole(self) -> bool:
-        """Whether the file is as long as its head says; one that is not is never mapped."""
-        return self._file[2] == self.head.file_bytes
+    def mappable(self) -> bool:
+        """Whether checked rows may be taken from the mapped file: it is whole, and still what they were checked in.
+
+        Asked before each read, so the file is looked at only now and then.
+        """
+        return self.whole and (time.monotonic() < self._look_at or self._looks_the_same())
+
+    def _looks_the_same(self) -> bool:
+        try:
+            # By ctime, too, which nobody can put back.
+            same = stamp_of(os.lstat(self.path)) == self._stamp
+        except FileNotFoundError:
+            same = True  # a file that has lost its name keeps its bytes as long as it is mapped
+        except OSError:
+            return False  # whoever reads it instead is told what is wrong
+        if same:
+            self._look_at = time.monotonic() + self.guard.pause
+        elif not self._changed:
+            self._changed = True
+            _log.warning("%s has changed since it was opened: its entries are checked again", printable(self.path))
+        return same
 
     @contextlib.contextmanager
     def open(self) -> Iterator[int]:
@@ -144,7 +178,7 @@ class PackFile:
     def descriptor(self) -> int:
         """The same, for the caller to close."""
         descriptor = _open_regular(self.path)
-        if _look(descriptor) != self._file:
+        if self._changed or _same_file(os.fstat(descriptor)) != self._file:
             os.close(descriptor)
             raise PackGoneError(self.path)
         return descriptor
@@ -415,8 +449,8 @@ def _open_regular(path: Path) -> int:
         raise
 
 
-def _look(descriptor: int) -> tuple[int, int, int]:
-    status = os.fstat(descriptor)
+def _same_file(status: os.stat_result) -> tuple[int, int, int]:
+    """What stays the same of a file that nobody writes into, however it is touched."""
     return status.st_dev, status.st_ino, status.st_size
 
 
