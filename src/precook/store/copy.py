@@ -5,6 +5,7 @@ A row that this process has checked before is copied from the mapped file, any o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ Verify = bool | Literal["always"]
 
 def copy_row(table: TableFile, row: int, arrays: Sequence[Array], *, verify: Verify) -> None:
     """Copy a row's leaves into arrays of their shapes."""
-    if table.checked[row] and table.pack.mappable:
+    if table.is_mapped(row):
         copy_mapped(table, row, arrays, check=verify == "always")
     else:
         table.read_into(row, arrays, check=verify is not False)
@@ -30,21 +31,30 @@ def copy_row(table: TableFile, row: int, arrays: Sequence[Array], *, verify: Ver
 
 def copy_mapped(table: TableFile, row: int, arrays: Sequence[Array], *, check: bool) -> None:
     """Copy a row that this process has read and checked before."""
-    for array, take in zip(arrays, table.takers(), strict=True):
+    for array, take in zip(arrays, table.takers or table.make_takers(), strict=True):
         array[...] = take(row)
     if check:
         # The copy, which is still in the processor's cache.
         table.check(row, [array if array.flags.c_contiguous else array.copy() for array in arrays])
 
 
+def all_mapped(tables: Sequence[TableFile]) -> bool:
+    """Whether checked rows of these tables may be taken from the mapped files; plain for the same reason."""
+    now = time.monotonic()
+    for table in tables:  # noqa: SIM110 - a generator takes half as long again
+        if table.pack.look_at <= now and not table.pack.look():
+            return False
+    return True
+
+
 def copy_leaves(tables: Sequence[TableFile], rows: Sequence[int], leaves: Sequence[Sequence[Array]]) -> None:
     """Copy many such rows, leaf by leaf. Plain on purpose: this loop is what reading a batch costs.
 
-    Of packs that are `mappable`, which is asked once for a batch.
+    The caller has asked `all_mapped`, once for all.
     """
     for number, arrays in enumerate(leaves):
         for array, table, row in zip(arrays, tables, rows, strict=True):
-            array[...] = table.takers()[number](row)
+            array[...] = (table.takers or table.make_takers())[number](row)
 
 
 def read_rows(

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from precook.errors import DamagedEntryError, MissingEntryError
-from precook.store.copy import Verify, copy_leaves, copy_mapped, copy_row, read_rows
+from precook.store.copy import Verify, all_mapped, copy_leaves, copy_mapped, copy_row, read_rows
 from precook.store.format.pack import Table
 from precook.store.index.index import Index
 from precook.store.index.scan import find_pages, read_pages
@@ -204,8 +204,7 @@ class EntryTable:
 
     def copy_all(self, located: FoundRows, leaves: Sequence[Sequence[Array]]) -> None:
         """The same for many entries that `place_all` found; `leaves` has of each leaf an array for every entry."""
-        # Each pack is looked at once, before the first copy: most batches have many rows of few packs.
-        if located.read and self._verify != "always" and all(table.pack.mappable for table in located.distinct):
+        if located.read and self._verify != "always" and all_mapped(located.tables):
             try:
                 copy_leaves(located.tables, located.rows, leaves)
             except (RowDamagedError, OSError):
@@ -234,7 +233,7 @@ class EntryTable:
         unread: dict[TableFile, list[int]] = {}
         again: list[int] = []
         for position, (table, row) in enumerate(zip(located.tables, located.rows, strict=True)):
-            if not table.checked[row] or not table.pack.mappable:
+            if not table.is_mapped(row):
                 unread.setdefault(table, []).append(position)
                 continue
             try:

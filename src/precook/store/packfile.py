@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from precook.errors import DamagedPackError, StoreReadError, printable
-from precook.fs.stamps import stamp_of
 from precook.store.format.header import header_length
 from precook.store.format.pack import (
     MAX_HEAD,
@@ -56,6 +55,8 @@ _PIECE = 1 << 20
 
 
 USED, RECORDED = 1, 2
+
+_now = time.monotonic
 
 _MEDIUM = {errno.EIO, errno.ENODATA, getattr(errno, "EUCLEAN", errno.EIO), errno.EBADMSG}
 """What the system says when the disk has lost the bytes; anything else may pass or can be mended."""
@@ -110,10 +111,11 @@ class PackFile:
         finally:
             os.close(descriptor)
         self._file = _same_file(status)
-        self._stamp = stamp_of(status)
+        self._stamp = _stamp(status)
         self._changed = False
-        self._look_at = 0.0
-        """When the file is looked at again."""
+        self._name = os.fspath(path)
+        self.look_at = 0.0
+        """When the file has to be looked at again, by the monotonic clock."""
         self.whole = status.st_size == self.head.file_bytes
         """Whether the file is as long as its head says; one that is not is never mapped."""
         self.tables: tuple[TableFile, ...] = tuple(TableFile(self, table) for table in self.head.tables)
@@ -143,24 +145,22 @@ class PackFile:
         number = self.tables.index(table)
         return self._ends[number] - table.table.rows
 
-    @property
-    def mappable(self) -> bool:
+    def look(self) -> bool:
         """Whether checked rows may be taken from the mapped file: it is whole, and still what they were checked in.
 
-        Asked before each read, so the file is looked at only now and then.
+        To be asked when `look_at` has come, and not before each read: that would be a third of what a read costs.
         """
-        return self.whole and (time.monotonic() < self._look_at or self._looks_the_same())
-
-    def _looks_the_same(self) -> bool:
+        if not self.whole:
+            return False
         try:
             # By ctime, too, which nobody can put back.
-            same = stamp_of(os.lstat(self.path)) == self._stamp
+            same = _stamp(os.lstat(self._name)) == self._stamp
         except FileNotFoundError:
             same = True  # a file that has lost its name keeps its bytes as long as it is mapped
         except OSError:
             return False  # whoever reads it instead is told what is wrong
         if same:
-            self._look_at = time.monotonic() + self.guard.pause
+            self.look_at = _now() + self.guard.pause
         elif not self._changed:
             self._changed = True
             _log.warning("%s has changed since it was opened: its entries are checked again", printable(self.path))
@@ -213,12 +213,12 @@ class TableFile:
         "_large",
         "_source",
         "_taken",
-        "_takers",
         "checked",
         "most_bytes",
         "pack",
         "signature",
         "table",
+        "takers",
         "used",
     )
 
@@ -239,7 +239,8 @@ class TableFile:
         self._source: list[Array] | None = None
         self._gift: list[Array] | None = None
         self._taken = bytearray()
-        self._takers: list[Callable[[int], Any]] | None = None
+        self.takers: list[Callable[[int], Any]] | None = None
+        """What `make_takers` made, once it has."""
         self._converters: dict[Library | None, list[Callable[[Array], Any]]] = {}
         self._announced: set[tuple[int, int]] = set()
 
@@ -322,6 +323,10 @@ class TableFile:
         except ValueError as error:
             raise RowDamagedError(f"its plain values cannot be read: {error}") from error
 
+    def is_mapped(self, row: int) -> bool:
+        """Whether a row was checked and may now be taken from the mapped file."""
+        return bool(self.checked[row]) and (_now() < self.pack.look_at or self.pack.look())
+
     def take(self, row: int) -> tuple[list[Array], bool]:
         """A checked row's leaves, large ones without a copy; and whether the table was mapped anew for it."""
         if not self._large:
@@ -349,13 +354,11 @@ class TableFile:
         """A checked row's leaves as they are mapped, read-only."""
         return [_row(leaf, column, row) for leaf, column in zip(self.table.leaves, self.columns(), strict=True)]
 
-    def takers(self) -> list[Callable[[int], Any]]:
+    def make_takers(self) -> list[Callable[[int], Any]]:
         """For each leaf what gives it of any checked row as it is mapped: made once, so that rows cost little."""
-        takers = self._takers
-        if takers is None:
-            columns = zip(self.table.leaves, self.columns(), strict=True)
-            takers = self._takers = [_taker(leaf, column) for leaf, column in columns]
-        return takers
+        columns = zip(self.table.leaves, self.columns(), strict=True)
+        self.takers = [_taker(leaf, column) for leaf, column in columns]
+        return self.takers
 
     def forget(self) -> None:
         """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
@@ -452,6 +455,11 @@ def _open_regular(path: Path) -> int:
 def _same_file(status: os.stat_result) -> tuple[int, int, int]:
     """What stays the same of a file that nobody writes into, however it is touched."""
     return status.st_dev, status.st_ino, status.st_size
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int, int]:
+    """What no longer stays the same once somebody has written into a file."""
+    return status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
 
 
 def _read_head(descriptor: int, path: Path, name: str) -> Head:

@@ -215,7 +215,7 @@ class Reader:
         return build_tree(table, row, leaves)
 
     def _arrays(self, table: TableFile, row: int) -> list[Array]:
-        if not table.checked[row] or not table.pack.mappable:
+        if not table.is_mapped(row):
             return table.read(row, check=self._verify is not False)
         try:
             arrays, fresh = table.take(row)
