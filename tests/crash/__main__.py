@@ -142,16 +142,16 @@ def is_good(job: Job, report: Report) -> bool:
 
 def show(progress: Progress) -> int:
     """Print the table and what was found; the exit code."""
-    print(f"{'sweep':<64} {'calls':>8} {'points':>8} {'checked':>8} {'violations':>10} {'seconds':>8}")
+    print(f"{'sweep':<64} {'calls':>8} {'points':>8} {'checked':>8} {'violations':>10} {'seconds':>8} {'CPU':>8}")
     for job, report, seconds in sorted(progress.done, key=lambda done: done[1].title):
         verdict = "" if is_good(job, report) else "  <== not caught" if job.seeded else "  <=="
-        counts = (
-            f"{report.calls or '':>8} {report.points:>8} {report.checked:>8} {report.violations:>10} {seconds:>8.1f}"
-        )
+        numbers = f"{report.points:>8} {report.checked:>8} {report.violations:>10} {seconds:>8.1f} {report.cpu:>8.1f}"
+        counts = f"{report.calls or '':>8} {numbers}"
         counts = f"  SKIPPED: {report.skipped}" if report.skipped else counts
         print(f"{report.title:<64} {counts}{'  (seeded)' if job.seeded else ''}{verdict}")
     points, checked = (sum(getattr(done[1], name) for done in progress.done) for name in ("points", "checked"))
-    print(f"{'all':<64} {'':>8} {points:>8} {checked:>8}")
+    took = sum(done[2] for done in progress.done), sum(done[1].cpu for done in progress.done)
+    print(f"{'all':<64} {'':>8} {points:>8} {checked:>8} {'':>10} {took[0]:>8.1f} {took[1]:>8.1f}")
     bad = [(job, report) for job, report, _ in progress.done if not is_good(job, report)]
     for _, report in bad:
         print(report.summary())

@@ -182,6 +182,11 @@ def _tasks(library: Library, workspace: Path) -> dict[str, Callable[..., Report]
     return {task.__name__: task for task in known}
 
 
+def _cpu() -> float:
+    """Seconds of CPU that this process and its children have taken."""
+    return sum(os.times()[:4])
+
+
 def serve(workspace: Path) -> None:
     """Do tasks from standard input until it ends; what anybody prints goes to standard error."""
     out = os.fdopen(os.dup(1), "w")
@@ -203,7 +208,10 @@ def serve(workspace: Path) -> None:
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
-            answer(tasks[name](**arguments).as_data())
+            before = _cpu()
+            report = tasks[name](**arguments)
+            report.cpu = _cpu() - before
+            answer(report.as_data())
         except UnavailableError as error:
             answer(Report(" / ".join(map(str, arguments.values())), skipped=str(error)).as_data())
         except Exception:  # noqa: BLE001 - whatever it was, whoever asked has to hear of it

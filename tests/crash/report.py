@@ -25,6 +25,8 @@ class Report:
     violations: int = 0
     found: list[tuple[str, str]] = field(default_factory=list)
     """The violations: where, and what did not hold."""
+    cpu: float = 0.0
+    """Seconds of CPU that it took: those that passed say little on a machine that does other things too."""
     skipped: str = ""
     """Why nothing was done here, empty where it was."""
     errors: dict[str, int] = field(default_factory=dict)
