@@ -11,6 +11,7 @@ import precook
 from precook.maintain.verify import Scope, last_full_verification, save_cursor, unfinished_verifications, verify_scope
 from tests.support.commands import run
 from tests.support.projects import dataset
+from tests.support.snapshots import freeze, packs
 from tests.support.stores import RECIPE, fill, flip, keys_of, state
 
 
@@ -57,6 +58,54 @@ def test_what_a_look_found_damaged_is_missing_from_then_on(tmp_path: Path) -> No
     assert run("verify", "--config", config, "--repair", "--yes").code == 4
     assert run("verify", "--config", config).code == 0
     assert "to build: nothing" in run("plan", "--config", config).out
+
+
+def test_what_a_snapshot_needs_and_no_pack_holds_is_told(tmp_path: Path) -> None:
+    """A pack that is gone is missed by the datasets that need it, also when the index has forgotten it; a build helps.
+
+    Entries that no latest snapshot needs any more are not.
+    """
+    dataset(tmp_path / "data", 4)
+    config = tmp_path / "precook.yaml"
+    sections = "dataset: test\nconcepts: [{name: things, path: data}]\nencoders: {pixels: {uses: image}}\n"
+    config.write_text(sections + "image: {resolutions: [64], step: 16}\nkeep: [paths]\n")
+    with precook.load(config) as made:
+        made.build()
+        keys = keys_of(made.store)
+        (pack,) = packs(made.store_path)
+        store = made.store_path
+    pack.unlink()
+    for options in ((), (), ("--dataset", "test"), ("--subset", "1/2")):
+        ended = run("verify", "--store", store, *options)
+        assert ended.code == 4
+        assert "4 lost entries" in ended.out
+        assert "a snapshot names it and no pack holds it" in ended.out
+        assert "test: pixels of" in ended.out
+        assert "a build makes the entries again" in ended.err
+        precook.open(store).close()  # the index forgets it
+    document = run("verify", "--store", store, "--json").document
+    assert (document["clean"], sorted(one["key"] for one in document["lost"])) == (False, sorted(k.hex for k in keys))
+    assert {one["samples"][0]["dataset"] for one in document["lost"]} == {"test"}
+    ended = run("verify", "--store", store, "--repair", "--yes")
+    assert ended.code == 4
+    assert "repaired: 4 entries to be made again" in ended.out
+    assert run("verify", "--store", store, "--key", keys[0].hex[:12]).code == 1  # there is no such entry
+    assert run("build", "--config", config).code == 0
+    assert run("verify", "--store", store).code == 0
+
+
+def test_what_only_an_older_snapshot_names_may_be_gone(path: Path) -> None:
+    """It is evicted like anything else; a pinned one keeps what it names, and misses it."""
+    keys = fill(path, packs=2)
+    with precook.open(path) as store:
+        old = freeze(store, "cats", keys).file
+        freeze(store, "cats", keys[:3])
+        located = store.locate(keys[3]).pack
+        located.unlink()
+    with precook.open(path) as store:
+        assert store.verify().clean
+        store.pin(old)
+        assert set(store.verify().lost) == set(keys[3:])
 
 
 def test_short_looks_go_on_until_everything_was_seen(path: Path) -> None:

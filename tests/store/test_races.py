@@ -197,6 +197,37 @@ def test_a_collection_killed_anywhere_is_finished_by_the_next(
         assert again.reindex() == 3
 
 
+PUT = """
+import sys, numpy, precook
+recipe = precook.Recipe("test", {"version": 1})
+with precook.open(sys.argv[1], max_bytes=int(sys.argv[2])) as store:
+    store.put(recipe.key(100), {"x": numpy.full(1000, 100), "number": 100}, recipe=recipe)
+    print("put")
+"""
+
+
+@pytest.mark.parametrize("point", ["compact.published", "compact.switched", "removal.dropped"])
+def test_a_bounded_run_killed_in_its_eviction_is_followed_by_one_that_fits(
+    store: precook.Store, recipe: precook.Recipe, tmp_path: Path, point: str
+) -> None:
+    """The pack that was just written anew does not count twice: the next run finds room, and loses nothing."""
+    put_packs(store, recipe, [range(10)])
+    needed = [recipe.key(number) for number in range(6)]
+    freeze(store, "cats", needed)
+    bound = disk_bytes(store.path / "packs") + 1000
+    with Stopped(tmp_path, point, PUT, store.path, bound) as process:
+        process.arrive()
+        process.kill()
+    again = subprocess.run(
+        [sys.executable, "-c", PUT, str(store.path), str(bound)], capture_output=True, text=True, check=False
+    )
+    assert again.stdout == "put\n", again.stderr
+    assert disk_bytes(store.path / "packs") <= bound
+    with precook.open(store.path) as after:
+        assert after.missing([*needed, recipe.key(100)]) == []
+        assert after.verify().clean
+
+
 HOLD_LOCK = """
 import sys, precook
 with precook.open(sys.argv[1]) as store, store.internals().index.exclusive():

@@ -25,7 +25,7 @@ def command(
     everything: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Remove what a recipe made, a dataset, or everything.
 
     However young it is. It is a preview until --yes.
@@ -35,4 +35,4 @@ def command(
     from precook.maintain.prune import plan_clear
 
     planner = partial(plan_clear, recipe=recipe, dataset=dataset, everything=everything)
-    plan_and_remove(config, store, planner, yes=yes, as_json=as_json)
+    return plan_and_remove(config, store, planner, yes=yes, as_json=as_json)[1]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from precook.cli import output, progress
 from precook.cli.options import ConfigOption, JsonOption, StoreOption, YesOption, open_to_read, open_to_write
 from precook.cli.output import Span
+from precook.cli.remove import show_unread, unread_documents
+from precook.errors import SOME_FAILED
 from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ def command(
     store: StoreOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Rewrite packs with much dead space and merge small ones.
 
     No entry is lost. It is a preview until --yes.
@@ -38,6 +40,10 @@ def command(
         output.line([f"compacted into {count}: ", Span(f"{format_size(compaction.freed)} freed", "bold green")])
     elif not plan.empty:
         output.hint("nothing was changed; the same with --yes does it")
+    unread = compaction.unread if compaction is not None else plan.unread
+    if not as_json:
+        show_unread(unread)
+    return SOME_FAILED if unread else 0
 
 
 def _show(plan: CompactPlan) -> None:
@@ -70,6 +76,7 @@ def _document(plan: CompactPlan, compaction: Compaction | None) -> dict[str, Any
         "freed_bytes": plan.freed,
         "scratch_bytes": plan.scratch,
         "disk_bytes": plan.size,
+        "unread": unread_documents(plan.unread),
         "done": None
         if compaction is None
         else {
@@ -78,5 +85,6 @@ def _document(plan: CompactPlan, compaction: Compaction | None) -> dict[str, Any
             "packs_rewritten": compaction.packs_rewritten,
             "packs_written": compaction.packs_written,
             "freed_bytes": compaction.freed,
+            "unread": unread_documents(compaction.unread),
         },
     }

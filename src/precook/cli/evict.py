@@ -28,10 +28,13 @@ def command(
     from precook.maintain.evict import plan_evict
 
     planner = partial(plan_evict, max_bytes=max_size, grace=grace)
-    size = plan_and_remove(config, store, planner, yes=yes, as_json=as_json)
+    size, code = plan_and_remove(config, store, planner, yes=yes, as_json=as_json)
     if size <= max_size:
-        return 0
+        return code
     if not as_json:
         output.tell(f"{format_size(size)} stay, which is more than {format_size(max_size)}: the rest is protected")
-        output.hint("end what holds leases, or let go of snapshots; `precook leases` and `precook status` show them")
+        output.hint(
+            "end what holds leases, or let go of snapshots; `precook leases` and `precook status` show them; "
+            "`precook compact` drops second copies"
+        )
     return NO_SPACE

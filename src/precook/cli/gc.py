@@ -26,7 +26,7 @@ def command(
     grace: Annotated[Any, duration_option("Keep what was written or used since, such as 24h.")] = "24h",
     yes: YesOption = False,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Remove entries that no snapshot and no lease needs.
 
     It is a preview until --yes.
@@ -39,9 +39,10 @@ def command(
         has_snapshots = bool(opened.snapshots())
     if not has_snapshots and not as_json:
         output.tell("no dataset was frozen in this store: only age and leases keep an entry")
-    plan_and_remove(config, store, planner, yes=yes, as_json=as_json)
+    _, code = plan_and_remove(config, store, planner, yes=yes, as_json=as_json)
     if absent and not as_json:
         output.hint("mount the drive; or name the store alone, with --store DIR, to go by its snapshots")
+    return code
 
 
 def _absent_sources(config: Path | None) -> list[str]:

@@ -56,7 +56,7 @@ Exit codes:
     0  done
     1  failed, or `doctor` found a problem
     2  wrong usage or config
-    3  done, but some samples failed
+    3  done, but some of it failed
     4  damage found
    10  no store there
    11  somebody else holds the lock

@@ -16,9 +16,9 @@ def command(
     older_than: Annotated[Any, duration_option("Remove what was not written or used for so long, such as 30d.")],
     yes: YesOption = False,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Remove what nobody has used for a while; a preview until --yes."""
     from precook.maintain.prune import plan_prune
 
     planner = partial(plan_prune, older_than=older_than)
-    plan_and_remove(config, store, planner, yes=yes, as_json=as_json)
+    return plan_and_remove(config, store, planner, yes=yes, as_json=as_json)[1]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precook.cli import output, progress
 from precook.cli.options import open_to_read, open_to_write
 from precook.cli.output import Line, Span, TableColumn
+from precook.errors import SOME_FAILED
 from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
+    from precook.errors import StoreReadError
     from precook.maintain.remove import Removal, RemovalPlan, RemovalShare
 
 
 def plan_and_remove(
     config: Path | None, store: Path | None, planner: Callable[..., RemovalPlan], *, yes: bool, as_json: bool
-) -> int:
-    """Plan, show, and with `yes` do it; the bytes that all packs then take."""
+) -> tuple[int, int]:
+    """Plan, show, and with `yes` do it; the bytes that all packs then take, and the exit code."""
     with open_to_write(config, store) if yes else open_to_read(config, store) as opened:
         plan = planner(opened, report=progress.reporter())
         document = _document(plan)  # before the removal: it tells what was planned
@@ -31,7 +33,10 @@ def plan_and_remove(
             _show_removal(removal)
         elif not plan.empty:
             output.hint("nothing was changed; the same with --yes does it")
-        return plan.size_after
+        unread = removal.unread if removal is not None else plan.unread
+        if not as_json:
+            show_unread(unread)
+        return plan.size_after, SOME_FAILED if unread else 0
 
 
 def _document(plan: RemovalPlan) -> dict[str, Any]:
@@ -46,6 +51,7 @@ def _document(plan: RemovalPlan) -> dict[str, Any]:
         "freed_bytes": plan.freed,
         "dead_bytes": plan.dead,
         "disk_bytes": plan.size,
+        "unread": unread_documents(plan.unread),
     }
 
 
@@ -63,7 +69,21 @@ def _removal_document(removal: Removal) -> dict[str, Any]:
         "packs_rewritten": removal.packs_rewritten,
         "freed_bytes": removal.freed,
         "left": removal.left or None,
+        "unread": unread_documents(removal.unread),
     }
+
+
+def unread_documents(unread: Sequence[StoreReadError]) -> list[dict[str, str]]:
+    """Packs that the system refused to read, for programs."""
+    return [{"pack": str(error.path), "reason": error.reason} for error in unread]
+
+
+def show_unread(unread: Sequence[StoreReadError]) -> None:
+    """Say which packs were left as they are because the system refused to read them, and what to do about it."""
+    for error in unread:
+        output.tell(f"left as it is: {error.message}")
+    if unread:
+        output.hint("nothing of it is lost; try again, and if it stays so look at the disk's health")
 
 
 def _show(plan: RemovalPlan) -> None:

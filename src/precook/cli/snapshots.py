@@ -12,7 +12,14 @@ import typer
 from precook.cli import output
 from precook.cli.options import ConfigOption, JsonOption, StoreOption, open_to_read, open_to_write
 from precook.cli.output import Span, TableColumn
-from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PrecookError, printable
+from precook.errors import (
+    DamagedPackError,
+    NewerFormatError,
+    NoSnapshotError,
+    PrecookError,
+    StoreReadError,
+    printable,
+)
 from precook.units import format_age, format_count, format_size, utc_time
 
 if TYPE_CHECKING:
@@ -61,12 +68,13 @@ def command(
 
 def _list(config: Path | None, store: Path | None, dataset: str | None, *, as_json: bool) -> None:
     """Show every snapshot, the latest of each dataset last."""
+    from precook.store.layout import Layout
+    from precook.store.snapshot import with_snapshots
+
     with open_to_read(config, store) as opened:
-        files = [file for file in opened.snapshots() if dataset in (None, file.dataset)]
-        if dataset is not None and not files:
+        documents = with_snapshots(Layout(opened.path), lambda listed: _documents(listed, dataset))
+        if dataset is not None and not documents:
             raise NoSnapshotError(opened.path, dataset)
-        latest = {file.dataset: file.id for file in files}
-        documents = [_document(file, latest=latest[file.dataset] == file.id) for file in files]
     if as_json:
         output.document({"snapshots": documents})
     elif not documents:
@@ -124,13 +132,20 @@ def _find(store: Store, dataset: str, wanted: str) -> tuple[SnapshotFile, list[S
     return meant[0], [file for file in files if file is not meant[0]]
 
 
+def _documents(listed: list[SnapshotFile], dataset: str | None) -> list[dict[str, Any]]:
+    """The snapshots of a dataset or of all."""
+    files = [file for file in listed if dataset in (None, file.dataset)]
+    latest = {file.dataset: file.id for file in files}
+    return [_document(file, latest=latest[file.dataset] == file.id) for file in files]
+
+
 def _document(file: SnapshotFile, *, latest: bool) -> dict[str, Any]:
     from precook.store.snapshot import read_snapshot
 
     problem, samples = None, None
     try:
         samples = read_snapshot(file).samples
-    except (DamagedPackError, NewerFormatError) as error:
+    except (DamagedPackError, StoreReadError, NewerFormatError) as error:
         problem = error.reason
     status = file.path.stat()
     return {

@@ -20,10 +20,12 @@ from precook.cli.options import (
     open_to_read,
 )
 from precook.cli.output import Line, Span, TableColumn
-from precook.errors import DamagedPackError, NewerFormatError, NoStoreError, PrecookError
+from precook.errors import DamagedPackError, NewerFormatError, NoStoreError, PrecookError, StoreReadError
 from precook.units import format_age, format_count, format_duration, format_size, utc_time
 
 if TYPE_CHECKING:
+    import os
+
     from precook.maintain.build_log import Run
     from precook.maintain.usage import Usage, UsagePart
     from precook.maintain.verify import VerifyCursor
@@ -127,7 +129,7 @@ def look_at(store: Store) -> StoreView:
     damaged = tuple((key, reason) for key, reason in stats.damaged if key in still_missing)
     reclaimable = None
     # A snapshot that cannot be read may name anything: nobody can say what would go.
-    with contextlib.suppress(DamagedPackError, NewerFormatError):
+    with contextlib.suppress(DamagedPackError, StoreReadError, NewerFormatError):
         reclaimable = plan_gc(store).freed
     return StoreView(
         stats=dataclasses.replace(stats, damaged=damaged),
@@ -181,7 +183,11 @@ def _document(view: StoreView) -> dict[str, Any]:
             for dataset in usage.datasets
         ],
         "ages": [_part_document(part) for part in usage.ages],
-        "snapshots": [_snapshot_document(snapshot) for snapshot in view.snapshots],
+        "snapshots": [
+            _snapshot_document(snapshot, status)
+            for snapshot in view.snapshots
+            if (status := snapshot.status()) is not None
+        ],
         "failures": view.failures,
         "runs": [{**asdict(run), "started": utc_time(run.started)} for run in view.runs],
         "leases": [{**asdict(holder), "since": utc_time(holder.since)} for holder in view.leases],
@@ -213,8 +219,7 @@ def _part_document(part: UsagePart) -> dict[str, Any]:
     return {"name": part.name, "entries": part.entries, "bytes": part.nbytes}
 
 
-def _snapshot_document(snapshot: SnapshotFile) -> dict[str, Any]:
-    file = snapshot.path.stat()
+def _snapshot_document(snapshot: SnapshotFile, file: os.stat_result) -> dict[str, Any]:
     return {
         "dataset": snapshot.dataset,
         "number": snapshot.number,
@@ -325,7 +330,7 @@ def _show_datasets(usage: Usage, now: float) -> None:
             format_size(dataset.shared) if dataset.shared else "",
             f"{dataset.snapshots:,}",
             f"{dataset.snapshot.number}{' (pinned)' if dataset.snapshot.pinned else ''}",
-            format_age(now - dataset.snapshot.path.stat().st_mtime),
+            format_age(now - status.st_mtime) if (status := dataset.snapshot.status()) is not None else "removed",
         ]
         for dataset in usage.datasets
     ]

@@ -36,12 +36,15 @@ if TYPE_CHECKING:
     from precook.maintain.owners import Owner
     from precook.maintain.repair import Repaired, RepairPlan
     from precook.maintain.verify import Damage, Scope, Verification, VerifyCursor
+    from precook.values import Key
 
     Owners = dict[bytes, list[Owner]]
     """Who needs an entry, by its key."""
 
 _MOST_OWNERS = 3
 """Samples that are named for an entry; many share one."""
+_MOST_LOST = 20
+"""Lost entries that are named; a pack that is gone may have had thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,8 @@ def _verify(config: Path | None, store: Path | None, arguments: VerifyArguments,
         recipes = {digest for name in arguments.recipes for digest in matching_recipes(opened, name)}
         scope = Scope(arguments.subset, tuple(keys), tuple(sorted(recipes)), arguments.dataset)
         result, cursor = verify_scope(opened, scope, max_seconds=arguments.max_seconds, report=progress.reporter())
-        owners = find_owners(opened, {damage.key.bytes for damage in result.damage if damage.key is not None})
+        keys_found = [damage.key for damage in result.damage if damage.key is not None]
+        owners = find_owners(opened, {key.bytes for key in (*keys_found, *result.lost)})
         root = opened.path
     remembered = _remember(root, cursor, result.damage)
     plan, repaired = None, None
@@ -204,9 +208,14 @@ def _document(result: Verification, owners: Owners, scope: Scope) -> dict[str, A
                 "key": damage.key.hex if damage.key else None,
                 "offset": damage.offset,
                 "reason": damage.reason,
-                "samples": [_owner_document(owner) for owner in _owners_of(damage, owners)],
+                "refused": damage.refused,
+                "samples": [_owner_document(owner) for owner in _owners_of(damage.key, owners)],
             }
             for damage in result.damage
+        ],
+        "lost": [
+            {"key": key.hex, "samples": [_owner_document(owner) for owner in _owners_of(key, owners)]}
+            for key in result.lost
         ],
     }
 
@@ -237,12 +246,12 @@ def _owner_document(owner: Owner) -> dict[str, Any]:
     }
 
 
-def _owners_of(damage: Damage, owners: Owners) -> list[Owner]:
-    return owners.get(damage.key.bytes, []) if damage.key is not None else []
+def _owners_of(key: Key | None, owners: Owners) -> list[Owner]:
+    return owners.get(key.bytes, []) if key is not None else []
 
 
 def _show_damage(result: Verification, owners: Owners, root: Path) -> None:
-    """Damage under the file it was found in, each with the samples that need it."""
+    """Damage under the file it was found in and entries that are lost, each with the samples that need it."""
     for pack, group in groupby(result.damage, key=lambda damage: damage.pack):
         output.line(Span(str(pack.relative_to(root) if pack.is_relative_to(root) else pack), "bold"), whole=True)
         for damage in group:
@@ -250,13 +259,24 @@ def _show_damage(result: Verification, owners: Owners, root: Path) -> None:
             subject = f"entry {damage.key.hex[:16]}" if damage.key else whole
             offset = f"  at byte {damage.offset:,}" if damage.offset is not None else ""
             output.line([f"  {subject}{offset}  ", Span(damage.reason, "red")])
-            needed_by = _owners_of(damage, owners)
-            for owner in needed_by[:_MOST_OWNERS]:
-                output.line(Span(f"    {_owner_text(owner)}", "dim"))
-            if len(needed_by) > _MOST_OWNERS:
-                more = format_count(len(needed_by) - _MOST_OWNERS, "more sample")
-                output.line(Span(f"    and {more}", "dim"))
+            _show_owners(_owners_of(damage.key, owners))
         output.line()
+    for key in result.lost[:_MOST_LOST]:
+        output.line([f"entry {key.hex[:16]}  ", Span("a snapshot names it and no pack holds it", "red")])
+        _show_owners(_owners_of(key, owners))
+    if len(result.lost) > _MOST_LOST:
+        output.line(f"and {format_count(len(result.lost) - _MOST_LOST, 'more lost entry')}")
+    if result.lost:
+        output.line()
+
+
+def _show_owners(needed_by: list[Owner]) -> None:
+    """A few of the samples that need an entry."""
+    for owner in needed_by[:_MOST_OWNERS]:
+        output.line(Span(f"    {_owner_text(owner)}", "dim"))
+    if len(needed_by) > _MOST_OWNERS:
+        more = format_count(len(needed_by) - _MOST_OWNERS, "more sample")
+        output.line(Span(f"    and {more}", "dim"))
 
 
 def _owner_text(owner: Owner) -> str:
@@ -279,11 +299,13 @@ def _show_verdict(result: Verification, scope: Scope, *, remembered: bool) -> No
     took = f"{format_size(result.nbytes)} in {format_duration(result.seconds)}{rate}"
     verdict = Span("no damage", "bold green") if result.clean else Span(_damage_counts(result), "bold red")
     output.line([f"checked {packs}, {format_count(result.entries, 'entry')}, {took}: ", verdict])
-    if not result.clean:
+    if result.damage:
         output.hint(
             "look at the disk's health first; a build makes the entries again, "
             "and `precook verify --repair` shows what a repair would drop"
         )
+    elif result.lost:
+        output.hint("a build makes the entries again")
     elif not result.finished:
         going_on = "the next run with the same options goes on here" if remembered else "the next run begins anew"
         output.hint(f"not all packs were looked at; {going_on}")
@@ -293,10 +315,16 @@ def _show_verdict(result: Verification, scope: Scope, *, remembered: bool) -> No
 
 
 def _damage_counts(result: Verification) -> str:
-    entries = sum(damage.key is not None for damage in result.damage)
-    files = {damage.pack for damage in result.damage if damage.key is None}
-    snapshots = sum(map(_is_snapshot, files))
-    counts = ((len(files) - snapshots, "damaged pack"), (snapshots, "damaged snapshot"), (entries, "damaged entry"))
+    entries = Counter(damage.refused for damage in result.damage if damage.key is not None)
+    whole = {damage.pack: damage.refused for damage in result.damage if damage.key is None}
+    snapshots = Counter(refused for path, refused in whole.items() if _is_snapshot(path))
+    packs = Counter(refused for path, refused in whole.items() if not _is_snapshot(path))
+    counts = [
+        (found[refused], f"{word} {noun}")
+        for refused, word in ((False, "damaged"), (True, "unreadable"))
+        for found, noun in ((packs, "pack"), (snapshots, "snapshot"), (entries, "entry"))
+    ]
+    counts.append((len(result.lost), "lost entry"))
     return ", ".join(format_count(number, noun) for number, noun in counts if number)
 
 

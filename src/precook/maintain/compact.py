@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import DamagedPackError
+from precook.errors import DamagedPackError, StoreReadError
 from precook.maintain.lock import maintaining
 from precook.maintain.remove import DEFAULT, Thresholds
-from precook.maintain.repack import check_space, planned_size, rewrite_packs, unlink_packs
+from precook.maintain.repack import check_space, planned_size, rewrite_packs, unlink_doomed, unlink_packs
 from precook.maintain.rowset import LivingRows, RowSet
 from precook.report import SILENT, Reporter
 from precook.store.commit import MAX_ROWS
@@ -22,6 +22,7 @@ from precook.store.index.scan import Chunk, EntryScan
 from precook.store.index.schema import RowChoice
 from precook.store.internals import StoreInternals
 from precook.store.keysets import split
+from precook.store.packfile import reading
 from precook.store.store import Store
 
 TARGET = 64 << 20
@@ -58,6 +59,8 @@ class Compaction:
     packs_rewritten: int
     packs_written: int
     freed: int
+    unread: tuple[StoreReadError, ...] = ()
+    """Why some packs were left as they are: the system refused to read them, which may pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +77,8 @@ class CompactPlan:
     """Bytes of all packs as they are."""
     copies: int
     """Entries that lie in more than one place, counted without their first."""
+    unread: tuple[StoreReadError, ...]
+    """Why some packs are left as they are: the system refuses to read them, which may pass."""
     _internals: StoreInternals = field(repr=False)
     _scan: EntryScan = field(repr=False)
     _copies: Copies = field(repr=False)
@@ -103,7 +108,8 @@ class CompactPlan:
         with maintaining(self._internals, "compact"):
             if self.scratch:
                 check_space(self._internals, self.scratch)
-            copies = _drop_copies(self._internals, self._scan, self._copies)
+            copies, unread = _drop_copies(self._internals, self._scan, self._copies)
+            unread = [*self.unread, *unread]
             unlinked = unlink_packs(self._internals, self.unlink)
             freed = sum(size for _, size in unlinked)
             rewritten = written = 0
@@ -113,8 +119,9 @@ class CompactPlan:
                     rewritten += rewrite.packs
                     written += rewrite.nbytes > 0
                     freed += rewrite.freed
+                    unread += rewrite.left
                     task.advance(group.nbytes)
-        return Compaction(copies, len(unlinked), rewritten, written, freed)
+        return Compaction(copies, len(unlinked), rewritten, written, freed, tuple(unread))
 
 
 def plan_compact(
@@ -123,6 +130,50 @@ def plan_compact(
     """What a compaction would do: packs with much that is dead are rewritten, small ones merged, copies dropped."""
     internals = store.internals(create=False)
     scan = EntryScan(internals.layout, internals.index)
+    everything, copies = _look(scan, report)
+    dropped = RowSet(scan)
+    dropped.add(copies["pack"], copies["row"], copies["nbytes"])
+    living = LivingRows(scan, everything, dropped)
+    worth = living.partly_dead & (living.dead_share >= thresholds.of_pack)
+    chosen = ~living.none & (worth | (scan.nbytes * _SMALL < target))
+    unread: list[StoreReadError] = []
+    groups = [
+        group
+        for packs in _neighbours(scan, living, np.flatnonzero(chosen).tolist(), target)
+        if len(packs) > 1 or worth[packs[0]]
+        for group in _groups(internals, scan, living, packs, unread)
+    ]
+    return CompactPlan(
+        groups=tuple(groups),
+        unlink=tuple(scan.ids[pack] for pack in np.flatnonzero(living.none).tolist()),
+        unlink_bytes=int(scan.nbytes[living.none].sum()),
+        packs=scan.packs,
+        size=int(scan.nbytes.sum()),
+        copies=len(copies),
+        unread=tuple(unread),
+        _internals=internals,
+        _scan=scan,
+        _copies=copies,
+    )
+
+
+def drop_second_copies(internals: StoreInternals) -> int:
+    """Drop all places of an entry but one that is sound, whoever protects the entry; how many went.
+
+    A rewrite that was cut off after its new pack was published leaves such copies.
+    """
+    if internals.index.places() == internals.index.count():
+        return 0
+    scan = EntryScan(internals.layout, internals.index)
+    _, copies = _look(scan, SILENT)
+    with maintaining(internals, "evict"):
+        dropped, _ = _drop_copies(internals, scan, copies)
+        unlink_doomed(internals.layout, internals.index)
+    return dropped
+
+
+def _look(scan: EntryScan, report: Reporter) -> tuple[RowSet, Copies]:
+    """All places of a scan, and those of them that are second copies."""
     everything = RowSet(scan)
     pages: list[Copies] = []
     last: tuple[int, int] = (0, 0)
@@ -132,29 +183,7 @@ def plan_compact(
             pages.append(_second_copies(chunk, last))
             last = int(chunk.packs[-1]), int(chunk.rows[-1])
             task.advance(len(chunk.keys))
-    copies = np.concatenate([np.empty(0, COPY), *pages])
-    dropped = RowSet(scan)
-    dropped.add(copies["pack"], copies["row"], copies["nbytes"])
-    living = LivingRows(scan, everything, dropped)
-    worth = living.partly_dead & (living.dead_share >= thresholds.of_pack)
-    chosen = ~living.none & (worth | (scan.nbytes * _SMALL < target))
-    groups = [
-        group
-        for packs in _neighbours(scan, living, np.flatnonzero(chosen).tolist(), target)
-        if len(packs) > 1 or worth[packs[0]]
-        for group in _groups(internals, scan, living, packs)
-    ]
-    return CompactPlan(
-        groups=tuple(groups),
-        unlink=tuple(scan.ids[pack] for pack in np.flatnonzero(living.none).tolist()),
-        unlink_bytes=int(scan.nbytes[living.none].sum()),
-        packs=scan.packs,
-        size=int(scan.nbytes.sum()),
-        copies=len(copies),
-        _internals=internals,
-        _scan=scan,
-        _copies=copies,
-    )
+    return everything, np.concatenate([np.empty(0, COPY), *pages])
 
 
 def _second_copies(chunk: Chunk, last: tuple[int, int]) -> Copies:
@@ -190,40 +219,64 @@ def _neighbours(scan: EntryScan, living: LivingRows, packs: Sequence[int], targe
 
 
 def _groups(
-    internals: StoreInternals, scan: EntryScan, living: LivingRows, packs: Sequence[int]
+    internals: StoreInternals,
+    scan: EntryScan,
+    living: LivingRows,
+    packs: Sequence[int],
+    unread: list[StoreReadError],
 ) -> Iterator[PackGroup]:
-    """The packs as one group, or as several where one head could not hold them."""
+    """The packs as one group, or as several where one head could not hold them; `unread` takes what cannot be read."""
     try:
         size = planned_size(internals, {scan.ids[pack]: living.rows_of(pack) for pack in packs})
     except HeaderError:
         if len(packs) > 1:
             half = len(packs) // 2
-            yield from _groups(internals, scan, living, packs[:half])
-            yield from _groups(internals, scan, living, packs[half:])
+            yield from _groups(internals, scan, living, packs[:half], unread)
+            yield from _groups(internals, scan, living, packs[half:], unread)
         return
-    if size is not None:  # a pack that cannot be read is left to `verify`
+    except StoreReadError as error:
+        unread.append(error)
+        others = [pack for pack in packs if internals.layout.pack(scan.ids[pack]) != error.path]
+        if 1 < len(others) < len(packs):
+            yield from _groups(internals, scan, living, others, unread)
+        return
+    if size is not None:  # a pack that is damaged is left to `verify`
         yield PackGroup(tuple(scan.ids[pack] for pack in packs), int(scan.nbytes[list(packs)].sum()), size)
 
 
-def _drop_copies(internals: StoreInternals, scan: EntryScan, copies: Copies) -> int:
-    """Drop second copies whose first one is sound; where it is not, it becomes a miss and the second stays."""
+def _drop_copies(internals: StoreInternals, scan: EntryScan, copies: Copies) -> tuple[int, list[StoreReadError]]:
+    """Drop second copies whose first one is sound; where it is damaged, it becomes a miss and the second stays.
+
+    How many were dropped, and why some first ones could not be read: both copies stay then.
+    """
     sound = np.zeros(len(copies), bool)
+    unread: list[StoreReadError] = []
     for pack in np.unique(copies["of_pack"]).tolist():
         here = np.flatnonzero(copies["of_pack"] == pack)
         firsts = copies["of_row"][here]
+        path = internals.layout.pack(scan.ids[pack])
         # Read from the disk, not believed: the copy that goes may be the only sound one.
         try:
-            damage = dict(internals.open_pack(scan.ids[pack]).damage(firsts.tolist()))
+            with reading(path):
+                bad = {one.row: one for one in internals.open_pack(scan.ids[pack]).damage(firsts.tolist())}
         except (FileNotFoundError, DamagedPackError):
             continue
-        for number in here[np.isin(firsts, list(damage))].tolist():
-            row = int(copies["of_row"][number])
-            internals.index.mark_damaged(Place(copies["key"][number].tobytes(), scan.ids[pack], row), damage[row])
-        sound[here] = ~np.isin(firsts, list(damage))
+        except StoreReadError as error:
+            unread.append(error)
+            continue
+        for number in here[np.isin(firsts, list(bad))].tolist():
+            first = bad[int(copies["of_row"][number])]
+            if first.refused:
+                unread.append(StoreReadError(path, first.reason))
+            else:
+                place = Place(copies["key"][number].tobytes(), scan.ids[pack], first.row)
+                internals.index.mark_damaged(place, first.reason)
+        sound[here] = ~np.isin(firsts, list(bad))
     copies = copies[sound]
     choices = []
     for pack in np.unique(copies["pack"]).tolist():
         here = copies[copies["pack"] == pack]
         others = [(scan.ids[number], row) for number, row in here[["of_pack", "of_row"]].tolist()]
         choices.append(RowChoice(scan.ids[pack], split(here["key"]), here["row"], others=others))
-    return sum(int(gone.sum()) for gone, _ in internals.index.drop_rows(choices)) if choices else 0
+    dropped = sum(int(gone.sum()) for gone, _ in internals.index.drop_rows(choices)) if choices else 0
+    return dropped, unread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from precook.errors import StoreFullError
+from precook.maintain.compact import drop_second_copies
 from precook.maintain.protect import ProtectedAge, ProtectedKeys, Protection, Protector, Roots
 from precook.maintain.remove import (
     ALL_DEAD,
@@ -44,7 +45,9 @@ def make_room(internals: StoreInternals, nbytes: int, max_bytes: int) -> None:
     # More than once: what was to go may be spared, because others have come to need it, and they write, too.
     for _ in range(_TRIES):
         size = internals.index.pack_bytes()
-        if size <= target:
+        # Second copies before any entry: a run that was killed may have left some, and what is protected need not fit
+        # twice.
+        if size <= target or (drop_second_copies(internals) and internals.index.pack_bytes() <= target):
             return
         touched = internals.packs.touched()
         plan = plan_eviction(internals, least, touched=touched)

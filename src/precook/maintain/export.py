@@ -21,9 +21,10 @@ from precook.identity.recipe import recipe_digest
 from precook.store.entry_table import EntryTable
 from precook.store.format.build import Entry
 from precook.store.format.pack import NO_RECIPE, checksum
+from precook.store.layout import Layout
 from precook.store.leaves import Leaf
 from precook.store.packfile import TableFile
-from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot
+from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot, with_snapshots
 from precook.store.store import Store
 from precook.store.tree import Parts
 from precook.values import Array, Bytes, Key, Numbers
@@ -35,7 +36,12 @@ _NO_LABELS = b"null"
 
 def choose_snapshot(store: Store, dataset: str, name: str | None = None) -> Snapshot:
     """The latest snapshot of a dataset, or the one with this number or these first digits of its id."""
-    files = [file for file in store.snapshots() if file.dataset == dataset]
+    return with_snapshots(Layout(store.path), lambda listed: _choose(store, listed, dataset, name))
+
+
+def _choose(store: Store, listed: list[SnapshotFile], dataset: str, name: str | None) -> Snapshot:
+    """The same among these."""
+    files = [file for file in listed if file.dataset == dataset]
     if not files:
         raise NoSnapshotError(store.path, dataset)
     if name is None:

@@ -9,9 +9,10 @@ from itertools import groupby
 
 import numpy as np
 
-from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError
+from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, StoreReadError
 from precook.store.keysets import among, beginnings, keyset, split
-from precook.store.snapshot import Snapshot, read_snapshot
+from precook.store.layout import Layout
+from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot, with_snapshots
 from precook.store.store import Store
 
 
@@ -32,10 +33,14 @@ class Owner:
 
 def dataset_keys(store: Store, dataset: str) -> set[bytes]:
     """Every entry that a snapshot of this dataset names; `NoSnapshotError` where it has none."""
-    files = [file for file in store.snapshots() if file.dataset == dataset]
-    if not files:
-        raise NoSnapshotError(store.path, dataset)
-    return {key for file in files for key in split(read_snapshot(file).all_keys())}
+
+    def keys_in(listed: list[SnapshotFile]) -> set[bytes]:
+        files = [file for file in listed if file.dataset == dataset]
+        if not files:
+            raise NoSnapshotError(store.path, dataset)
+        return {key for file in files for key in split(read_snapshot(file).all_keys())}
+
+    return with_snapshots(Layout(store.path), keys_in)
 
 
 def find_owners(store: Store, keys: Collection[bytes]) -> dict[bytes, list[Owner]]:
@@ -50,8 +55,8 @@ def find_owners(store: Store, keys: Collection[bytes]) -> dict[bytes, list[Owner
                 break
             try:
                 snapshot = read_snapshot(file)
-            except (DamagedPackError, NewerFormatError, FileNotFoundError):
-                continue  # `verify` lists it
+            except (DamagedPackError, StoreReadError, NewerFormatError, FileNotFoundError):
+                continue  # `verify` lists it, or it was removed just now
             named = set()
             for key, owner in _owners(snapshot, left):
                 owners.setdefault(key, []).append(owner)

@@ -16,7 +16,7 @@ from precook.store.index.scan import Chunk
 from precook.store.keysets import ManyKeys, in_columns
 from precook.store.layout import Layout
 from precook.store.lease import live_leases
-from precook.store.snapshot import SnapshotFile, list_snapshots, read_snapshot
+from precook.store.snapshot import SnapshotFile, read_snapshot, with_snapshots
 from precook.values import Flags
 
 
@@ -119,11 +119,16 @@ class Protection:
                 name = f"lease: {holder.purpose} (pid {holder.pid} on {holder.host})"
                 new.append(ProtectedKeys(name, ManyKeys(holder.keys - seen, keys.after(seen))))
                 self._leases[holder.id] = holder.keys
-        for file in self.roots.of(list_snapshots(self._layout)):
+        return new + with_snapshots(self._layout, self._read_new)
+
+    def _read_new(self, listed: list[SnapshotFile]) -> list[ProtectedKeys]:
+        """What those snapshots keep that count and were not seen before."""
+        new = {}
+        for file in self.roots.of(listed):
             # By name, not by inode: a snapshot is written once.
             if file.id not in self._snapshots:
                 kind = "pinned snapshot" if file.pinned else "snapshot"
-                keys_of = in_columns(read_snapshot(file).key_columns())
-                new.append(ProtectedKeys(f"{kind}: {file.dataset} {file.number}", keys_of))
-                self._snapshots.add(file.id)
-        return new
+                keys = in_columns(read_snapshot(file).key_columns())
+                new[file.id] = ProtectedKeys(f"{kind}: {file.dataset} {file.number}", keys)
+        self._snapshots.update(new)
+        return list(new.values())

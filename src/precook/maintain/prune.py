@@ -10,8 +10,8 @@ from precook.maintain.remove import RemovalPlan, find_candidates, plan_removal
 from precook.report import SILENT, Reporter
 from precook.store.index.scan import EntryScan
 from precook.store.internals import StoreInternals
-from precook.store.keysets import in_columns
-from precook.store.snapshot import list_snapshots, read_snapshot
+from precook.store.keysets import ManyKeys, in_columns
+from precook.store.snapshot import SnapshotFile, list_snapshots, read_snapshot, with_snapshots
 from precook.store.store import Store
 from precook.units import format_duration
 
@@ -55,10 +55,9 @@ def plan_clear(
     if recipe is not None:
         recipes, reason, snapshots = _recipe_forms(internals, recipe), f"made by {recipe}", []
     if dataset is not None:
-        snapshots = [file for file in snapshots if file.dataset == dataset]
+        snapshots, keys = with_snapshots(internals.layout, lambda listed: _named_by(dataset, listed))
         if not snapshots:
             raise NoSnapshotError(store.path, dataset)
-        keys = in_columns([column for file in snapshots for column in read_snapshot(file).key_columns()])
         roots, reason = Roots(but=(dataset,)), f"only {dataset} names it"
     scan = EntryScan(internals.layout, internals.index)
     candidates = find_candidates(scan, Protection(internals.layout, roots), recipes=recipes, keys=keys, report=report)
@@ -71,6 +70,12 @@ def plan_clear(
         snapshots=[file for file in snapshots if not file.pinned],
         spare_used=False,
     )
+
+
+def _named_by(dataset: str, listed: list[SnapshotFile]) -> tuple[list[SnapshotFile], ManyKeys]:
+    """The snapshots of a dataset, and what they name."""
+    files = [file for file in listed if file.dataset == dataset]
+    return files, in_columns([column for file in files for column in read_snapshot(file).key_columns()])
 
 
 def _recipe_forms(internals: StoreInternals, recipe: str) -> list[bytes]:

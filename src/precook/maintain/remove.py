@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from precook.errors import NoSpaceError
+from precook.errors import NoSpaceError, StoreReadError
 from precook.maintain.lock import maintaining
 from precook.maintain.protect import Protection, Protector
 from precook.maintain.repack import planned_size, rewrite_packs, unlink_packs
@@ -143,6 +143,8 @@ class PackChanges:
     freed: int
     dead: int
     """Bytes of dead rows that stay in their packs."""
+    unread: tuple[StoreReadError, ...] = ()
+    """Why packs that are worth it are not rewritten: the system refuses to read them."""
 
 
 def plan_packs(
@@ -156,16 +158,21 @@ def plan_packs(
         chosen = living.partly_dead & (living.dead_share >= thresholds.of_pack)
     freed = int(scan.nbytes[living.none].sum())
     rewrite: list[str] = []
+    unread: list[StoreReadError] = []
     dead = int(living.dead[~chosen].sum())
     for pack in np.flatnonzero(chosen).tolist():
-        size = planned_size(internals, {scan.ids[pack]: living.rows_of(pack)})
+        size = None
+        try:
+            size = planned_size(internals, {scan.ids[pack]: living.rows_of(pack)})
+        except StoreReadError as error:
+            unread.append(error)
         if size is not None and size < scan.nbytes[pack]:
             rewrite.append(scan.ids[pack])
             freed += int(scan.nbytes[pack]) - size
         else:
             dead += int(living.dead[pack])
     unlink = tuple(scan.ids[pack] for pack in np.flatnonzero(living.none).tolist())
-    return PackChanges(unlink, tuple(rewrite), freed, dead)
+    return PackChanges(unlink, tuple(rewrite), freed, dead, tuple(unread))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +190,9 @@ class Removal:
     freed: int
     """Bytes that the disk has gained, packs and snapshots."""
     left: str = ""
-    """Why some packs were not rewritten, empty where all were."""
+    """Why some packs were not rewritten for lack of space, empty where there was enough."""
+    unread: tuple[StoreReadError, ...] = ()
+    """Why others were left as they are: the system refused to read them, which may pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,6 +219,8 @@ class RemovalPlan:
     """Bytes of all packs as they are."""
     command: str
     """What it is a plan of, for those who have to wait for it."""
+    unread: tuple[StoreReadError, ...]
+    """Why packs that are worth it are not rewritten: the system refuses to read them, which may pass."""
     _internals: StoreInternals = field(repr=False)
     _scan: EntryScan = field(repr=False)
     _dropped: RowSet = field(repr=False)
@@ -254,16 +265,17 @@ class RemovalPlan:
             entries, nbytes, spared = self._drop_entries(report)
             files.reached("removal.dropped")
             unlinked = unlink_packs(self._internals, self.unlink)
-            rewritten, rewrite_freed, left = self._rewrite(report)
+            rewritten = self._rewrite(report)
         return Removal(
             entries=entries,
             nbytes=nbytes,
             spared=spared,
             snapshots=len(snapshot_sizes),
             packs_unlinked=len(unlinked),
-            packs_rewritten=rewritten,
-            freed=sum(snapshot_sizes) + sum(size for _, size in unlinked) + rewrite_freed,
-            left=left,
+            packs_rewritten=rewritten.packs,
+            freed=sum(snapshot_sizes) + sum(size for _, size in unlinked) + rewritten.freed,
+            left=rewritten.left,
+            unread=(*self.unread, *rewritten.unread),
         )
 
     def _remove_snapshots(self) -> list[int]:
@@ -273,10 +285,11 @@ class RemovalPlan:
             with self._internals.index.exclusive():
                 # Meanwhile somebody may have pinned it, or removed the one that had taken its place.
                 roots = self._protection.roots.of(list_snapshots(self._internals.layout))
-                if file.id in {root.id for root in roots} or not file.path.exists():
+                status = file.status()
+                if file.id in {root.id for root in roots} or status is None:
                     continue
-                sizes.append(file.path.stat().st_size)
                 remove_snapshot(file)
+                sizes.append(status.st_size)
         return sizes
 
     def _drop_entries(self, report: Reporter) -> tuple[int, int, int]:
@@ -337,18 +350,31 @@ class RemovalPlan:
         files.reached("removal.batch")
         return entries, nbytes, spared
 
-    def _rewrite(self, report: Reporter) -> tuple[int, int, str]:
-        """Rewrite what the plan says; how many packs, what that gained, and why not all."""
-        rewritten = freed = 0
+    def _rewrite(self, report: Reporter) -> _Rewritten:
+        """Rewrite what the plan says."""
+        done = _Rewritten()
         with report.task("rewrite", total=len(self.rewrite), unit="packs") as task:
             for name in self.rewrite:
                 try:
                     rewrite = rewrite_packs(self._internals, [name])
                 except NoSpaceError as error:
-                    return rewritten, freed, error.reason
-                rewritten, freed = rewritten + rewrite.packs, freed + rewrite.freed
+                    done.left = error.reason
+                    break
+                done.packs += rewrite.packs
+                done.freed += rewrite.freed
+                done.unread += rewrite.left
                 task.advance()
-        return rewritten, freed, ""
+        return done
+
+
+@dataclass(slots=True)
+class _Rewritten:
+    """How many packs were rewritten, what that gained, and why not all."""
+
+    packs: int = 0
+    freed: int = 0
+    left: str = ""
+    unread: tuple[StoreReadError, ...] = ()
 
 
 def plan_removal(
@@ -364,17 +390,19 @@ def plan_removal(
 ) -> RemovalPlan:
     """Plan the removal of some candidates, and of snapshots."""
     changes = plan_packs(internals, candidates, dropped.places, thresholds)
+    sizes = {file: status.st_size for file in snapshots if (status := file.status()) is not None}
     return RemovalPlan(
         goes=(RemovalShare(reason, dropped.entries, dropped.nbytes),) if dropped.entries else (),
         kept=tuple(candidates.kept),
-        snapshots=tuple(snapshots),
+        snapshots=tuple(sizes),
         unlink=changes.unlink,
         rewrite=changes.rewrite,
         packs_freed=changes.freed,
-        snapshots_freed=sum(file.path.stat().st_size for file in snapshots),
+        snapshots_freed=sum(sizes.values()),
         dead=changes.dead,
         size=int(candidates.scan.nbytes.sum()),
         command=command,
+        unread=changes.unread,
         _internals=internals,
         _scan=candidates.scan,
         _dropped=dropped.places,

@@ -12,15 +12,15 @@ import json
 import logging
 import secrets
 import shutil
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import DamagedEntryError, DamagedPackError, LockedError, NoSpaceError, StoreError
+from precook.errors import DamagedEntryError, DamagedPackError, LockedError, NoSpaceError, StoreReadError
 from precook.fs.trust import file_system_time
 from precook.store import files
 from precook.store.dtypes import DType
@@ -40,11 +40,10 @@ from precook.store.format.pack import (
 from precook.store.index.index import Index, Place
 from precook.store.index.schema import ReplacedPack
 from precook.store.internals import StoreInternals
-from precook.store.keysets import split
 from precook.store.layout import Layout
-from precook.store.packfile import PackFile
+from precook.store.packfile import PackFile, RowDamagedError, read_error, reading
 from precook.units import format_size
-from precook.values import Key, Numbers
+from precook.values import Bytes, Key, Numbers
 
 _log = logging.getLogger("precook")
 
@@ -96,16 +95,27 @@ class Repack:
         gathered: list[bytes] = []
         room = _CHUNK
         for pack, spans in groupby(self.spans, key=lambda span: span[0]):
-            with pack.open() as descriptor:
-                for _, start, length in spans:
-                    for offset in range(start, start + length, _CHUNK):
-                        gathered.append(pack.read_bytes(descriptor, offset, min(_CHUNK, start + length - offset)))
-                        room -= len(gathered[-1])
-                        if room <= 0:
-                            yield b"".join(gathered)
-                            gathered, room = [], _CHUNK
+            for piece in _read_spans(pack, spans):
+                gathered.append(piece)
+                room -= len(piece)
+                if room <= 0:
+                    yield b"".join(gathered)
+                    gathered, room = [], _CHUNK
         if gathered:
             yield b"".join(gathered)
+
+
+def _read_spans(pack: PackFile, spans: Iterable[tuple[PackFile, int, int]]) -> Iterator[bytes]:
+    """Some bytes of a pack; what goes wrong is told as an error of this pack, not of what is written meanwhile."""
+    try:
+        with reading(pack.path), pack.open() as descriptor:
+            for _, start, length in spans:
+                for offset in range(start, start + length, _CHUNK):
+                    yield pack.read_bytes(descriptor, offset, min(_CHUNK, start + length - offset))
+    except FileNotFoundError as error:
+        raise read_error(pack.path, error) from error
+    except RowDamagedError as error:
+        raise DamagedPackError(pack.path, str(error)) from error
 
 
 @dataclass(slots=True)
@@ -224,55 +234,74 @@ class Rewrite:
     """Size of the new pack, zero where no row was left to move."""
     freed: int = 0
     """Bytes that the disk has gained."""
+    left: tuple[StoreReadError, ...] = ()
+    """Why some packs were left as they are: the system refused to read them, which may pass."""
 
 
 def planned_size(internals: StoreInternals, living: dict[str, Numbers]) -> int | None:
-    """The size of a pack of these rows, by the name of their pack; None where one of the packs cannot be read.
+    """The size of a pack of these rows, by the name of their pack; None where one of the packs is gone or damaged.
 
-    `HeaderError` where one pack cannot hold them all.
+    `StoreReadError` where the system refuses to read one, `HeaderError` where one pack cannot hold them all.
     """
     pieces = []
     try:
         for name, rows in living.items():
-            pieces.append(Piece(internals.open_pack(name), rows))
+            with reading(internals.layout.pack(name)):
+                pieces.append(Piece(internals.open_pack(name), rows))
         return repack(pieces).nbytes
-    except (FileNotFoundError, StoreError):
+    except (FileNotFoundError, DamagedPackError):
         return None
     finally:
         for piece in pieces:
             piece.pack.release()
 
 
-def rewrite_packs(internals: StoreInternals, names: Sequence[str]) -> Rewrite:
+def rewrite_packs(internals: StoreInternals, names: Sequence[str], *, give_up: bool = False) -> Rewrite:
     """Put the living rows of some packs into a new one, and remove the old ones.
 
-    Damaged rows are left behind and become misses. Packs that are gone or cannot be read stay as they are.
+    Damaged rows are left behind and become misses. A pack of which the system refuses to read a row stays as it is,
+    unless whoever asks wants to `give_up` such rows. Packs that are gone or damaged as a whole stay, too.
     """
-    packs, sound = [], []
+    pieces: list[Piece] = []
     living = 0
-    seen: set[bytes] = set()
-    for name in names:
-        try:
-            pack = internals.open_pack(name)
-            rows = sorted(place.row for place in internals.index.find(_keys(pack)) if place.pack == name)
-            sound.append(Piece(pack, _sound_rows(internals, pack, rows, seen)))
-        except (FileNotFoundError, DamagedPackError):
-            continue
-        packs.append(pack)
-        living += len(rows)
-    if not packs:
-        return Rewrite()
-    image = None
+    left: list[StoreReadError] = []
     try:
-        if any(len(piece.rows) for piece in sound):
-            image = repack(sound)
-            check_space(internals, image.nbytes)
-            _publish(internals, image, packs)
-            files.reached("compact.published")
-    except (FileNotFoundError, DamagedPackError):
-        return Rewrite()  # gone or damaged since it was opened
+        for name in names:
+            try:
+                with reading(internals.layout.pack(name)):
+                    pack = internals.open_pack(name)
+                    rows = internals.index.living_rows(name, _keys(pack))
+                    pieces.append(Piece(pack, _sound_rows(internals, pack, rows, give_up=give_up)))
+            except (FileNotFoundError, DamagedPackError):
+                continue
+            except StoreReadError as error:
+                left.append(error)
+                continue
+            living += len(rows)
+        try:
+            rewrite = _replace(internals, _once(pieces), living) if pieces else Rewrite()
+        except (FileNotFoundError, DamagedPackError):
+            rewrite = Rewrite()  # gone or damaged since it was opened
+        except StoreReadError as error:
+            rewrite = Rewrite(left=(error,))
+        return replace(rewrite, left=(*left, *rewrite.left))
+    finally:
+        for piece in pieces:
+            piece.pack.release()
+
+
+def _replace(internals: StoreInternals, pieces: Sequence[Piece], living: int) -> Rewrite:
+    """Put some rows into a new pack and remove the packs they are from, of which so many rows are living."""
+    packs = [piece.pack for piece in pieces]
+    image = None
+    if any(len(piece.rows) for piece in pieces):
+        image = repack(pieces)
+        check_space(internals, image.nbytes)
+        _publish(internals, image, packs)
+        files.reached("compact.published")
+        _prove(internals, image)
     # One transaction names the new rows and drops the old ones, so a reader finds an entry at one place or the other.
-    old = {pack.head.id: ReplacedPack(_keys(pack), pack.path.stat().st_mtime_ns) for pack in packs}
+    old = {pack.head.id: ReplacedPack(_keys(pack), pack.written) for pack in packs}
     head, origins = (image.parsed, image.origins) if image is not None else (None, ())
     internals.index.replace_packs(head, origins, old)
     files.reached("compact.switched")
@@ -281,18 +310,33 @@ def rewrite_packs(internals: StoreInternals, names: Sequence[str]) -> Rewrite:
     return Rewrite(len(packs), living - entries, nbytes, sum(pack.nbytes for pack in packs) - nbytes)
 
 
-def _sound_rows(internals: StoreInternals, pack: PackFile, rows: Sequence[int], seen: set[bytes]) -> Numbers:
-    """The rows that are what was put, each key once; those that are not are told to the index."""
-    keys = _keys(pack)
-    rows = [row for row in rows if keys[row] not in seen]
-    damage = dict(pack.damage(rows))
-    for row, reason in damage.items():
-        _log.warning("left behind: %s", DamagedEntryError(Key(keys[row]), pack.path, reason))
-        internals.index.mark_damaged(Place(keys[row], pack.head.id, row), reason)
-    # By key: the first of two rows stays.
-    sound = {keys[row]: row for row in reversed(rows) if row not in damage}
-    seen.update(sound)
-    return np.array(sorted(sound.values()), np.int64)
+def _sound_rows(internals: StoreInternals, pack: PackFile, rows: Numbers, *, give_up: bool) -> Numbers:
+    """The rows that are what was put; those that are not are told to the index.
+
+    `StoreReadError` where the system refuses to read one of them, unless such rows are to be given up.
+    """
+    bad = list(pack.damage(rows.tolist()))
+    for one in bad:
+        if one.refused and not give_up:
+            raise StoreReadError(pack.path, one.reason)
+    for one in bad:
+        table, row = pack.locate(one.row)
+        key = table.key(row)
+        _log.warning("left behind: %s", DamagedEntryError(Key(key), pack.path, one.reason))
+        internals.index.mark_damaged(Place(key, pack.head.id, one.row), one.reason)
+    return np.setdiff1d(rows, [one.row for one in bad], assume_unique=True)
+
+
+def _once(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same rows without those whose key has another row before: each key once."""
+    keys = np.concatenate([_keys(piece.pack)[piece.rows] for piece in pieces])
+    # In the order of the keys, equal ones as they came.
+    order = np.lexsort(keys.view(">u8").T[::-1])
+    ordered = keys[order]
+    again = np.zeros(len(keys), bool)
+    again[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
+    edges = np.cumsum([len(piece.rows) for piece in pieces])[:-1]
+    return [Piece(piece.pack, piece.rows[~here]) for piece, here in zip(pieces, np.split(again, edges), strict=True)]
 
 
 def check_space(internals: StoreInternals, nbytes: int) -> None:
@@ -307,7 +351,7 @@ def check_space(internals: StoreInternals, nbytes: int) -> None:
 def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]) -> None:
     path = internals.layout.pack(image.parsed.id)
     # As old as the youngest of them: nothing in it may look older than it is.
-    modified = min(max(pack.path.stat().st_mtime_ns for pack in packs), file_system_time(internals.layout.root))
+    modified = min(max(pack.written for pack in packs), file_system_time(internals.layout.root))
     with files.explained(internals.layout.root):
         internals.directories.make(internals.layout.packs)
         internals.directories.make(path.parent)
@@ -316,9 +360,21 @@ def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]
             files.publish(path, buffers, modified=modified)
 
 
-def _keys(pack: PackFile) -> list[bytes]:
+def _prove(internals: StoreInternals, image: Repack) -> None:
+    """Read a new pack back before the old ones go: what was copied is what was put, or `StoreReadError`."""
+    path = internals.layout.pack(image.parsed.id)
+    with reading(path):
+        pack = internals.open_pack(image.parsed.id)
+        try:
+            for bad in pack.damage():
+                raise StoreReadError(path, f"this new pack is not what was written: {bad.reason}")
+        finally:
+            pack.release()
+
+
+def _keys(pack: PackFile) -> Bytes:
     """The key of every row."""
-    return split(np.concatenate([np.zeros((0, 32), np.uint8), *(table.keys for table in pack.head.tables)]))
+    return np.concatenate([np.zeros((0, 32), np.uint8), *(table.keys for table in pack.head.tables)])
 
 
 def unlink_packs(internals: StoreInternals, names: Sequence[str]) -> list[tuple[str, int]]:

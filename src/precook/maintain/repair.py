@@ -2,12 +2,13 @@
 
 A pack with damaged entries is written anew without them and the old file goes, so that nothing brings them back. A pack
 whose head is damaged says nothing reliable about its entries and goes as a whole. Entries that have a sound copy in
-another pack are not lost by any of this.
+another pack are not lost by any of this. What the system refused to read is read again, when the repair is planned and
+when it is done: only a repair, which somebody asked for, gives up what still cannot be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -106,14 +107,16 @@ def plan_repair(store: Store, verification: Verification) -> RepairPlan:
     internals = store.internals()
     snapshots = store.snapshots()
     latest = {file.dataset: file.path for file in snapshots}
-    bad_snapshots = {file.path for file in snapshots} & {damage.pack for damage in verification.damage}
+    paths = {file.path for file in snapshots}
+    bad_snapshots = paths & {damage.pack for damage in verification.damage if not damage.refused}
     bad_packs: list[BadPack] = []
-    reasons: dict[bytes, str] = {}
-    in_packs = (damage for damage in verification.damage if damage.pack not in bad_snapshots)
+    reasons = dict.fromkeys((key.bytes for key in verification.lost), "no pack holds it")
+    in_packs = (damage for damage in verification.damage if damage.pack not in paths)
     for path, damages in groupby(sorted(in_packs, key=lambda damage: str(damage.pack)), key=lambda damage: damage.pack):
-        pack, lost = _examine(internals, path, damages)
-        bad_packs.append(pack)
-        reasons.update(lost)
+        pack, lost = _examine(internals, path, list(damages))
+        if pack is not None:
+            bad_packs.append(pack)
+            reasons.update(lost)
     names = {pack.name for pack in bad_packs}
     # Entries that have a copy in a pack that stays are not lost.
     elsewhere = {place.key for place in internals.index.find(list(reasons)) if place.pack not in names}
@@ -131,19 +134,31 @@ def plan_repair(store: Store, verification: Verification) -> RepairPlan:
     )
 
 
-def _examine(internals: StoreInternals, path: Path, damages: Iterable[Damage]) -> tuple[BadPack, dict[bytes, str]]:
-    """What becomes of a pack, and the entries that are lost with it, with the reason."""
+def _examine(
+    internals: StoreInternals, path: Path, damages: Sequence[Damage]
+) -> tuple[BadPack | None, dict[bytes, str]]:
+    """What becomes of a pack, and the entries that are lost with it, with the reason; None where it can stay.
+
+    It can where all that was wrong is that the system refused to read it, and does so no longer.
+    """
     try:
         nbytes = path.lstat().st_size
     except FileNotFoundError:
         nbytes = 0
-    pack = BadPack(path, "", nbytes)
+    bad = BadPack(path, "", nbytes)
     try:
-        internals.open_pack(pack.name)
+        pack = internals.open_pack(bad.name)
+        refused = [damage.row for damage in damages if damage.refused and damage.row is not None]
+        again = {one.row: one.reason for one in pack.damage(refused)}
     except (DamagedPackError, OSError) as error:
         reason = damage_reason(error, path) if not isinstance(error, FileNotFoundError) else "it is gone"
-        return BadPack(path, reason, nbytes), dict.fromkeys(internals.index.row_keys(pack.name).values(), reason)
-    return pack, {damage.key.bytes: damage.reason for damage in damages if damage.key is not None}
+        return BadPack(path, reason, nbytes), dict.fromkeys(internals.index.row_keys(bad.name).values(), reason)
+    lost = {
+        damage.key.bytes: again.get(damage.row, damage.reason)
+        for damage in damages
+        if damage.key is not None and damage.row is not None and (not damage.refused or damage.row in again)
+    }
+    return bad if lost or any(not damage.refused for damage in damages) else None, lost
 
 
 def _replace(internals: StoreInternals, bad: BadPack) -> tuple[int, int]:
@@ -154,7 +169,9 @@ def _replace(internals: StoreInternals, bad: BadPack) -> tuple[int, int]:
         return 0, 0  # somebody else was quicker
     except (DamagedPackError, OSError) as error:
         return _remove(internals, bad, damage_reason(error, bad.path)), 0
-    rewrite = rewrite_packs(internals, [bad.name])
+    rewrite = rewrite_packs(internals, [bad.name], give_up=True)
+    for unread in rewrite.left:
+        raise unread
     return rewrite.lost, rewrite.nbytes
 
 

@@ -7,10 +7,10 @@ from itertools import groupby
 
 import numpy as np
 
-from precook.errors import DamagedPackError, NewerFormatError
+from precook.errors import DamagedPackError, NewerFormatError, StoreReadError
 from precook.store.index.scan import Chunk, EntryScan
 from precook.store.keysets import KeySet, among, beginnings, in_columns, keyset
-from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot
+from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot, with_snapshots
 from precook.store.store import Store
 from precook.values import Flags
 
@@ -60,15 +60,8 @@ class Usage:
 
 def measure_usage(store: Store) -> Usage:
     """Count every entry, once for each of its keys; nothing is read but the index and the latest snapshots."""
-    datasets: list[_DatasetCount] = []
-    unreadable: list[SnapshotFile] = []
-    for _, group in groupby(store.snapshots(), key=lambda file: file.dataset):
-        files = list(group)
-        try:
-            datasets.append(_DatasetCount(read_snapshot(files[-1]), len(files)))
-        except (DamagedPackError, NewerFormatError):
-            unreadable.append(files[-1])
     internals = store.internals()
+    datasets, unreadable = with_snapshots(internals.layout, _read_latest)
     scan = EntryScan(internals.layout, internals.index)
     unnamed, ages = _Count(), [_Count() for _ in AGES]
     for chunk in scan.chunks():
@@ -88,6 +81,19 @@ def measure_usage(store: Store) -> Usage:
         ages=tuple(count.part(name) for count, (name, _) in zip(ages, AGES, strict=True)),
         unreadable=tuple(unreadable),
     )
+
+
+def _read_latest(listed: list[SnapshotFile]) -> tuple[list[_DatasetCount], list[SnapshotFile]]:
+    """The latest snapshot of each dataset, to count what it names, and those that cannot be read."""
+    datasets: list[_DatasetCount] = []
+    unreadable: list[SnapshotFile] = []
+    for _, group in groupby(listed, key=lambda file: file.dataset):
+        files = list(group)
+        try:
+            datasets.append(_DatasetCount(read_snapshot(files[-1]), len(files)))
+        except (DamagedPackError, StoreReadError, NewerFormatError):
+            unreadable.append(files[-1])
+    return datasets, unreadable
 
 
 class _Count:

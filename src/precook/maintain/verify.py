@@ -1,4 +1,7 @@
-"""Verification: every byte of the packs and snapshots is read and checked; nothing is changed.
+"""Verification: every byte of the packs and snapshots is read and checked, and that entries are there; it only looks.
+
+Others may build and remove meanwhile. What they remove is not damage: a removal takes names from the index before it
+takes files, so a file that is gone is looked up once more, and what the index still names then is missing indeed.
 
 A verification of part of a store is described by a `Scope`, and one that stops early leaves a `VerifyCursor` from which
 the next one with the same scope goes on. Cursors are kept in the index's memory.
@@ -11,26 +14,31 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
 
-from precook.errors import DamagedPackError, NewerFormatError
+from precook.errors import DamagedPackError, NewerFormatError, StoreReadError
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest
 from precook.maintain.owners import dataset_keys
+from precook.maintain.protect import Roots
 from precook.report import SILENT, Reporter
+from precook.store import files
 from precook.store.index.index import Place
 from precook.store.internals import StoreInternals
-from precook.store.keysets import split
+from precook.store.keysets import BLOCK, split
 from precook.store.layout import list_packs
 from precook.store.packfile import PackFile, damage_reason
 from precook.store.snapshot import SnapshotFile, list_snapshots, read_snapshot
 from precook.store.store import Store
 from precook.values import Flags, Key
 
+_NO_KEY = bytes(32)
+"""What stands in a snapshot for a mask that nobody has."""
 _NOTES = "verify"
 _KEPT = 50
 """Cursors that are kept, at the most."""
@@ -49,6 +57,8 @@ class Damage:
     reason: str
     row: int | None = None
     """Its row in the pack."""
+    refused: bool = False
+    """Whether the system refused to read it: that may pass, and says nothing about the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +76,13 @@ class Verification:
     finished: bool = True
     """Whether all that was asked for was looked at."""
     snapshots: int = 0
+    lost: tuple[Key, ...] = ()
+    """Entries that the latest snapshot of a dataset names, or a pinned one, and that no pack holds."""
 
     @property
     def clean(self) -> bool:
-        """Whether nothing damaged was found."""
-        return not self.damage
+        """Whether nothing damaged was found and nothing is missing."""
+        return not self.damage and not self.lost
 
     @property
     def complete(self) -> bool:
@@ -156,7 +168,8 @@ def verify_store(
 ) -> Verification:
     """Check the k-th of n parts of all packs, for so many seconds at most, and the snapshots if everything is meant.
 
-    `after` begins behind a pack of this name, "" at the first one. Rows that were dropped are nobody's any more.
+    `after` begins behind a pack of this name, "" at the first one. Rows that were dropped are nobody's any more. At the
+    end it looks whether all that snapshots need is there.
     """
     part, parts = subset
     if not 1 <= part <= parts:
@@ -164,13 +177,16 @@ def verify_store(
         raise ValueError(message)
     started = time.monotonic()
     names = sorted(list_packs(internals.layout)[0])
+    files.reached("verify.listed")
     chosen = [name for name in names if int(name[:8], 16) % parts == part - 1 and name > (after or "")]
     if max_seconds is not None and after is None:
         # Whoever stops early and keeps no cursor starts elsewhere next time: short checks cover everything in time.
         random.shuffle(chosen)
     snapshots = list_snapshots(internals.layout) if selection == EVERYTHING else []
+    files.reached("snapshots.listed")
     damage = [damaged for file in snapshots for damaged in _check_snapshot(file)]
     packs = entries = nbytes = 0
+    rows_of: dict[Path, int] = {}
     last, finished = after or "", True
     with report.task("verify", total=len(chosen), unit="packs") as task:
         for name in chosen:
@@ -180,19 +196,26 @@ def verify_store(
                 break
             try:
                 pack = internals.open_pack(name)
+                files.reached("verify.opened")
             except FileNotFoundError:
                 continue  # removed since it was listed
             except (DamagedPackError, OSError) as error:
                 path = internals.layout.pack(name)
-                damage.append(Damage(path, None, None, damage_reason(error, path)))
+                refused = isinstance(error, OSError)
+                damage.append(Damage(path, None, None, damage_reason(error, path), refused=refused))
             else:
                 rows = selection.rows(pack) & ~internals.index.dropped_rows(name, pack.head.rows)
                 damage += check_pack(pack, rows)
+                rows_of[pack.path] = pack.head.rows
                 entries += int(rows.sum())
                 sizes = np.concatenate([np.zeros(0, np.int64), *(table.row_bytes() for table in pack.head.tables)])
                 nbytes += pack.nbytes if rows.all() and selection == EVERYTHING else int(sizes[rows].sum())
             packs, last = packs + 1, name
             task.advance()
+    files.reached("verify.read")
+    damage = _still_there(internals, damage, rows_of)
+    known = {damaged.key.bytes for damaged in damage if damaged.key is not None}
+    lost = sorted(_find_lost(internals, selection) - known) if finished else []
     return Verification(
         packs=packs,
         packs_in_store=len(names),
@@ -203,7 +226,61 @@ def verify_store(
         last=last,
         finished=finished,
         snapshots=len(snapshots),
+        lost=tuple(map(Key, lost)),
     )
+
+
+def _still_there(internals: StoreInternals, damage: Sequence[Damage], rows: dict[Path, int]) -> list[Damage]:
+    """Those of some damages that are still in the store: somebody may have removed the others meanwhile.
+
+    `rows` says how many a pack has.
+    """
+    there = []
+    for path, found in groupby(damage, key=lambda damaged: damaged.pack):
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            pass  # it is there, and refused
+        dropped = internals.index.dropped_rows(path.stem, rows[path]) if path in rows else None
+        there += [one for one in found if dropped is None or one.row is None or not dropped[one.row]]
+    return there
+
+
+def _find_lost(internals: StoreInternals, selection: PackSelection) -> set[bytes]:
+    """The keys of entries that the latest or a pinned snapshot names, if they are meant, and no pack holds.
+
+    By what a recipe made nothing is told: a snapshot does not say which recipe made a key.
+    """
+    lost: set[bytes] = set()
+    if selection.recipes is not None:
+        return lost
+    for file in Roots().of(list_snapshots(internals.layout)):
+        missing = _missing(internals, file, selection)
+        if missing:
+            # The index may have been behind, or a removal was at work: that takes a snapshot before its entries, so
+            # what a snapshot names that still counts, after the look, is missing indeed.
+            internals.index.refresh()
+            missing = missing & _missing(internals, file, selection)
+            if file in Roots().of(list_snapshots(internals.layout)):
+                lost |= missing
+    return lost
+
+
+def _missing(internals: StoreInternals, file: SnapshotFile, selection: PackSelection) -> set[bytes]:
+    """What a snapshot names, of what is meant, and the index does not know."""
+    missing: set[bytes] = set()
+    try:
+        columns = read_snapshot(file).key_columns()
+    except (FileNotFoundError, DamagedPackError, StoreReadError, NewerFormatError):
+        return missing  # removed since it was listed, or told as damage
+    for column in columns:
+        for start in range(0, len(column), BLOCK):
+            keys = {*split(column[start : start + BLOCK])} - {_NO_KEY}
+            keys = keys if selection.keys is None else keys & selection.keys
+            missing |= keys - internals.index.present(list(keys))
+    return missing
 
 
 def check_pack(pack: PackFile, rows: Flags | None = None) -> Iterator[Damage]:
@@ -216,15 +293,20 @@ def check_pack(pack: PackFile, rows: Flags | None = None) -> Iterator[Damage]:
             # A second opinion: the format's own library has to agree that this is a safetensors file.
             with safetensors.safe_open(pack.path, framework="numpy"):
                 pass
+        except FileNotFoundError:
+            return  # removed since it was opened
         except (safetensors.SafetensorError, OSError) as error:
-            yield Damage(pack.path, None, None, f"safetensors refuses it: {error}")
+            refused = isinstance(error, OSError)
+            yield Damage(pack.path, None, None, f"safetensors refuses it: {error}", refused=refused)
     try:
-        for row, reason in pack.damage(None if rows is None else np.flatnonzero(rows).tolist()):
-            table, number = pack.locate(row)
+        for bad in pack.damage(None if rows is None else np.flatnonzero(rows).tolist()):
+            table, number = pack.locate(bad.row)
             offset = table.table.leaves[0].span(number)[0] if table.table.leaves else None
-            yield Damage(pack.path, Key(table.key(number)), offset, reason, row)
+            yield Damage(pack.path, Key(table.key(number)), offset, bad.reason, bad.row, bad.refused)
     except FileNotFoundError:
         return  # removed since it was opened
+    except OSError as error:
+        yield Damage(pack.path, None, None, damage_reason(error, pack.path), refused=True)
 
 
 def _check_snapshot(file: SnapshotFile) -> Iterator[Damage]:
@@ -232,8 +314,8 @@ def _check_snapshot(file: SnapshotFile) -> Iterator[Damage]:
         read_snapshot(file)
     except NewerFormatError:
         return  # made by a newer precook, which can tell
-    except DamagedPackError as error:
-        yield Damage(file.path, None, None, error.reason)
+    except (DamagedPackError, StoreReadError) as error:
+        yield Damage(file.path, None, None, error.reason, refused=isinstance(error, StoreReadError))
     except FileNotFoundError:
         return  # removed since it was listed
 
@@ -258,15 +340,18 @@ def verify_scope(
         finished=int(time.time()) if verification.finished else None,
         after=verification.last,
         packs=cursor.packs + verification.packs,
-        damaged=cursor.damaged + len(verification.damage),
+        damaged=cursor.damaged + len(verification.damage) + len(verification.lost),
     )
 
 
 def save_cursor(store: Store, cursor: VerifyCursor, damage: Sequence[Damage] = ()) -> None:
-    """Keep how far a verification has come, and which entries it found damaged: from now on they are missing."""
+    """Keep how far a verification has come, and which entries it found damaged: from now on they are missing.
+
+    Not those that the system refused to read: what is missing is not copied when its pack is written anew, and goes.
+    """
     index = store.internals().index
     for entry in damage:
-        if entry.key is not None and entry.row is not None:
+        if entry.key is not None and entry.row is not None and not entry.refused:
             index.mark_damaged(Place(entry.key.bytes, entry.pack.stem, entry.row), entry.reason)
     memory = store.memory()
     notes = memory.notes(_NOTES)

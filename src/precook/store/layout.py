@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from precook.errors import NewerFormatError, NotAStoreError
+from precook.errors import NewerFormatError, NotAStoreError, StoreReadError
 from precook.fs.read import read_small
 from precook.store import files
 from precook.store.format.pack import FORMAT
@@ -160,6 +160,9 @@ def _names(folder: Path) -> list[str]:
         return os.listdir(folder)  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        # Not as if nothing were there: what is not listed counts as gone.
+        raise StoreReadError(folder, f"cannot be listed: {error.strerror}") from error
 
 
 def _is_made(layout: Layout) -> bool:

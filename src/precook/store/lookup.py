@@ -101,10 +101,11 @@ class Lookup:
             _log.warning("%s", damaged)
         self.packs.bad_rows.add(place)
         if not self.index.read_only and isinstance(error, RowDamagedError):
-            # A read error may pass; bytes that differ from their checksum will not.
+            # For good only what bytes say, read once more: a read error may pass, and so may what memory made of them.
             try:
-                self.index.mark_damaged(place, reason)
-            except StoreError as refused:
+                if any(not bad.refused for bad in table.pack.damage([place.row])):
+                    self.index.mark_damaged(place, reason)
+            except (StoreError, OSError) as refused:
                 _log.warning("cannot note the damage: %s", refused)
         return damaged
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
+import functools
 import itertools
 import logging
 import os
@@ -20,8 +21,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -56,6 +58,8 @@ _PIECE = 1 << 20
 
 USED, RECORDED = 1, 2
 
+_Result = TypeVar("_Result")
+
 _now = time.monotonic
 
 _MEDIUM = {errno.EIO, errno.ENODATA, getattr(errno, "EUCLEAN", errno.EIO), errno.EBADMSG}
@@ -71,14 +75,42 @@ class PackGoneError(FileNotFoundError):
     """The pack that was opened is gone, or another file has taken its place."""
 
 
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that could not be had as it was put, twice in a row."""
+
+    row: int
+    reason: str
+    refused: bool
+    """Whether the system refused to read it: that may pass, and says nothing about the bytes."""
+
+
 def damage_reason(error: Exception, path: Path) -> str:
     """What is wrong with a pack or a row, in a few words; an error that says nothing about its bytes is raised."""
     if isinstance(error, DamagedPackError):
         return error.reason
-    if isinstance(error, OSError) and error.errno not in _MEDIUM:
-        hint = "close some files or raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else None
-        raise StoreReadError(path, f"cannot be read: {error.strerror or error}", hint=hint) from error
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        if error.errno not in _MEDIUM:
+            raise read_error(path, error) from error
+        return f"cannot be read: {error.strerror}"
+    return str(error)
+
+
+def read_error(path: Path, error: OSError) -> StoreReadError:
+    """What the system said about reading a file, as our error."""
+    hint = "close some files or raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else None
+    return StoreReadError(path, f"cannot be read: {error.strerror or error}", hint=hint)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the system says about reading a file into our error; that it is gone is told as it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise read_error(path, error) from error
 
 
 class Guard:
@@ -106,12 +138,14 @@ class PackFile:
         """Keys whose place the reader remembers in this pack."""
         descriptor = _open_regular(path)
         try:
-            self.head = _read_head(descriptor, path, name)
+            self.head = _twice(descriptor, functools.partial(_read_head, descriptor, path, name))
             status = os.fstat(descriptor)
         finally:
             os.close(descriptor)
         self._file = _same_file(status)
         self._stamp = _stamp(status)
+        self.written = status.st_mtime_ns
+        """When the file was written, in nanoseconds."""
         self._changed = False
         self._name = os.fspath(path)
         self.look_at = 0.0
@@ -187,15 +221,18 @@ class PackFile:
         """Some of its bytes as they are; a file that ends too early is damage."""
         return _pread(descriptor, size, offset)
 
-    def damage(self, rows: Iterable[int] | None = None) -> Iterator[tuple[int, str]]:
-        """Read every row, or some of them, from the disk and check them: those that are damaged, and why."""
+    def damage(self, rows: Iterable[int] | None = None) -> Iterator[BadRow]:
+        """Read every row, or some of them, from the disk and check them: those that cannot be had, and why.
+
+        A row is bad when it was read twice. `StoreReadError` where the system refuses for lack of something else.
+        """
         with self.open() as descriptor:
             for row in range(self.head.rows) if rows is None else rows:
                 table, number = self.locate(row)
                 try:
-                    table.verify(descriptor, number)
+                    _twice(descriptor, functools.partial(table.verify, descriptor, number))
                 except (RowDamagedError, OSError) as error:
-                    yield row, damage_reason(error, self.path)
+                    yield BadRow(row, damage_reason(error, self.path), isinstance(error, OSError))
 
     def map(self, *, private: bool) -> Bytes:
         """The file as an array."""
@@ -452,6 +489,18 @@ def _open_regular(path: Path) -> int:
         raise
 
 
+def _twice(descriptor: int, read: Callable[[], _Result]) -> _Result:
+    """What a read gives, at the second try where the first one fails: much that goes wrong with one read passes."""
+    try:
+        return read()
+    except (DamagedPackError, RowDamagedError, OSError):
+        if _ADVISE is not None:
+            # From the disk, not from what the system holds of it; what is no file cannot be advised on.
+            with contextlib.suppress(OSError):
+                _ADVISE(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return read()
+
+
 def _same_file(status: os.stat_result) -> tuple[int, int, int]:
     """What stays the same of a file that nobody writes into, however it is touched."""
     return status.st_dev, status.st_ino, status.st_size
@@ -467,7 +516,7 @@ def _read_head(descriptor: int, path: Path, name: str) -> Head:
         raise DamagedPackError(path, "not a regular file")
     size = os.fstat(descriptor).st_size
     try:
-        length = header_length(os.pread(descriptor, 8, 0))
+        length = header_length(_pread(descriptor, min(8, size), 0))
         if length > size:
             raise DamagedPackError(path, "cut short inside its header")
         header = parse_pack_header(_pread(descriptor, length, 0))

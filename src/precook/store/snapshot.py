@@ -7,6 +7,7 @@ snapshots. It is written once and never changed; the one with the highest number
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import time
@@ -14,16 +15,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PinnedError
+from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PinnedError, StoreReadError
 from precook.identity.digest import derived_digest
 from precook.store import files
 from precook.store.format.build import build_pack, make_entry
 from precook.store.layout import Layout
-from precook.store.packfile import Guard, PackFile, RowDamagedError, damage_reason
+from precook.store.packfile import Guard, PackFile, read_error, reading
 from precook.store.reader import build_tree
 from precook.store.snapshot_content import FORMAT, SnapshotContent, as_plain
 from precook.store.tree import Parts, take_apart
@@ -31,6 +32,8 @@ from precook.values import Bytes
 
 if TYPE_CHECKING:
     from precook.store.store import Store
+
+_Result = TypeVar("_Result")
 
 _CONTEXT = "precook snapshot 1"
 _NAME = re.compile(r"([0-9]{8})-([0-9a-f]{64})\.safetensors")
@@ -53,6 +56,14 @@ class SnapshotFile:
     def pin(self) -> Path:
         """The file beside it that pins it."""
         return self.path.with_suffix(".pin")
+
+    def status(self) -> os.stat_result | None:
+        """Size and times of its file; None where it was removed meanwhile."""
+        try:
+            with reading(self.path):
+                return self.path.stat()
+        except FileNotFoundError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +110,7 @@ def list_snapshots(layout: Layout) -> list[SnapshotFile]:
     """Every snapshot in a store, by dataset and then from the oldest to the newest."""
     snapshots = []
     for folder in _folders(layout):
-        names = {path.name for path in folder.iterdir()}
+        names = _names(folder)
         for name in names:
             match = _NAME.fullmatch(name)
             if match is not None:
@@ -136,7 +147,7 @@ def remove_snapshot(file: SnapshotFile) -> None:
 
 def list_partials(layout: Layout) -> list[Path]:
     """What writers of snapshots that died may have left."""
-    return [path for folder in _folders(layout) for path in folder.glob(f"*{files.PARTIAL}")]
+    return [folder / name for folder in _folders(layout) for name in _names(folder) if name.endswith(files.PARTIAL)]
 
 
 def write_snapshot(
@@ -171,12 +182,15 @@ def equal_latest(layout: Layout, dataset: str, content: SnapshotContent) -> Snap
 
 
 def _latest_with(layout: Layout, dataset: str, key: bytes) -> Snapshot | None:
-    earlier = _snapshots_of(layout, dataset)
-    # One that is damaged, or newer than we are, is no reason not to write another.
-    with contextlib.suppress(DamagedPackError, NewerFormatError):
-        if earlier and (latest := _open(earlier[-1]))[1] == key:
-            return latest[0]
-    return None
+    def equal(listed: list[SnapshotFile]) -> Snapshot | None:
+        earlier = [file for file in listed if file.dataset == dataset]
+        # One that is damaged or unreadable, or newer than we are, is no reason not to write another.
+        with contextlib.suppress(DamagedPackError, StoreReadError, NewerFormatError):
+            if earlier and (latest := _open(earlier[-1]))[1] == key:
+                return latest[0]
+        return None
+
+    return with_snapshots(layout, equal)
 
 
 def _content_key(parts: Parts) -> bytes:
@@ -191,24 +205,39 @@ def _snapshots_of(layout: Layout, dataset: str) -> list[SnapshotFile]:
 def read_snapshot(file: SnapshotFile) -> Snapshot:
     """Read a snapshot whole and check every byte; `DamagedPackError` where it is not what was written.
 
-    Large columns are then mapped, not held: pages of the file, which the system takes back when it needs them.
+    `StoreReadError` where the system refuses to read it, `FileNotFoundError` where it was removed since it was listed:
+    `with_snapshots` then lists them again. Large columns are mapped, not held: pages of the file, which the system
+    takes back when it needs them.
     """
     return _open(file)[0]
 
 
+def with_snapshots(layout: Layout, use: Callable[[list[SnapshotFile]], _Result]) -> _Result:
+    """What `use` makes of all snapshots; called again with a new list where one of them was removed meanwhile."""
+    while True:
+        listed = list_snapshots(layout)
+        files.reached("snapshots.listed")
+        try:
+            return use(listed)
+        except FileNotFoundError as error:
+            if list_snapshots(layout) == listed:
+                raise read_error(layout.snapshots, error) from error
+
+
 def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
     try:
-        pack = PackFile(file.path, file.id, Guard())
-        (table,) = pack.tables
-        with pack.open() as descriptor:
-            table.verify_large(descriptor, 0)
-        # Of a private mapping: whoever writes to a column changes nothing but its own copy.
-        leaves, _ = table.take(0)
+        with reading(file.path):
+            pack = PackFile(file.path, file.id, Guard())
+            (table,) = pack.tables
+            with pack.open() as descriptor:
+                table.verify_large(descriptor, 0)
+            # Of a private mapping: whoever writes to a column changes nothing but its own copy.
+            leaves, _ = table.take(0)
         make = table.converters("numpy")
         tree = build_tree(table, 0, [convert(leaf) for convert, leaf in zip(make, leaves, strict=True)])
         key = table.key(0)
-    except (RowDamagedError, OSError, ValueError) as error:
-        raise DamagedPackError(file.path, f"this snapshot is damaged: {damage_reason(error, file.path)}") from error
+    except ValueError as error:
+        raise DamagedPackError(file.path, f"this snapshot is damaged: {error}") from error
     if not isinstance(tree, dict) or type(tree.get("format")) is not int:
         raise DamagedPackError(file.path, "not a snapshot")
     if tree["format"] > FORMAT:
@@ -223,6 +252,15 @@ def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
 
 
 def _folders(layout: Layout) -> list[Path]:
-    if not layout.snapshots.is_dir():
-        return []
-    return sorted(path for path in layout.snapshots.iterdir() if path.is_dir() and _DATASET.fullmatch(path.name))
+    return [layout.snapshots / name for name in sorted(_names(layout.snapshots)) if _DATASET.fullmatch(name)]
+
+
+def _names(folder: Path) -> set[str]:
+    """The names in a folder; none where there is no such folder."""
+    try:
+        return set(os.listdir(folder))  # noqa: PTH208 - one call that either tells all of them or fails
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    except OSError as error:
+        # Not as if nothing were there: what no snapshot names may be removed.
+        raise StoreReadError(folder, f"cannot be listed: {error.strerror}") from error

@@ -47,6 +47,7 @@ from precook.store.snapshot import (
     read_snapshot,
     remove_snapshot,
     unpin_snapshot,
+    with_snapshots,
     write_snapshot,
 )
 from precook.store.snapshot_content import SnapshotContent
@@ -316,10 +317,15 @@ class Store:
 
     def snapshot(self, dataset: str) -> Snapshot:
         """The latest snapshot of a dataset, read and checked; `NoSnapshotError` where there is none."""
-        snapshots = [snapshot for snapshot in self.snapshots() if snapshot.dataset == dataset]
-        if not snapshots:
-            raise NoSnapshotError(self.path, dataset)
-        return dataclasses.replace(read_snapshot(snapshots[-1]), store=self)
+        self._ready()
+
+        def latest(listed: list[SnapshotFile]) -> Snapshot:
+            snapshots = [snapshot for snapshot in listed if snapshot.dataset == dataset]
+            if not snapshots:
+                raise NoSnapshotError(self.path, dataset)
+            return read_snapshot(snapshots[-1])
+
+        return dataclasses.replace(with_snapshots(self._layout, latest), store=self)
 
     def freeze(
         self,

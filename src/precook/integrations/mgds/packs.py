@@ -103,6 +103,6 @@ def _damaged_keys(internals: StoreInternals, table: TableFile) -> list[bytes]:
     try:
         pack = internals.open_pack(table.pack.head.id)
         keys = [key for other in pack.tables for key in split(other.table.keys)]
-        return [keys[row] for row, _ in pack.damage()]
+        return [keys[bad.row] for bad in pack.damage()]
     except (FileNotFoundError, DamagedPackError):
         return [other.key(row) for other in table.pack.tables for row in range(other.table.rows)]

@@ -22,7 +22,7 @@ from precook.store.index.database import Database
 from precook.store.index.memo import DamagedRow
 from precook.store.index.schema import Names, ReplacedPack, RowChoice
 from precook.store.layout import list_packs
-from precook.values import Flags, Numbers
+from precook.values import Bytes, Flags, Numbers
 
 _log = logging.getLogger("precook")
 
@@ -134,6 +134,10 @@ class Index(Database):
             if 0 <= row < rows:
                 sizes[row] = nbytes
         return sizes
+
+    def living_rows(self, pack: str, keys: Bytes) -> Numbers:
+        """The living rows of a pack, in order; `keys` are those of all its rows."""
+        return np.flatnonzero(self._read(lambda db: schema.live_rows(db, pack, keys)))
 
     def row_keys(self, pack: str) -> dict[int, bytes]:
         """The living rows of a pack and their keys; as slow."""

@@ -19,7 +19,7 @@ from precook.identity.recipe import recipe_digest
 from precook.memo.columns import checksum
 from precook.store.format.pack import Head
 from precook.store.keysets import split
-from precook.values import Flags, Numbers
+from precook.values import Bytes, Flags, Numbers
 
 _APPLICATION = 0x70726563  # "prec"
 _VERSION = 4
@@ -109,7 +109,7 @@ class RowChoice:
 class ReplacedPack:
     """A pack whose rows have moved to a new one."""
 
-    keys: Sequence[bytes]
+    keys: Bytes
     """The key of each row."""
     written: int
     """When its file was written, in nanoseconds."""
@@ -446,6 +446,16 @@ def _are_there(db: sqlite3.Connection, keys: Sequence[bytes], others: Sequence[t
     return np.array([(key, numbers.get(pack), row) in there for key, (pack, row) in pairs], bool)
 
 
+def live_rows(db: sqlite3.Connection, pack: str, keys: Bytes) -> Flags:
+    """Which rows of a pack live; `keys` are those of all its rows, in order."""
+    live = np.zeros(len(keys), bool)
+    number = db.execute("SELECT number FROM pack WHERE id = ?", (bytes.fromhex(pack),)).fetchone()
+    for start in range(0, len(keys) if number else 0, _CHUNK):
+        rows = _rows_in(db, number[0], split(keys[start : start + _CHUNK]))
+        live[[row for row in rows if 0 <= row < len(keys)]] = True
+    return live
+
+
 def _rows_in(db: sqlite3.Connection, number: int, keys: Sequence[bytes]) -> set[int]:
     """The living rows of a pack, whose keys are given."""
     places = _in_chunks(db, "SELECT pack, row FROM entry WHERE key IN ({})", keys)
@@ -522,23 +532,22 @@ def replace_packs(
     """
     if head is not None:
         pack = bytes.fromhex(head.id)
-        live: dict[str, set[int]] = {}
+        live: dict[str, Flags] = {}
         used: dict[str, Numbers] = {}
         for name, replaced in old.items():
-            number = db.execute("SELECT number FROM pack WHERE id = ?", (bytes.fromhex(name),)).fetchone()
-            live[name] = _rows_in(db, number[0], replaced.keys) if number else set()
+            live[name] = live_rows(db, name, replaced.keys)
             recorded = read_used(db, bytes.fromhex(name), len(replaced.keys))
             # Where nobody has used it since, the time it was written: merged packs keep the order of their entries.
             used[name] = np.where(recorded > 0, recorded, replaced.written)
         _write_used(db, pack, np.concatenate([used[name][rows] for name, rows in origins]))
         add(db, head)
         # Dropped after, not left out: somebody who found the new file before us may have added all its rows already.
-        gone = np.flatnonzero([row not in live[name] for name, rows in origins for row in rows.tolist()])
+        gone = np.flatnonzero(np.concatenate([~live[name][rows] for name, rows in origins]))
         if len(gone):
             keys = np.concatenate([table.keys for table in head.tables])
             drop(db, pack, split(keys[gone]), gone)
     for name, replaced in old.items():
-        drop(db, bytes.fromhex(name), replaced.keys, np.arange(len(replaced.keys)))
+        drop(db, bytes.fromhex(name), split(replaced.keys), np.arange(len(replaced.keys)))
 
 
 def claim(
