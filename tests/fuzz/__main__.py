@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib
 import logging
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -39,10 +40,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--format", action="append", choices=FORMATS, help="one format; all of them by default")
     parser.add_argument("--seconds", type=float, default=60, help="for each format")
+    parser.add_argument("--inputs", type=int, help="so many of each format, always the same; without atheris")
     parser.add_argument("--seed", type=int, default=0, help="another one makes another run")
     parser.add_argument("--replay", action="store_true", help="only what is kept, once")
     options = parser.parse_args()
-    print("guided by atheris" if atheris else "atheris is not installed: inputs are changed at random", flush=True)
+    engine = None if options.inputs else atheris
+    print("guided by atheris" if engine else "inputs are changed at random", flush=True)
     logging.disable()  # a damaged entry is worth a line, thousands are not
     found = 0
     for name in options.format or FORMATS:
@@ -51,7 +54,7 @@ def main() -> int:
         print("\n".join(wrong) or f"{name}: its {len(target.kept())} kept inputs pass", flush=True)
         found += len(wrong)
         if not options.replay:
-            found += fuzz(target, options.seconds, options.seed, atheris)
+            found += fuzz(target, options.seconds, options.inputs or math.inf, options.seed, engine)
     return 1 if found else 0
 
 

@@ -34,7 +34,7 @@ MEMORY = 1 << 30
 """Bytes that one input may take beyond what the process has already."""
 _OWN_FAULT = 99
 """How a process ends whose fuzzer is broken."""
-MAX_INPUT = 1 << 16
+MAX_INPUT = 1 << 18
 MAX_POOL = 2000
 MAX_FINDINGS = 20
 NUMBERS = [
@@ -233,15 +233,15 @@ def home() -> Iterator[Path]:
             tempfile.tempdir = before
 
 
-def fuzz(target: Target, seconds: float, seed: int, engine: Any = None) -> int:
-    """Try changed inputs for some time, in a process that may die of them; how many findings there are."""
+def fuzz(target: Target, seconds: float, inputs: float, seed: int, engine: Any = None) -> int:
+    """Try changed inputs, for some time or so many, in a process that may die of them; how many findings there are."""
     end = time.monotonic() + seconds
     before = len(target.kept())
     with home() as folder:
         finder = Finder(target, folder)
         run = 0
         while (left := end - time.monotonic()) > 0 and len(target.kept()) - before < MAX_FINDINGS:
-            status = _in_child(lambda run=run, left=left: _work(finder, left, f"{seed} {run}", engine))
+            status = _in_child(lambda run=run, left=left: _work(finder, left, inputs, f"{seed} {run}", engine))
             if status == 0:
                 break
             if status == _OWN_FAULT:
@@ -279,7 +279,7 @@ def _in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _work(finder: Finder, seconds: float, seed: str, engine: Any) -> None:
+def _work(finder: Finder, seconds: float, inputs: float, seed: str, engine: Any) -> None:
     pool = [*finder.target.seeds(), *(path.read_bytes() for path in finder.target.kept())]
     for data in pool:
         finder.try_input(data)
@@ -289,7 +289,7 @@ def _work(finder: Finder, seconds: float, seed: str, engine: Any) -> None:
         return
     end = time.monotonic() + seconds
     rng = random.Random(seed)
-    while time.monotonic() < end:
+    while time.monotonic() < end and finder.tried < inputs:
         data = finder.target.mutate(rng.choice(pool), rng)
         # What is accepted is a better place to start from than what is not.
         if finder.try_input(data) and len(pool) < MAX_POOL:
@@ -303,8 +303,10 @@ def _guided(finder: Finder, pool: list[bytes], seconds: float, engine: Any) -> N
     corpus.mkdir(exist_ok=True)
     for data in pool:
         (corpus / hashlib.sha256(data).hexdigest()).write_bytes(data)
-    words.write_text("".join(f'"{token}"\n' for token in finder.target.tokens))
-    arguments = ["fuzz", str(corpus), f"-max_total_time={int(seconds) + 1}", f"-max_len={MAX_INPUT}", f"-dict={words}"]
+    arguments = ["fuzz", str(corpus), f"-max_total_time={int(seconds) + 1}", f"-max_len={MAX_INPUT}"]
+    if finder.target.tokens:
+        words.write_text("".join(f'"{token}"\n' for token in finder.target.tokens))
+        arguments.append(f"-dict={words}")
     # Our own limits are stricter, and say more.
     arguments += ["-timeout=600", "-rss_limit_mb=0", "-verbosity=0", "-print_final_stats=1"]
 

@@ -35,7 +35,7 @@ from precook.maintain.archive import (
 from precook.maintain.bundle import Staging, export_bundle, import_bundle
 from precook.store.format.build import build_pack, make_entry
 from precook.store.snapshot import read_snapshot
-from precook.store.snapshot_content import SnapshotContent
+from precook.store.snapshot_content import SnapshotContent, Texts
 from precook.store.tree import take_apart
 from tests.support.projects import Watched, dataset, project
 from tests.support.snapshots import repeated
@@ -502,7 +502,12 @@ def pieces(home: Path) -> dict[str, Any]:
     return dataclasses.replace(snapshot.content, captions=None, paths=None).tree()
 
 
-HIDDEN = {"text": np.frombuffer(b"a cat", np.uint8), "ends": np.array([5], np.int64)}
+def with_captions(content: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot's parts with captions that nobody has asked for."""
+    hidden = Texts.join([b"a cat"] * len(content["lines"]["sample"]))
+    return {**content, "captions": {"text": hidden.text, "ends": hidden.ends}}
+
+
 Forged = Callable[[Manifest, list[File], Path], bytes]
 HOSTILE: dict[str, tuple[Forged, str]] = {
     "dots": (lambda m, f, _: forge(m, changed(f, 1, name="packs/../../x.safetensors")), "names a member"),
@@ -619,16 +624,16 @@ HOSTILE: dict[str, tuple[Forged, str]] = {
         "format 9",
     ),
     "a snapshot with hidden captions": (
-        lambda m, f, home: forge(m, [snapshot_of({**pieces(home), "captions": HIDDEN}), *f[1:]]),
+        lambda m, f, home: forge(m, [snapshot_of(with_captions(pieces(home))), *f[1:]]),
         "other parts",
     ),
     "a snapshot with odd concepts": (
         lambda m, f, home: forge(m, [snapshot_of({**pieces(home), "concepts": [{"name": 1}]}), *f[1:]]),
-        "one of its concepts",
+        "'loss_weight'",
     ),
     "a snapshot with odd encoders": (
         lambda m, f, home: forge(m, [snapshot_of({**pieces(home), "encoders": {"pixels": 1, "words": 2}}), *f[1:]]),
-        "one of its encoders",
+        "no names",
     ),
     "nothing": (lambda m, f, _: b"", "ends early"),
     "zeros": (lambda m, f, _: bytes(10_000), "not an archive"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from precook.store.snapshot import read_snapshot
 from precook.store.snapshot_content import SnapshotContent, Texts
 from precook.store.tree import take_apart
 from tests.support.feeds import tree
+from tests.support.forged import name_of, pack_of
 
 
 def made(**changes: Any) -> dict[str, Any]:
@@ -23,6 +26,10 @@ def made(**changes: Any) -> dict[str, Any]:
         part["more"] = np.arange(2)
     form["encoders"]["prompt"] |= {"pad": 7, "more": "of it"}
     return {**form, "order": np.array([1, 0]), "nested": {"a": [1, None]}, **changes}
+
+
+def concept(**changes: Any) -> dict[str, Any]:
+    return {"name": "cats", "loss_weight": 1.0, "repeats": 1.0, "samples": None, **changes}
 
 
 def test_what_was_read_is_stored_as_it_was() -> None:
@@ -56,19 +63,55 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a column is missing": (lambda: made(lines={}), "'sample'"),
     "a column of another type": (lambda: made(lines={"sample": np.zeros(2)}), "do not fit together"),
     "a sample that is not there": (lambda: made(lines={"sample": np.array([0, 2], np.int32)}), "do not fit together"),
-    "a concept without weights": (lambda: made(concepts=[{"name": "cats"}]), "one of its concepts"),
-    "an encoder without a recipe": (lambda: made(encoders={"latent": {"input": "image"}}), "one of its encoders"),
+    "a concept without weights": (lambda: made(concepts=[{"name": "cats"}]), "'loss_weight'"),
+    "a concept whose weight is no number": (lambda: made(concepts=[concept(loss_weight=nan)] * 2), "no weights"),
+    "a concept that is shown less than never": (lambda: made(concepts=[concept(repeats=-1)] * 2), "no weights"),
+    "a concept of half a sample": (lambda: made(concepts=[concept(samples=0.5)] * 2), "no number of samples"),
+    "an encoder without a recipe": (lambda: made(encoders={"latent": {"input": "image"}}), "'recipe'"),
+    "an encoder that pads with text": (
+        lambda: made(encoders={"latent": {"input": "image", "recipe": "", "pad": "x"}}),
+        "pads with no number",
+    ),
+    "a dataset that leads out of its folder": (lambda: made(dataset="../up"), "no name"),
+    "an encoder without a name": (lambda: made(encoders={1: {}}), "no names"),
+    "sizes below zero": (
+        lambda: made(pictures={**made()["pictures"], "size": np.full((2, 2), -1, np.int32)}),
+        "do not fit together",
+    ),
+    "captions that end before they begin": (
+        lambda: made(captions={"text": np.zeros(4, np.uint8), "ends": np.array([3, 2])}),
+        "do not fit together",
+    ),
+    "captions that end outside": (
+        lambda: made(captions={"text": np.zeros(4, np.uint8), "ends": np.array([3, 5])}),
+        "do not fit together",
+    ),
+    "a part that is a number": (lambda: made(image=1), "no names"),
+    "columns that are texts": (lambda: made(lines={"sample": "ab"}), "do not fit together"),
+    "concepts by name": (lambda: made(concepts={}), "no list"),
+    "cuts of no number": (lambda: made(image={"resolutions": [1.5], "variations": 1, "pick": "one"}), "were cut"),
     "keys of an unknown encoder": (lambda: made(encoders={}), "do not fit together"),
 }
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_another_tree_is_no_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_another_tree_is_no_snapshot(tmp_path: Path, kind: str) -> None:
     """Whatever does not fit is an error that names the file and what is wrong, not a snapshot that fails later."""
     form, reason = WRONG[kind]
     with precook.open(tmp_path / "cache") as store:
         written = store.freeze("made-up", SnapshotContent.of(made()))
-        monkeypatch.setattr(SnapshotContent, "tree", lambda _: form())
+        content = pack_of(form())
+        written.file.path.with_name(f"00000002-{name_of(content)}.safetensors").write_bytes(content)
         with pytest.raises(precook.DamagedPackError, match=reason):
-            store.freeze("made-up", written.content)
+            store.snapshot("made-up")
         assert read_snapshot(written.file).samples == 2
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    """A snapshot that its readers would refuse is an error when it is made, and the one before it stays the latest."""
+    with precook.open(tmp_path / "cache") as store:
+        written = store.freeze("made-up", SnapshotContent.of(made()))
+        wrong = dataclasses.replace(written.content.concepts[0], samples=-1)
+        with pytest.raises(precook.PrecookError, match="cannot be frozen"):
+            store.freeze("made-up", dataclasses.replace(written.content, concepts=[wrong] * 2))
+        assert store.snapshot("made-up").file == written.file

@@ -153,8 +153,12 @@ class BatchMaker:
         if content.captions is not None:
             text, edges = content.captions
             spans = zip(lines.tolist(), edges[lines].tolist(), edges[lines + 1].tolist(), strict=True)
-            # A negative number stands for the empty prompt.
-            batch["caption"] = [text[begin:end].decode("utf-8") if line >= 0 else "" for line, begin, end in spans]
+            try:
+                # A negative number stands for the empty prompt.
+                batch["caption"] = [text[begin:end].decode("utf-8") if line >= 0 else "" for line, begin, end in spans]
+            except UnicodeDecodeError as error:
+                hint = "build or import the dataset again"
+                raise FeedError(f"{content.dataset}: a caption in its snapshot is not text", hint=hint) from error
         batch["loss_weight"] = buffers.tensor(content.loss_weights[concepts])
         if content.has_pictures:
             batch["size"] = (height, width)

@@ -20,6 +20,8 @@ from precook.values import Array, Numbers
 
 _MASK = "mask"
 """The kind of the mask encoder, whose white we know how to write."""
+_MASK_PIXELS = 1 << 26
+"""Most pixels of a mask that is made here: as many as 8192 x 8192."""
 _NO_VALUES = b"[]"
 
 
@@ -98,6 +100,10 @@ class Collator:
             longest = self._pad
         shape = (*shapes[0][:axis], longest, *shapes[0][axis + 1 :])
         filler = self._filler(number) if min(lengths) < longest else None
+        if filler and leaf.dtype.bits.kind in "iu" and not leaf.dtype.foreign:
+            limits = np.iinfo(leaf.dtype.bits)
+            if not limits.min <= filler <= limits.max:
+                raise FeedError(f"{name}: {filler} does not fit among its numbers, and shorter ones are padded with it")
         array, tensor = buffers.make(leaf.dtype, (len(shapes), *shape), fill=filler)
         mask, mask_tensor = buffers.make(DTYPES["BOOL"], (len(shapes), longest))
         mask[...] = np.arange(longest) < np.array(lengths)[:, None]
@@ -120,7 +126,9 @@ class Collator:
 
     def _with_white(self, rows: Numbers, size: tuple[int, int], buffers: Buffers) -> Any:
         """Masks of a batch in which some samples have none: all of such a picture counts."""
-        factor = int(self.column.settings["factor"])
+        factor = self.column.settings.get("factor")
+        if type(factor) is not int or factor < 1 or size[0] * size[1] > _MASK_PIXELS * factor**2:
+            raise FeedError(f"{self.column.name}: a mask for {size[0]} x {size[1]} pixels cannot be made")
         array, tensor = buffers.make(DTYPES["F32"], (len(rows), 1, size[0] // factor, size[1] // factor))
         for mask, row in zip(array, rows.tolist(), strict=True):
             if self.entries.keys[row].any():
@@ -203,7 +211,7 @@ def find_axes(column: EntryColumn, entries: EntryTable, buckets: Numbers) -> dic
 
 
 def _token_axis(column: EntryColumn, leaf: LeafColumn) -> int | None:
-    if column.kind == "transformers-tokens":
+    if column.kind == "transformers-tokens" and leaf.rank:
         return 0
     if column.kind == "transformers-text" and not column.settings.get("keep_padding") and leaf.rank > 1:
         return leaf.rank - 2

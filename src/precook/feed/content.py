@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from precook.errors import FeedError, printable
 from precook.store.snapshot_content import SnapshotContent
 from precook.values import Bytes, Numbers
 
@@ -47,7 +48,10 @@ class EntryColumn:
 
 
 class FeedContent:
-    """The columns of a snapshot, ready to draw from."""
+    """The columns of a snapshot, ready to draw from.
+
+    `FeedError` where they do not say what a feed needs to know: snapshots of other tools need not.
+    """
 
     def __init__(self, content: SnapshotContent) -> None:
         self.dataset = content.dataset
@@ -58,7 +62,10 @@ class FeedContent:
         self.images = content.samples.image
         self.concepts = content.samples.concept
         self.names = [concept.name for concept in content.concepts]
-        self.loss_weights = np.array([concept.loss_weight for concept in content.concepts], np.float32)
+        with np.errstate(over="ignore"):
+            self.loss_weights = np.array([concept.loss_weight for concept in content.concepts], np.float32)
+        if not np.isfinite(self.loss_weights).all():
+            raise _unfit(content, "a loss_weight is too large")
         self.shares = [(concept.repeats, concept.samples) for concept in content.concepts]
         """How much of each concept an epoch shows: `repeats`, or `samples`."""
         self.each = content.image.pick == "each"
@@ -68,10 +75,14 @@ class FeedContent:
         """Height and width of each cut."""
         resolutions = int(pictures.target[:, 0].max(initial=0)) + 1
         groups = pictures.sample.astype(np.int64) * resolutions + pictures.target[:, 0]
+        if _falls(groups) or _falls(content.lines.sample):
+            raise _unfit(content, "its rows are not in the order of its samples")
         shown, first = np.unique(groups, return_index=True)
         self.cuts = Spans(first.astype(np.int64), np.diff(np.append(first, len(groups))).astype(np.int32))
         """For each sample and resolution, its variations."""
         self.resolutions = Spans.of(shown // resolutions, self.count)
+        if not self.resolutions.counts.all():
+            raise _unfit(content, "a sample has no picture")
         """For each sample, its resolutions: rows of `cuts`."""
         self.lines = Spans.of(content.lines.sample, self.count)
         """For each sample, its captions."""
@@ -86,12 +97,26 @@ class FeedContent:
         """Whether the items of a batch must be of one size."""
 
 
+def _falls(column: npt.NDArray[Any]) -> bool:
+    return bool((column[1:] < column[:-1]).any())
+
+
+def _unfit(content: SnapshotContent, reason: str) -> FeedError:
+    hint = "train with what made this snapshot, or build or import the dataset again"
+    return FeedError(f"the snapshot of {content.dataset} cannot be fed: {reason}", hint=hint)
+
+
 def _column(content: SnapshotContent, name: str) -> EntryColumn:
     encoder = content.encoders[name]
     of_text = encoder.input == "text"
-    kind, settings = json.loads(encoder.recipe)
-    keys = content.line_keys[name] if of_text else content.picture_keys[name]
     empty = content.empty_keys.get(name)
+    try:
+        kind, settings = json.loads(encoder.recipe)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _unfit(content, f"nothing is said of how {printable(name)} was made") from error
+    keys = (content.line_keys if of_text else content.picture_keys).get(name)
+    if keys is None or (empty is not None and not of_text):
+        raise _unfit(content, f"{printable(name)} has no entries that belong to samples")
     if empty is not None:
         keys = np.concatenate([keys, empty.reshape(1, 32)])
     return EntryColumn(

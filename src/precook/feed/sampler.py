@@ -14,11 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from precook.errors import FeedError
 from precook.feed.content import FeedContent
 from precook.feed.options import Last
 from precook.sources.draws import Purpose, draw, pick
 from precook.values import Bytes, Numbers
 
+_ITEMS = 1 << 21
+"""So many items an epoch may show of any dataset; they are held in memory, at more than 100 bytes each."""
+_TURNS = 16
+"""An epoch of a large dataset may show each sample so often."""
 _FINE = 1 << 32
 """In so many steps the rate of dropout is told apart."""
 
@@ -91,7 +96,7 @@ def schedule(
     """The batches of an epoch, in random order: one size each, as many for every rank, the same size at each step."""
     items = draw_items(content, seed=seed, epoch=epoch, dropout=dropout)
     # By the sample, not by its picture: equal pictures need not stand together.
-    bits = _bits(content.ids[items.samples], Purpose.ORDER, items.draws, seed)
+    bits = draw(content.ids[items.samples], Purpose.ORDER, number=items.draws, seed=seed)
     sizes = content.sizes[items.cuts] if content.has_pictures else np.zeros((len(items), 2), np.int64)
     buckets, bucket = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
     # By the cut last: two cuts of one sample may have the same size, and then they share their bits.
@@ -143,12 +148,17 @@ def share_out(members: Numbers, batch_size: int, ranks: int, last: Last) -> tupl
 def _shown(content: FeedContent, seed: int, epoch: int) -> tuple[Numbers, Numbers]:
     """The samples of an epoch, and for each how often it was shown before."""
     samples, turns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for number, (repeats, wanted) in enumerate(content.shares):
+    sizes = np.bincount(content.concepts, minlength=len(content.shares)).tolist()
+    # As the decimal number that was written: 0.29 of 100 are 29.
+    totals = [
+        0 if not size else wanted if wanted is not None else math.floor(Fraction(repr(repeats)) * size)
+        for size, (repeats, wanted) in zip(sizes, content.shares, strict=True)
+    ]
+    _check_length(content, sum(totals))
+    for number, total in enumerate(totals):
         pool = np.flatnonzero(content.concepts == number)
         if not len(pool):
             continue
-        # As the decimal number that was written: 0.29 of 100 are 29.
-        total = wanted if wanted is not None else math.floor(Fraction(repr(repeats)) * len(pool))
         whole, some = divmod(total, len(pool))
         samples.append(np.tile(pool, whole))
         turns.append(np.repeat(np.arange(whole), len(pool)))
@@ -160,6 +170,14 @@ def _shown(content: FeedContent, seed: int, epoch: int) -> tuple[Numbers, Number
     return joined[order], turn[order]
 
 
+def _check_length(content: FeedContent, items: int) -> None:
+    """Refuse an epoch that nobody means: before anything is made for its items."""
+    limit = max(_ITEMS, _TURNS * content.count)
+    if items > limit:
+        message = f"an epoch of {content.dataset} would show {items:,} items; at most {limit:,} are shown"
+        raise FeedError(message, hint="lower `repeats` or `samples` of its concepts, and train for more epochs")
+
+
 def _resolutions(
     content: FeedContent, samples: Numbers, draws: Numbers, images: Bytes, seed: int
 ) -> tuple[Numbers, Numbers]:
@@ -167,19 +185,11 @@ def _resolutions(
     begins, counts = content.resolutions.begins[samples], content.resolutions.counts[samples]
     if not content.each:
         return begins + _pick(images, Purpose.RESOLUTION, draws, seed, counts), np.arange(len(samples))
+    _check_length(content, int(counts.sum()))
     items = np.repeat(np.arange(len(samples)), counts)
     firsts = np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(begins, counts) + np.arange(len(items)) - firsts, items
 
 
 def _pick(images: Bytes, purpose: Purpose, draws: Numbers, seed: int, counts: npt.NDArray[Any]) -> Numbers:
-    return pick(_bits(images, purpose, draws, seed), counts)
-
-
-def _bits(digests: Bytes, purpose: Purpose, draws: Numbers, seed: int) -> npt.NDArray[np.uint64]:
-    """The bits of each item; items that are shown at the same turn share a number."""
-    bits = np.zeros(len(digests), np.uint64)
-    for number in np.unique(draws):
-        chosen = draws == number
-        bits[chosen] = draw(digests[chosen], purpose, number=int(number), seed=seed)
-    return bits
+    return pick(draw(images, purpose, number=draws, seed=seed), counts)

@@ -11,7 +11,7 @@ from precook.errors import PrecookError
 from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
 from precook.identity.recipe import Recipe
-from precook.store.snapshot import Snapshot, is_dataset
+from precook.store.snapshot import Snapshot
 from precook.store.snapshot_content import (
     FrozenConcept,
     FrozenEncoder,
@@ -20,6 +20,7 @@ from precook.store.snapshot_content import (
     PictureColumns,
     SampleColumns,
     SnapshotContent,
+    is_dataset,
 )
 from precook.store.store import Store
 from precook.values import Bytes, Digest, Key, Numbers

@@ -27,7 +27,7 @@ from precook.store import files
 from precook.store.format.build import PackImage
 from precook.store.format.header import HeaderError, load_json
 from precook.store.format.pack import FORMAT as STORE_FORMAT
-from precook.store.snapshot import is_dataset
+from precook.store.snapshot_content import is_dataset
 
 BLOCK = 512
 END = bytes(2 * BLOCK)

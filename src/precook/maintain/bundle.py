@@ -65,7 +65,8 @@ from precook.store.format.build import Entry, build_pack, make_entry
 from precook.store.format.pack import MAX_RECIPES
 from precook.store.internals import StoreInternals
 from precook.store.packfile import Guard, PackFile
-from precook.store.snapshot import Snapshot, SnapshotFile, is_dataset, read_snapshot
+from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot
+from precook.store.snapshot_content import is_dataset
 from precook.store.store import Store
 from precook.store.tree import take_apart
 from precook.units import format_size

@@ -35,8 +35,8 @@ class Purpose(enum.IntEnum):
     NOISE = 12
 
 
-def draw(digests: Bytes, purpose: Purpose, *, number: int, seed: int) -> npt.NDArray[np.uint64]:
-    """64 random bits for each digest; a row of `digests` is one digest of 32 bytes.
+def draw(digests: Bytes, purpose: Purpose, *, number: int | Numbers, seed: int) -> npt.NDArray[np.uint64]:
+    """64 random bits for each digest, of one number for all or of one for each; a row of `digests` has 32 bytes.
 
     >>> import numpy
     >>> draw(numpy.zeros((1, 32), "u1"), Purpose.LEFT, number=0, seed=0).tolist()
@@ -44,7 +44,8 @@ def draw(digests: Bytes, purpose: Purpose, *, number: int, seed: int) -> npt.NDA
     """
     words = np.ascontiguousarray(digests).view("<u8").astype(np.uint64, copy=False)
     state = np.zeros(1, np.uint64)  # an array from the start: numpy lets arrays wrap, and warns of single numbers
-    for word in (*(np.uint64(value & _MASK) for value in (purpose, number, seed)), *words.T):
+    numbers = number.astype(np.uint64) if isinstance(number, np.ndarray) else np.uint64(number & _MASK)
+    for word in (np.uint64(purpose), numbers, np.uint64(seed & _MASK), *words.T):
         state = _mix((state ^ word) + np.uint64(_STEP))
     return state
 

@@ -19,14 +19,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, PinnedError, StoreReadError
+from precook.errors import (
+    DamagedPackError,
+    NewerFormatError,
+    NoSnapshotError,
+    PinnedError,
+    PrecookError,
+    StoreReadError,
+)
 from precook.identity.digest import derived_digest
 from precook.store import files
 from precook.store.format.build import build_pack, make_entry
 from precook.store.layout import Layout
 from precook.store.packfile import Guard, PackFile, read_error, reading
 from precook.store.reader import build_tree
-from precook.store.snapshot_content import FORMAT, SnapshotContent, as_plain
+from precook.store.snapshot_content import FORMAT, SnapshotContent, as_plain, is_dataset
 from precook.store.tree import Parts, take_apart
 from precook.values import Bytes
 
@@ -37,7 +44,6 @@ _Result = TypeVar("_Result")
 
 _CONTEXT = "precook snapshot 1"
 _NAME = re.compile(r"([0-9]{8})-([0-9a-f]{64})\.safetensors")
-_DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +107,6 @@ class Snapshot:
         return self.content.key_columns()
 
 
-def is_dataset(name: str) -> bool:
-    """Whether a dataset can have this name."""
-    return _DATASET.fullmatch(name) is not None
-
-
 def list_snapshots(layout: Layout) -> list[SnapshotFile]:
     """Every snapshot in a store, by dataset and then from the oldest to the newest."""
     snapshots = []
@@ -158,7 +159,14 @@ def write_snapshot(
     content: SnapshotContent,
 ) -> Snapshot:
     """Write the dataset's latest snapshot: durable when it returns. An equal latest one stays as it is."""
-    parts = take_apart(content.tree())
+    tree = content.tree()
+    try:
+        # As whoever reads it will: nothing that our own limits refuse is ever published.
+        SnapshotContent.of(tree)
+    except ValueError as error:
+        hint = "look at the numbers of the config: `repeats`, `samples`, `loss_weight`"
+        raise PrecookError(f"{dataset} cannot be frozen: {error}", hint=hint) from error
+    parts = take_apart(tree)
     entry = make_entry(_content_key(parts), parts)
     folder = layout.snapshots / dataset
     with exclusive():
@@ -238,21 +246,21 @@ def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
         key = table.key(0)
     except ValueError as error:
         raise DamagedPackError(file.path, f"this snapshot is damaged: {error}") from error
-    if not isinstance(tree, dict) or type(tree.get("format")) is not int:
+    if pack.head.rows != 1:
+        raise DamagedPackError(file.path, "not a snapshot: it has more than one entry")
+    if not isinstance(tree, dict) or type(tree.get("format")) is not int or tree["format"] < 1:
         raise DamagedPackError(file.path, "not a snapshot")
     if tree["format"] > FORMAT:
         raise NewerFormatError(file.path, tree["format"], FORMAT)
     try:
         content = SnapshotContent.of(tree)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise DamagedPackError(file.path, str(error)) from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DamagedPackError(file.path, f"not a snapshot: {error!r}") from error
     return Snapshot(file, pack.head.created, content), key
 
 
 def _folders(layout: Layout) -> list[Path]:
-    return [layout.snapshots / name for name in sorted(_names(layout.snapshots)) if _DATASET.fullmatch(name)]
+    return [layout.snapshots / name for name in sorted(_names(layout.snapshots)) if is_dataset(name)]
 
 
 def _names(folder: Path) -> set[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -170,29 +170,55 @@ class SnapshotContent:
     def of(cls, tree: Mapping[str, Any]) -> SnapshotContent:
         """Read a tree that was stored, whoever wrote it.
 
-        `ValueError`, `KeyError`, `TypeError` or `AttributeError` where it is not the tree of docs/reference/format.md.
+        `ValueError` where it is not the tree of docs/reference/format.md, with the reason: a part is missing or of
+        another type, a column does not have its type and shape, or a number lies outside of what it counts.
         """
+        samples = _part(SampleColumns, _get(tree, "samples"))
+        pictures, lines = _part(PictureColumns, _get(tree, "pictures")), _part(LineColumns, _get(tree, "lines"))
+        count, cuts, texts = (_rows(column) for column in (samples.id, pictures.sample, lines.sample))
+        encoders = {_name(name): _encoder(form) for name, form in _mapping(_get(tree, "encoders")).items()}
+        concepts = _get(tree, "concepts")
+        if not isinstance(concepts, list):
+            _refuse("its concepts are no list")
         content = cls(
-            dataset=tree["dataset"],
-            image=_part(FrozenImage, tree["image"]),
-            concepts=[_concept(form) for form in tree["concepts"]],
-            encoders={name: _encoder(form) for name, form in tree["encoders"].items()},
-            samples=_part(SampleColumns, tree["samples"]),
-            pictures=_part(PictureColumns, tree["pictures"]),
-            picture_keys=tree["picture_keys"],
-            lines=_part(LineColumns, tree["lines"]),
-            line_keys=tree["line_keys"],
-            empty_keys=tree["empty_keys"],
-            paths=_part(Texts, tree["paths"]) if "paths" in tree else None,
-            captions=_part(Texts, tree["captions"]) if "captions" in tree else None,
+            dataset=_dataset(_get(tree, "dataset")),
+            image=_image(_get(tree, "image")),
+            concepts=[_concept(form) for form in concepts],
+            encoders=encoders,
+            samples=samples,
+            pictures=pictures,
+            picture_keys=_keys(_get(tree, "picture_keys"), encoders, (cuts, 32)),
+            lines=lines,
+            line_keys=_keys(_get(tree, "line_keys"), encoders, (texts, 32)),
+            empty_keys=_keys(_get(tree, "empty_keys"), encoders, (32,)),
+            paths=_texts(tree["paths"]) if "paths" in tree else None,
+            captions=_texts(tree["captions"]) if "captions" in tree else None,
             extra={name: part for name, part in tree.items() if name not in _PARTS},
         )
-        if not _fits(content):
-            message = "not a snapshot: its columns do not fit together"
-            raise ValueError(message)
+        columns = [
+            (samples.id, (count, 32), "u1", None),
+            (samples.image, (count, 32), "u1", None),
+            (samples.concept, (count,), "i4", len(concepts)),
+            (pictures.sample, (cuts,), "i4", count),
+            (pictures.target, (cuts, 2), "i4", _MAX_NUMBER),
+            (pictures.size, (cuts, 2), "i4", _MAX_NUMBER),
+            (lines.sample, (texts,), "i4", count),
+        ]
+        if not all(_is_column(*column) for column in columns):
+            _refuse(_MISFIT)
+        # Those that were frozen without a text encoder, by an older precook, have captions and no lines, or neither.
+        owners = ((content.paths, {count}), (content.captions, {0, texts}))
+        if any(column is not None and len(column) not in counts for column, counts in owners):
+            _refuse(_MISFIT)
         return content
 
 
+_DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MISFIT = "its columns do not fit together"
+_MAX_NUMBER = 1 << 31
+_MAX_SHOWN = 1 << 62
+_MAX_WEIGHT = 1e308
+_MAX_NAME = 1024
 _PARTS = {"format", *(part.name for part in fields(SnapshotContent) if part.name != "extra")}
 _Part = TypeVar("_Part", bound=Any)
 
@@ -205,50 +231,114 @@ def as_plain(part: Any) -> dict[str, Any]:
     return {**form, **part.extra}
 
 
-def _part(kind: type[_Part], form: Mapping[str, Any]) -> _Part:
-    """One part of the content from what is stored; `KeyError` names a field that is not there."""
+def is_dataset(name: object) -> bool:
+    """Whether a dataset can have this name."""
+    return isinstance(name, str) and _DATASET.fullmatch(name) is not None
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ValueError(f"not a snapshot: {reason}")
+
+
+def _get(form: Mapping[str, Any], name: str) -> Any:
+    if name not in form:
+        _refuse(f"it has no {name!r}")
+    return form[name]
+
+
+def _mapping(form: Any) -> dict[str, Any]:
+    if not isinstance(form, dict) or not all(isinstance(name, str) for name in form):
+        _refuse("one of its parts has no names")
+    return form
+
+
+def _part(kind: type[_Part], form: Any) -> _Part:
+    """One part of the content from what is stored; the error names a field that is not there."""
+    form = _mapping(form)
     known = {field.name: field.default for field in fields(kind) if field.name != "extra"}
-    values = {name: form[name] for name, default in known.items() if default is MISSING or name in form}
+    values = {name: _get(form, name) for name, default in known.items() if default is MISSING or name in form}
     part: _Part = kind(**values, extra={name: value for name, value in form.items() if name not in known})
     return part
 
 
-def _concept(form: object) -> FrozenConcept:
-    if isinstance(form, dict) and isinstance(form.get("name"), str):
-        weights = [form.get("loss_weight"), form.get("repeats")]
-        if all(isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0 for weight in weights):
-            return _part(FrozenConcept, form)
-    message = "one of its concepts has no name or no weights"
-    raise ValueError(message)
+def _rows(column: Any) -> int:
+    """How many rows a column has."""
+    if not isinstance(column, np.ndarray) or not column.ndim:
+        _refuse(_MISFIT)
+    return len(column)
 
 
-def _encoder(form: object) -> FrozenEncoder:
-    known = ("image", "text", "mask")
-    if isinstance(form, dict) and form.get("input") in known and isinstance(form.get("recipe"), str):
-        return _part(FrozenEncoder, form)
-    message = "one of its encoders has no input or no recipe"
-    raise ValueError(message)
-
-
-def _fits(content: SnapshotContent) -> bool:
-    """Whether every column has its type and shape, and every number lies inside what it counts."""
-    samples, pictures, lines = content.samples, content.pictures, content.lines
-    count, cuts, texts = len(samples.id), len(pictures.sample), len(lines.sample)
-    shapes: list[tuple[npt.NDArray[Any], tuple[int, ...], str]] = [
-        (samples.id, (count, 32), "u1"),
-        (samples.image, (count, 32), "u1"),
-        (samples.concept, (count,), "i4"),
-        (pictures.sample, (cuts,), "i4"),
-        (pictures.target, (cuts, 2), "i4"),
-        (pictures.size, (cuts, 2), "i4"),
-        (lines.sample, (texts,), "i4"),
-        *((keys, (cuts, 32), "u1") for keys in content.picture_keys.values()),
-        *((keys, (texts, 32), "u1") for keys in content.line_keys.values()),
-        *((key, (32,), "u1") for key in content.empty_keys.values()),
-    ]
-    if not all(array.shape == shape and array.dtype == np.dtype(kind) for array, shape, kind in shapes):
+def _is_column(column: Any, shape: tuple[int, ...], kind: str, limit: int | None) -> bool:
+    """Whether something is a column of this type and shape whose numbers count something of this size."""
+    if not isinstance(column, np.ndarray) or column.shape != shape or column.dtype != np.dtype(kind):
         return False
-    bounds = [(samples.concept, len(content.concepts)), (pictures.sample, count), (lines.sample, count)]
-    if not all(column.min(initial=0) >= 0 and column.max(initial=-1) < limit for column, limit in bounds):
-        return False
-    return set(content.encoders) >= {*content.picture_keys, *content.line_keys, *content.empty_keys}
+    return limit is None or bool(column.min(initial=0) >= 0 and column.max(initial=-1) < limit)
+
+
+def _keys(form: Any, encoders: Mapping[str, FrozenEncoder], shape: tuple[int, ...]) -> dict[str, Bytes]:
+    """Columns of keys by encoder."""
+    columns = _mapping(form)
+    if not all(name in encoders and _is_column(keys, shape, "u1", None) for name, keys in columns.items()):
+        _refuse(_MISFIT)
+    return columns
+
+
+def _texts(form: Any) -> Texts:
+    texts = _part(Texts, form)
+    size, count = _rows(texts.text), _rows(texts.ends)
+    if not _is_column(texts.text, (size,), "u1", None) or not _is_column(texts.ends, (count,), "i8", size + 1):
+        _refuse(_MISFIT)
+    if bool((texts.ends[1:] < texts.ends[:-1]).any()):
+        _refuse(_MISFIT)
+    return texts
+
+
+def _dataset(name: Any) -> str:
+    if not is_dataset(name):
+        _refuse("its dataset has no name that one can have")
+    return str(name)
+
+
+def _name(name: str) -> str:
+    if not 0 < len(name) <= _MAX_NAME:
+        _refuse(f"a name of {len(name)} letters")
+    return name
+
+
+def _is_whole(value: Any, limit: int = _MAX_NUMBER) -> bool:
+    return type(value) is int and 0 <= value <= limit
+
+
+def _image(form: Any) -> FrozenImage:
+    image = _part(FrozenImage, form)
+    resolutions = image.resolutions
+    if (
+        not isinstance(resolutions, list)
+        or not all(_is_whole(one) or (isinstance(one, str) and len(one) <= _MAX_NAME) for one in resolutions)
+        or not _is_whole(image.variations)
+        or not isinstance(image.pick, str)
+    ):
+        _refuse("it does not say how pictures were cut")
+    return image
+
+
+def _concept(form: Any) -> FrozenConcept:
+    concept = _part(FrozenConcept, form)
+    # NaN is neither above nor below anything.
+    weights = [(concept.loss_weight, -_MAX_WEIGHT), (concept.repeats, 0)]
+    if not isinstance(concept.name, str) or not all(
+        type(weight) in (int, float) and lowest <= weight <= _MAX_WEIGHT for weight, lowest in weights
+    ):
+        _refuse("one of its concepts has no name or no weights")
+    if concept.samples is not None and not _is_whole(concept.samples, _MAX_SHOWN):
+        _refuse("one of its concepts shows no number of samples")
+    return concept
+
+
+def _encoder(form: Any) -> FrozenEncoder:
+    encoder = _part(FrozenEncoder, form)
+    if encoder.input not in ("image", "text", "mask") or not isinstance(encoder.recipe, str):
+        _refuse("one of its encoders has no input or no recipe")
+    if encoder.pad is not None and (type(encoder.pad) is not int or abs(encoder.pad) > _MAX_SHOWN):
+        _refuse("one of its encoders pads with no number")
+    return encoder
