@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -88,3 +89,22 @@ def test_each_of_many_entries_may_have_a_recipe_of_its_own(store: precook.Store)
             writer.put(recipe.key(0), number, recipe=recipe)
     assert len(store) == len(recipes)
     assert store.get(recipes[-1].key(0)) == 65_999
+
+
+def test_a_writer_whose_thread_cannot_start_says_so_and_can_be_used_again(
+    store: precook.Store, recipe: precook.Recipe
+) -> None:
+    """The put is refused with the reason, a flush does not wait for it, and the next put finds a thread."""
+    writer = store.writer(flush_bytes=1 << 30, flush_seconds=600)
+    before = threading.stack_size(1 << 47)  # more than any address space has: the system refuses the thread
+    try:
+        with pytest.raises(precook.PrecookError, match="gives no more threads") as caught:
+            writer.put(recipe.key(1), 1)
+        assert "ulimit -u" in caught.value.hint
+        writer.flush()
+    finally:
+        threading.stack_size(before)
+    assert store.missing([recipe.key(1)]) == [recipe.key(1)]
+    writer.put(recipe.key(1), 1)
+    writer.close()
+    assert store.get(recipe.key(1)) == 1

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
+from precook import threads
 from precook.errors import INTERRUPTED, SOME_FAILED
 
 if TYPE_CHECKING:
@@ -110,11 +111,11 @@ class OtherProcesses:
             for number in range(2, self._count + 2):
                 self._processes.append(_start(number, self._arguments))
                 self._stop.add(self._processes[-1])
+            if self._processes and self._fail_fast:
+                threads.start(self._watch)
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
-        if self._processes and self._fail_fast:
-            self._watch.start()
         return self
 
     def wait(self) -> None:
@@ -213,7 +214,7 @@ def tied_to_first_process(stop: threading.Event) -> Iterator[IO[str]]:
     for descriptor in (0, 1):
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
-    threading.Thread(target=_listen, args=(pipe, stop), name="precook-first-process", daemon=True).start()
+    threads.start(threading.Thread(target=_listen, args=(pipe, stop), name="precook-first-process", daemon=True))
     with os.fdopen(report, "w", encoding="utf-8") as file:
         yield file
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from precook import threads
 from precook.cli import output, progress
 from precook.errors import INTERRUPTED
 
@@ -41,7 +42,12 @@ def stop_on_signal(stop: threading.Event) -> Iterator[None]:
     receiver, sender = socket.socketpair()
     sender.settimeout(0)  # as set_wakeup_fd wants it
     watch = threading.Thread(target=_watch, args=(receiver, stop), name="precook-signals", daemon=True)
-    watch.start()
+    try:
+        threads.start(watch)
+    except BaseException:
+        sender.close()
+        receiver.close()
+        raise
     earlier = signal.set_wakeup_fd(sender.fileno())
     handlers = {number: signal.signal(number, _do_nothing) for number in numbers}
     try:

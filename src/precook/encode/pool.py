@@ -9,6 +9,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any
 
+from precook import threads
 from precook.encode.batching import BatchSize
 from precook.encode.encoder import BaseEncoder
 from precook.encode.prepare import Job
@@ -114,7 +115,14 @@ class DevicePool:
             self._threads.append(thread)
             with self._changed:
                 self._running += 1
-            thread.start()
+            try:
+                threads.start(thread)
+            except PrecookError:
+                # Nobody else would: it never runs, and at the end we wait for all that do.
+                with self._changed:
+                    self._running -= 1
+                self._threads.pop()
+                raise
 
     def _run(self, device: str) -> None:
         """A device's thread: loads its encoder at the first jobs, and unloads it when nobody uses it any more."""

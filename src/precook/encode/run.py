@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ from precook.store.keysets import split
 from precook.store.store import Store
 from precook.store.tree import Parts
 from precook.store.writer import Writer
+from precook.threads import ThreadPool
 from precook.values import Flags, Numbers
 
 _log = logging.getLogger("precook")
@@ -245,7 +246,7 @@ class SourceReader:
         self._progress = progress
         self._stop = stop
         self._ahead = _AHEAD * threads
-        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="precook-decode")
+        self._decoders = ThreadPool(threads, thread_name_prefix="precook-decode")
         self._reading: deque[tuple[Unit, Future[list[Prepared]]]] = deque()
 
     def __enter__(self) -> SourceReader:

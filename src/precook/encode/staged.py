@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from precook import threads
 from precook.encode.encoder import StagedBatch
 from precook.encode.prepare import Job
 from precook.encode.worker import Worker
@@ -63,9 +64,9 @@ class StagedPipeline:
             threading.Thread(target=self._land_all, name=f"{name}-land-{number}", daemon=True)
             for number in range(_LANDING)
         ]
-        for helper in helpers:
-            helper.start()
         try:
+            for helper in helpers:
+                threads.start(helper)
             while (jobs := self._sorted.get()) is not None:
                 if jobs[0].item.text is not None:
                     self._worker.size.begin(_FIRST_TEXTS)

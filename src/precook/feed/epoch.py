@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any
@@ -15,6 +15,7 @@ from precook.feed.batch import BatchMaker
 from precook.feed.device import is_cuda, on_device
 from precook.feed.options import FeedOptions
 from precook.feed.sampler import Schedule
+from precook.threads import ThreadPool
 
 Batch = dict[str, Any]
 
@@ -72,7 +73,7 @@ class Epoch:
             return
         waiting: deque[tuple[int, Future[Handed]]] = deque()
         coming = iter(steps)
-        pool = ThreadPoolExecutor(self._options.threads, thread_name_prefix="precook-feed")
+        pool = ThreadPool(self._options.threads, thread_name_prefix="precook-feed")
         # Also at the end of the process, for an iterator that nobody took to its end: later, modules are gone.
         end = weakref.finalize(waiting, pool.shutdown, wait=True, cancel_futures=True)
         try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from blake3 import blake3
 
 from precook.errors import SourceChangedError, SourceError
+from precook.threads import ThreadPool
 from precook.values import Digest
 
 CHUNK = 4 << 20
@@ -39,7 +39,7 @@ def digest_files(paths: Iterable[Path], *, threads: int | None = None) -> list[D
     paths = list(paths)
     if len(paths) == 1:
         return [digest(paths[0])]
-    with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPool(threads or min(8, os.cpu_count() or 1), thread_name_prefix="precook-digest") as pool:
         return list(pool.map(lambda path: _digest_file(path, threads=1), paths))
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,7 @@ from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.sources.captions import read_lines
 from precook.sources.pictures import read_facts
+from precook.threads import ThreadPool
 from precook.values import Bytes, Digest, Flags, Numbers
 
 _BATCH = 32
@@ -155,7 +156,7 @@ def _read_files(
         return
     saved = time.monotonic()
     unsaved: list[_ReadFile] = []
-    pool = ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1)), thread_name_prefix="precook-read")
+    pool = ThreadPool(min(8, 2 * (os.cpu_count() or 1)), thread_name_prefix="precook-read")
     waiting: deque[Future[list[_Result]]] = deque()
     try:
         with report.task(reader.task, total=len(rows), unit="files") as task:

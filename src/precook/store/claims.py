@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
+from precook import threads
 from precook.errors import StoreError
 from precook.store.index.index import Index
 
@@ -36,8 +37,9 @@ class Claims:
     def take(self, keys: Sequence[bytes], *, done: Sequence[bytes] = ()) -> set[bytes]:
         """Claim keys, and give up those that are done; the keys that are ours now."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._prolong, name="precook-claims", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._prolong, name="precook-claims", daemon=True)
+            threads.start(thread)
+            self._thread = thread
         return self._index.claim(keys, self._owner, seconds=SECONDS, done=done)
 
     def release(self) -> None:

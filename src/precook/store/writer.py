@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from precook import threads
 from precook.errors import ClosedStoreError, PrecookError
 from precook.store.commit import MAX_ROWS, MAX_TEXT, header_bytes, labelled_entry, text_bytes
 from precook.store.format.build import Entry
@@ -79,11 +80,11 @@ class Writer:
                 while self._group.is_full(self._flush_bytes):
                     self._changed.wait()
                     self._check_usable()
-                self._group.add(entry)
+                # Before anything is added: nobody would ever commit what a thread that cannot start was to take.
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
-                    self._thread.start()
-                elif self._group.is_full(self._flush_bytes):
+                    self._start()
+                self._group.add(entry)
+                if self._group.is_full(self._flush_bytes):
                     # Only now: waking the thread for every entry costs more than the entry.
                     self._changed.notify_all()
             return self._group.number
@@ -134,6 +135,15 @@ class Writer:
         if self._closed:
             raise ClosedStoreError(self._root, "this writer is closed")
 
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
+        try:
+            threads.start(self._thread)
+        except BaseException:
+            # One that runs all the same, because only the wait for its start was interrupted, sees this and ends.
+            self._thread = None
+            raise
+
     def _run(self) -> None:
         """Commit group after group, until there is nothing left to commit or it fails."""
         while (group := self._next_group()) is not None:
@@ -156,6 +166,8 @@ class Writer:
 
     def _next_group(self) -> _PendingGroup | None:
         with self._changed:
+            if self._thread is not threading.current_thread():
+                return None
             while not self._is_due():
                 if not self._group.entries:
                     # Nothing to wait for: the next put starts another thread, and a forgotten writer leaves none.
