@@ -20,7 +20,7 @@
         ├── SnapshotEntriesError ... or one that names entries that are damaged or missing
         ├── NotAStoreError       something else is there
         ├── NewerFormatError     made by a newer precook
-        ├── LockedError          somebody else holds the lock
+        ├── LockedError          somebody else holds the lock, or there are no locks
         ├── LostLeaseError       our lease was broken by force
         ├── NoLeaseError         no such lease
         ├── PinnedError          a pinned snapshot is not removed
@@ -278,7 +278,7 @@ class NewerFormatError(StoreError):
 
 
 class LockedError(StoreError):
-    """Somebody else held a lock for longer than we waited."""
+    """Somebody else held a lock for longer than we waited, or the file system has no locks."""
 
     hint = "wait for the other process, or look for one that hangs"
     exit_code = LOCKED

@@ -59,7 +59,7 @@ Exit codes:
     3  done, but some of it failed
     4  damage found
    10  no store there
-   11  somebody else holds the lock
+   11  somebody else holds the lock, or there are none here
    12  made by a newer precook
    13  read-only
    14  no space left

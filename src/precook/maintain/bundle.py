@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import secrets
 import shutil
@@ -223,10 +222,8 @@ def _open_partial(path: Path) -> Iterator[tuple[Path, int]]:
     partial = path.with_name(path.name + files.PARTIAL)
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LockedError(partial, "another export writes this file") from None
+        if not files.lock(descriptor, partial):
+            raise LockedError(partial, "another export writes this file")
         # Whoever held the lock may just have given the file its final name: it must not be written to any more.
         if not os.path.samestat(os.fstat(descriptor), os.stat(partial)):  # noqa: PTH116
             raise LockedError(partial, "another export has just finished this file")
@@ -357,15 +354,14 @@ class Staging:
         except FileNotFoundError:
             return
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not files.lock(descriptor, self.folder):
+                raise LockedError(self.folder, "another process imports this archive")
             # Another import may have removed the folder between our look and our lock: then nobody else would find it.
             if os.fstat(descriptor).st_nlink:
                 self._descriptor = descriptor
-                return
-        except BlockingIOError:
-            os.close(descriptor)
-            raise LockedError(self.folder, "another process imports this archive") from None
-        os.close(descriptor)
+        finally:
+            if self._descriptor < 0:
+                os.close(descriptor)
 
     def _remove_old(self) -> None:
         """Remove what imports that nobody went on with have left."""
@@ -377,8 +373,7 @@ class Staging:
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if files.lock(descriptor, folder):
                     shutil.rmtree(folder)
             finally:
                 os.close(descriptor)

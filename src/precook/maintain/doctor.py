@@ -189,7 +189,10 @@ def _probe_flock(folder: Path) -> Finding:
 
 
 def _probe_sync(folder: Path) -> Finding:
-    files.publish(folder / "synced", [b"content"])
+    with (folder / "synced").open("wb", buffering=0) as file:
+        file.write(b"content")
+        files.sync_file(file.fileno())
+    files.sync_directory(folder)
     return Finding("ok", "fsync", "files and directories can be made durable")
 
 

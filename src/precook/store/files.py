@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from precook.errors import NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
+from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
 
 PARTIAL = ".partial"
 _BUFFERS_AT_ONCE = 512  # below IOV_MAX everywhere
@@ -25,6 +25,7 @@ _BYTES_AT_ONCE = 8 << 20
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
+_NO_LOCKS = "use a local disk; a store can also be read without locks, with read_only=True"
 
 
 def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int | None = None) -> None:
@@ -140,27 +141,49 @@ def _create_partial(path: Path) -> tuple[Path, int]:
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_nlink:
+            # A sweep may take it between our open and our lock: then it is removed.
+            if lock(descriptor, partial) and os.fstat(descriptor).st_nlink:
                 return partial, descriptor
-        except BlockingIOError:
-            pass  # a sweep took it between our open and our lock, and will remove it
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.unlink(partial)  # noqa: PTH108
+            raise
         os.close(descriptor)
 
 
 def sweep_partial(path: Path) -> bool:
-    """Remove a partial file whose writer is dead; whether it was."""
+    """Remove a partial file whose writer is dead; whether it was. Where nobody can tell it stays."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        # To be written: file systems that make `flock` of other locks give no other descriptor an exclusive one.
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock(descriptor, path):
+            return False
         path.unlink()
-    except OSError:
+    except (OSError, LockedError):
         return False
     finally:
         os.close(descriptor)
+    return True
+
+
+def lock(descriptor: int, path: Path, *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock an open file until its last descriptor is closed; False where another one holds it, unless we `wait`.
+
+    `LockedError` where the file system has no locks: nobody could tell then what the living need from what the dead
+    have left.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        reason = f"this file system has no locks: {error.strerror}"
+        raise LockedError(path, reason, hint=_NO_LOCKS) from error
     return True
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -29,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from precook.errors import ClosedStoreError, LockedError, LostLeaseError, NoLeaseError, StoreReadError
+from precook.errors import ClosedStoreError, LostLeaseError, NoLeaseError, StoreReadError
 from precook.store import files
 from precook.store import fork as forks
 from precook.store.index.index import Index
@@ -42,7 +41,6 @@ _LINE = 4096
 """Most bytes of the line for people."""
 _NO_LEASE = {errno.ENOENT, errno.ELOOP, errno.ENXIO}
 """What the system says of a lease that was let go, of a link and of a socket; after anything else it may be held."""
-_NO_LOCKS = "put the store on a local disk, or open it with read_only=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,8 @@ class Lease:
             os.close(folder)
         holder = {"purpose": purpose[:200], "pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         try:
-            _lock(descriptor, self.path)
+            # Waits a moment where somebody is just looking whether we hold it.
+            files.lock(descriptor, self.path, wait=True)
             files.write_all(descriptor, [json.dumps(holder).encode() + b"\n"])
         except BaseException:
             with contextlib.suppress(OSError):
@@ -265,9 +264,7 @@ def _open_if_held(path: Path) -> int | None:
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             # Shared: two who look at the same time do not take each other for its holder.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        held = True
+            held = not files.lock(descriptor, path, shared=True)
     finally:
         if not held:
             os.close(descriptor)
@@ -287,15 +284,6 @@ def _parse(name: str, descriptor: int) -> tuple[Holder, int]:
     return Holder(
         name, str(fields.get("purpose", "")), numbers[0], str(fields.get("host", "")), numbers[1], keys
     ), begin
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        # Waits a moment where somebody is just looking whether we hold it.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        reason = f"this file system has no locks: {error.strerror}"
-        raise LockedError(path, reason, hint=_NO_LOCKS) from error
 
 
 def _let_go(descriptor: int, path: Path) -> None:

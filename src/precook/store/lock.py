@@ -29,32 +29,27 @@ def locked(path: Path, *, patience: float = PATIENCE, holder: str = "") -> Itera
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         _acquire(descriptor, path, time.monotonic() + patience)
-        if holder:
-            # For people only, and a full disk is when this lock is needed most.
+        try:
+            if holder:
+                # For people only, and a full disk is when this lock is needed most.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, holder.encode()[:_HOLDER], 0)
+            yield
+        finally:
+            # Not by closing alone: a child that was forked meanwhile has the same file open. But that does it, too.
             with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, holder.encode()[:_HOLDER], 0)
-        yield
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
-        # Not by closing alone: a child that was forked meanwhile has the same file open.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _acquire(descriptor: int, path: Path, deadline: float) -> None:
     pause = 0.001
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                holder = printable(os.pread(descriptor, _HOLDER, 0).decode("utf-8", "replace"))
-                who = f"{holder} holds" if holder else "another process holds"
-                raise LockedError(path, f"{who} the lock of this store") from None
-            time.sleep(pause)
-            pause = min(pause * 2, 0.05)
-        except OSError as error:
-            hint = "put the store on a local disk, or open it with read_only=True"
-            raise LockedError(path, f"this file system has no locks: {error.strerror}", hint=hint) from error
-        else:
-            return
+    while not files.lock(descriptor, path):
+        if time.monotonic() >= deadline:
+            holder = printable(os.pread(descriptor, _HOLDER, 0).decode("utf-8", "replace"))
+            who = f"{holder} holds" if holder else "another process holds"
+            raise LockedError(path, f"{who} the lock of this store")
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
