@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import precook
+from precook.maintain.bundle import export_bundle, import_bundle
 from precook.maintain.compact import plan_compact
 from precook.maintain.gc import plan_gc
 from tests.support.projects import picture
@@ -28,6 +30,7 @@ with precook.open(sys.argv[1]) as store:
 """
 COMPACT = """
 import sys, precook
+from precook.maintain.bundle import export_bundle, import_bundle
 from precook.maintain.compact import plan_compact
 with precook.open(sys.argv[1]) as store:
     print(plan_compact(store).execute().packs_rewritten)
@@ -321,3 +324,115 @@ def test_a_plan_built_after_a_collection_makes_what_is_gone(tmp_path: Path) -> N
         plan_gc(store, grace=0).execute()
         assert plan.build().encoded == {"pixels": 3}
         assert np.all(store.present(store.snapshot("cats").entry_keys()))
+
+
+SYNC_FAILS = """
+import errno, os, stat, sys, precook
+from precook.maintain.bundle import import_bundle
+from precook.store import files
+
+sync = os.fsync
+
+def fail(descriptor):
+    folder = os.readlink(f"/proc/self/fd/{descriptor}")
+    if folder.split("/")[-2] == "packs" or os.path.exists(f"{folder}/store.toml") and sys.argv[2] == "create":
+        files.reached("file.named")
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    sync(descriptor)
+
+os.fsync = fail
+recipe = precook.Recipe("test", {"version": 1})
+with precook.open(sys.argv[1]) as store:
+    try:
+        if sys.argv[2] in ("put", "create"):
+            store.put(recipe.key(1), "one")
+        else:
+            with open(sys.argv[2], "rb") as archive:
+                import_bundle(store, archive)
+    except precook.StoreWriteError:
+        print("refused")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the descriptor of a directory is known by /proc")
+@pytest.mark.parametrize("adopted", [True, False])
+def test_a_pack_that_another_process_counts_on_is_not_taken_back(
+    path: Path, recipe: precook.Recipe, tmp_path: Path, adopted: bool
+) -> None:
+    """One whose name could not be made durable goes again, unless somebody has found and synced it meanwhile."""
+    with precook.open(path) as store:
+        store.put(recipe.key(0), "zero")
+    with Stopped(tmp_path, "file.named", SYNC_FAILS, path, "put") as process:
+        process.arrive()
+        if adopted:
+            with precook.open(path) as second:
+                second.put(recipe.key(1), "one")
+        assert process.go() == "refused\n"
+    assert len(packs(path)) == (2 if adopted else 1)
+    with precook.open(path) as store:
+        assert store.missing([recipe.key(0), recipe.key(1)]) == ([] if adopted else [recipe.key(1)])
+        assert store.verify().clean
+        store.put(recipe.key(1), "one")
+        assert store.get(recipe.key(1)) == "one"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the descriptor of a directory is known by /proc")
+def test_a_put_beside_an_import_that_fails_at_its_last_step_stays(
+    path: Path, recipe: precook.Recipe, tmp_path: Path
+) -> None:
+    """Whoever wants the entry meanwhile waits for the import and then stores its own; the next import goes through."""
+    with precook.open(tmp_path / "other") as other:
+        other.put(recipe.key(1), "one", recipe=recipe)
+        freeze(other, "cats", [recipe.key(1)])
+        export_bundle(other, "cats", tmp_path / "archive.tar")
+    with precook.open(path) as store:
+        store.put(recipe.key(0), "zero")
+
+    def put() -> None:
+        with precook.open(path) as second:
+            second.put(recipe.key(1), "one")
+
+    with Stopped(tmp_path, "file.named", SYNC_FAILS, path, tmp_path / "archive.tar") as process:
+        process.arrive()
+        thread = threading.Thread(target=put)
+        thread.start()
+        assert process.go() == "refused\n"
+        thread.join()
+    with precook.open(path) as store:
+        assert store.get(recipe.key(1)) == "one"
+        with (tmp_path / "archive.tar").open("rb") as archive:
+            assert import_bundle(store, archive).reused == 1
+        assert store.verify().clean
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the descriptor of a directory is known by /proc")
+def test_a_store_that_another_process_has_opened_keeps_its_marker(
+    path: Path, recipe: precook.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it could not make its name durable; the second, who has read it, does that with its first pack."""
+    flock, waiting = fcntl.flock, threading.Event()
+
+    def notice(descriptor: int, operation: int) -> None:
+        try:
+            flock(descriptor, operation)
+        except BlockingIOError:
+            waiting.set()
+            raise
+
+    monkeypatch.setattr(fcntl, "flock", notice)
+
+    def put() -> None:
+        with precook.open(path) as second:
+            second.put(recipe.key(2), "two")
+
+    with Stopped(tmp_path, "file.named", SYNC_FAILS, path, "create") as process:
+        process.arrive()
+        thread = threading.Thread(target=put)
+        thread.start()
+        assert waiting.wait(60)
+        assert process.go() == "refused\n"
+        thread.join()
+    with precook.open(path) as store:
+        assert store.get(recipe.key(2)) == "two"
+        store.put(recipe.key(1), "one")
+        assert len(store) == 2

@@ -175,7 +175,7 @@ def export_bundle(
                 task.advance(int(entries.nbytes[some].sum()))
             reader.check()
             nbytes = writer.finish()
-            files.publish_file(partial, path, keep=True)
+            files.publish_file(partial, path)
     return Exported(path, dataset, chosen.file.id, chosen.samples, len(entries), len(packs), nbytes, resumed)
 
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from precook.errors import DamagedEntryError, DamagedPackError, LockedError, NoSpaceError, StoreReadError
 from precook.fs.trust import file_system_time
 from precook.store import files
+from precook.store.commit import publishing
 from precook.store.dtypes import DType
 from precook.store.format.build import assemble, text_form
 from precook.store.format.header import HeaderError, header_length
@@ -349,15 +350,11 @@ def check_space(internals: StoreInternals, nbytes: int) -> None:
 
 
 def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]) -> None:
-    path = internals.layout.pack(image.parsed.id)
     # As old as the youngest of them: nothing in it may look older than it is.
     modified = min(max(pack.written for pack in packs), file_system_time(internals.layout.root))
-    with files.explained(internals.layout.root):
-        internals.directories.make(internals.layout.packs)
-        internals.directories.make(path.parent)
-        # Closed also where writing fails: it may have a pack open.
-        with contextlib.closing(image.buffers()) as buffers:
-            files.publish(path, buffers, modified=modified)
+    # Closed also where writing fails: it may have a pack open.
+    with publishing(internals, image.parsed.id) as path, contextlib.closing(image.buffers()) as buffers:
+        files.publish(path, buffers, modified=modified)
 
 
 def _prove(internals: StoreInternals, image: Repack) -> None:

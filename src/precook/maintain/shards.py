@@ -91,7 +91,7 @@ def export_shards(
         if path.exists():
             shutil.rmtree(path)
         (partial / _MARK).unlink()
-        files.publish_file(partial, path, keep=True)
+        files.publish_file(partial, path)
     names = tuple(name for writer in shards.values() for name in writer.files)
     nbytes = sum((path / name).stat().st_size for name in (*names, _MANIFEST))
     count = sum(len(writer.places) for writer in shards.values())

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from precook.errors import TreeError
+from precook.errors import StoreError, TreeError
 from precook.identity.canonical import canonical
 from precook.store import files
 from precook.store.format.build import Entry, build_pack, make_entry
@@ -30,6 +31,8 @@ _log = logging.getLogger("precook")
 MAX_ROWS = 1_000_000
 MAX_TEXT = 256 << 20
 """Most bytes of plain values and labels in one pack."""
+_PATIENCE = 5.0
+"""Seconds to wait for the lock to take a pack back."""
 _COLUMN_FORM = 400
 """Bytes of header a leaf can take, generously."""
 
@@ -54,10 +57,7 @@ def commit(store: StoreInternals, entries: Iterable[Entry]) -> None:
     head = parse_head(parse_pack_header(image.head[: header_length(image.head)]), image.head)
     assert head.id == pack_id(image.head) == image.id
     store.make_room(image.nbytes)
-    path = store.layout.pack(image.id)
-    with files.explained(store.layout.root):
-        store.directories.make(store.layout.packs)
-        store.directories.make(path.parent)
+    with publishing(store, image.id) as path:
         files.publish(path, [image.head, *image.body])
     files.reached("commit.published")
     store.index.add([head])
@@ -77,12 +77,34 @@ def commit_pack(store: StoreInternals, staged: Path, pack: PackFile) -> None:
     """Make a pack that lies durable on the same disk part of the store; nobody else may know of it yet."""
     store.check_leases()
     store.make_room(pack.nbytes)
-    path = store.layout.pack(pack.head.id)
+    # Under the lock, because its name is not ours alone: another archive may bring the same pack at the same time.
+    with store.index.exclusive():
+        with publishing(store, pack.head.id) as path:
+            files.publish_file(staged, path)
+        store.index.add([pack.head])
+
+
+@contextlib.contextmanager
+def publishing(store: StoreInternals, name: str) -> Iterator[Path]:
+    """Around the publishing of a new pack, with its path; one whose name cannot be made durable goes again.
+
+    Not where the index has it: another process has then found the name and made it durable, and may have promised its
+    entries to somebody. Whoever adopts a pack does so under the store's lock, too.
+    """
+    path = store.layout.pack(name)
     with files.explained(store.layout.root):
         store.directories.make(store.layout.packs)
         store.directories.make(path.parent)
-        files.publish_file(staged, path)
-    store.index.add([pack.head])
+        try:
+            yield path
+        except BaseException:
+            # What cannot be taken back now does no harm: the next one who opens the store adopts it.
+            with contextlib.suppress(StoreError, OSError):
+                if path.exists():
+                    with store.index.exclusive(patience=_PATIENCE):
+                        if name not in store.index.pack_ids():
+                            files.unlink_inside(store.layout.root, path)
+            raise
 
 
 def ready_entry(key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels: bytes = b"null") -> Entry:

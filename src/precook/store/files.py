@@ -33,8 +33,8 @@ def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int
 
     `modified`, in nanoseconds, is given to a file that holds what another one held before.
 
-    On any failure nothing is published and the partial file is removed if the disk lets us. A failed fsync is never
-    tried again: the kernel may have dropped the data and report success the second time.
+    On a failure before that nothing is published and the partial file is removed if the disk lets us. A failed fsync is
+    never tried again: the kernel may have dropped the data and report success the second time.
     """
     partial, descriptor = _create_partial(path)
     try:
@@ -54,21 +54,14 @@ def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int
         raise
 
 
-def publish_file(durable: Path, path: Path, *, keep: bool = False) -> None:
+def publish_file(durable: Path, path: Path) -> None:
     """Give a file or folder whose content is durable its name, which then stays.
 
-    Where the name itself cannot be made durable it is taken away again, unless the caller wants to `keep` it: whoever
-    exports something has it then, and hears of the failure.
+    Also where the name itself cannot be made durable: others may have found it already. Only a caller who knows better,
+    under the store's lock, takes it away again.
     """
     os.rename(durable, path)  # noqa: PTH104 - each step of the order of writes stands here by name
-    try:
-        sync_directory(path.parent)
-    except BaseException:
-        # A name that may vanish must not be found by others, who would take it for durable.
-        if not keep:
-            with contextlib.suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
-        raise
+    sync_directory(path.parent)
 
 
 def write_all(descriptor: int, buffers: Sequence[Any]) -> None:

@@ -180,7 +180,14 @@ def write_snapshot(
             number = max((file.number for file in _snapshots_of(layout, dataset)), default=0) + 1
             image = build_pack([entry], created=int(time.time()), salt=secrets.token_hex(8))
             file = SnapshotFile(dataset, number, image.id, folder / f"{number:08d}-{image.id}.safetensors")
-            files.publish(file.path, [image.head, *image.body])
+            try:
+                files.publish(file.path, [image.head, *image.body])
+            except BaseException:
+                # Under the lock, so nobody has frozen or removed anything by it: a name that may vanish must not stand
+                # for the dataset, or what only the snapshot before it names could go.
+                with contextlib.suppress(OSError):
+                    file.path.unlink()
+                raise
         return read_snapshot(file)
 
 

@@ -162,7 +162,7 @@ class Database:
                 for old in (path, *_companions(path)):
                     old.unlink(missing_ok=True)
                 # Kept even if its name cannot be made durable: what the old one knew of dropped rows is only here now.
-                files.publish_file(partial, path, keep=True)
+                files.publish_file(partial, path)
             finally:
                 partial.unlink(missing_ok=True)
 
