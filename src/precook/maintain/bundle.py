@@ -307,8 +307,8 @@ class Staging:
             self._remove_old()
             while self._descriptor < 0:
                 # Made anew where somebody has removed it since: what another import has finished or refused.
-                self._home.mkdir(exist_ok=True)
-                self.folder.mkdir(exist_ok=True)
+                files.make_directory(self._home)
+                files.make_directory(self.folder)
                 self._hold()
             try:
                 files.sync_directory(self.root)
@@ -400,7 +400,7 @@ def _receive_pack(archive: ArchiveReader, member: Member, staging: Staging, task
     partial = staging.folder / f"{member.pack}.{secrets.token_hex(4)}{files.PARTIAL}"
     hasher = blake3()
     with files.explained(staging.root):
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = files.create(partial)
     try:
         try:
             for piece in archive.pieces(member.nbytes):

@@ -80,7 +80,7 @@ def keep_reserve(layout: Layout, pack_bytes: int, *, size: int = RESERVE_BYTES) 
 
 def make_reserve(layout: Layout, size: int) -> None:
     """Take so much space from the disk."""
-    descriptor = os.open(layout.reserve, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = files.create(layout.reserve)
     try:
         os.posix_fallocate(descriptor, 0, size)
     except BaseException:

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ _BYTES_AT_ONCE = 8 << 20
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
+_NOT_SUPPORTED = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+"""What is said of a hard link or of another group or mode by a file system, or to a user, that has none to give."""
 _NO_LOCKS = "use a local disk; a store can also be read without locks, with read_only=True"
 
 
@@ -107,9 +110,10 @@ def sync_directory(path: Path) -> None:
 
 
 class Directories:
-    """Directories that are there to stay: made by this process, or found and synced by it once."""
+    """Directories in and above `root` that are there to stay: made by this process, or found and synced by it once."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self._root = root
         self._durable: set[Path] = set()
 
     def make(self, path: Path) -> None:
@@ -120,19 +124,124 @@ class Directories:
             # Whoever made it may have died before it was durable. A parent that we may not open is not one of ours.
             with contextlib.suppress(PermissionError):
                 sync_directory(path.parent)
+            if self._root in path.parents and not os.access(path, os.W_OK | os.X_OK):
+                # Another user made it and has not shared it yet, or died before. An empty one can be made anew.
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+                    make_directory(path)
+                    sync_directory(path.parent)
         else:
             self.make(path.parent)
-            with contextlib.suppress(FileExistsError):
-                path.mkdir()
+            if self._root in path.parents:
+                make_directory(path)
+            else:
+                # Who may write to the store itself, its maker's umask says.
+                with contextlib.suppress(FileExistsError):
+                    path.mkdir()
             sync_directory(path.parent)
         self._durable.add(path)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory of the store, if it is not there; shared as the one that it lies in is."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+        with contextlib.suppress(FileNotFoundError):  # somebody has replaced or removed it since
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                share(descriptor, path.parent)
+            finally:
+                os.close(descriptor)
+
+
+def create(path: Path) -> int:
+    """Make a file of the store that nobody else has, and open it to write; shared as its directory is."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        share(descriptor, path.parent)
+    except BaseException:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+        raise
+    return descriptor
+
+
+def open_lock(path: Path) -> int:
+    """Open the file at `path` that is there to be locked; it is made where there is none."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    if not is_shared(path.parent):
+        return os.open(path, flags | os.O_CREAT, 0o666)
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags)
+        # It has its name only when it is shared: whoever could not open it would be kept out for good if we died here.
+        partial = path.with_name(f"lock.{secrets.token_hex(4)}{PARTIAL}")
+        os.close(create(partial))
+        try:
+            os.link(partial, path)
+        except (FileExistsError, FileNotFoundError):
+            pass  # another one was quicker to make it, or to sweep what we have made
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            return os.open(path, flags | os.O_CREAT, 0o666)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)  # noqa: PTH108
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether a group may write to a directory."""
+    return bool(os.stat(folder).st_mode & stat.S_IWGRP)  # noqa: PTH116 - as where a file is shared
+
+
+def share(made: int, folder: Path) -> None:
+    """Give an open file or directory the group and the rights of the directory it lies in, if a group may write there.
+
+    The umask of whoever makes a file says nothing about those he shares the store with. Nothing is changed by one who
+    is not of that group: the rights would be another group's.
+    """
+    _share(made, os.fstat(made), folder)
+
+
+def share_again(path: Path) -> None:
+    """The same for a file or directory that is there already, if it is ours: an older one, or one that SQLite made."""
+    if sys.platform != "linux":
+        return
+    try:
+        # Not to be read or written: closing such a descriptor would end the locks that SQLite has on the file.
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+            _share(f"/proc/self/fd/{descriptor}", status, path.parent)
+    finally:
+        os.close(descriptor)
+
+
+def _share(made: int | str, status: os.stat_result, folder: Path) -> None:
+    there = os.stat(folder)  # noqa: PTH116
+    if not there.st_mode & stat.S_IWGRP:
+        return
+    meant = 0o2777 if stat.S_ISDIR(status.st_mode) else 0o666
+    try:
+        if status.st_gid != there.st_gid:
+            os.chown(made, -1, there.st_gid)
+        if (status.st_mode ^ there.st_mode) & meant:
+            os.chmod(made, there.st_mode & meant)  # noqa: PTH101
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
 
 
 def _create_partial(path: Path) -> tuple[Path, int]:
     """A new file beside `path`, locked for as long as its writer lives: `sweep` takes only those of the dead."""
     while True:
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = create(partial)
         try:
             # A sweep may take it between our open and our lock: then it is removed.
             if lock(descriptor, partial) and os.fstat(descriptor).st_nlink:

@@ -72,6 +72,12 @@ class Layout:
         """Held while entries are removed or moved: one at a time."""
         return self.root / "maintenance.lock"
 
+    @property
+    def changed(self) -> tuple[Path, ...]:
+        """The files that everybody writes to who writes to the store: the index with SQLite's own, and the locks."""
+        index = (self.index.with_name(self.index.name + ending) for ending in ("", "-wal", "-shm"))
+        return (*index, self.lock, self.maintenance)
+
     def pack(self, pack_id: str) -> Path:
         """The file of a pack."""
         return self.packs / pack_id[:2] / f"{pack_id}.safetensors"
@@ -136,6 +142,18 @@ def create_store(layout: Layout) -> Marker:
     )
     files.publish(layout.marker, [text.encode()])
     return marker
+
+
+def share_store(layout: Layout) -> None:
+    """Share what is ours in the store of a group with the others: what was made before its directory was shared."""
+    if files.is_shared(layout.root):
+        for folder in (layout.packs, layout.snapshots, layout.leases):
+            files.share_again(folder)
+        for path in (
+            *layout.changed,
+            *(folder / name for folder in (layout.packs, layout.snapshots) for name in _names(folder)),
+        ):
+            files.share_again(path)
 
 
 def list_packs(layout: Layout) -> tuple[set[str], list[Path]]:

@@ -155,8 +155,7 @@ class Lease:
 
     def _create(self, purpose: str) -> int:
         """The file, locked before anybody else can take it for one of the dead: they look under the store's lock."""
-        with contextlib.suppress(FileExistsError):
-            self._layout.leases.mkdir()
+        files.make_directory(self._layout.leases)
         folder = os.open(self._layout.leases, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -165,6 +164,7 @@ class Lease:
             os.close(folder)
         holder = {"purpose": purpose[:200], "pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         try:
+            files.share(descriptor, self._layout.leases)
             # Waits a moment where somebody is just looking whether we hold it.
             files.lock(descriptor, self.path, wait=True)
             files.write_all(descriptor, [json.dumps(holder).encode() + b"\n"])

@@ -26,7 +26,7 @@ def locked(path: Path, *, patience: float = PATIENCE, holder: str = "") -> Itera
     `holder` says who it is, for those who wait in vain.
     """
     with files.explained(path.parent):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = files.open_lock(path)
     try:
         _acquire(descriptor, path, time.monotonic() + patience)
         try:

@@ -21,6 +21,7 @@ from precook.errors import (
     NoStoreError,
     PrecookError,
     ReadOnlyError,
+    printable,
 )
 from precook.identity.recipe import recipe_digest
 from precook.memo.memo import Memory
@@ -33,7 +34,7 @@ from precook.store.entry_table import EntryTable
 from precook.store.index.scan import EntryRow, read_entries
 from precook.store.internals import Stats, StoreInternals
 from precook.store.keysets import split
-from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker
+from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker, share_store
 from precook.store.lease import Holder, Lease, break_lease, live_leases
 from precook.store.lock import locked
 from precook.store.reader import Located
@@ -90,14 +91,17 @@ class Store:
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
         self._closed = False
-        self._directories = files.Directories()
+        self._directories = files.Directories(path)
         self._internals: StoreInternals | None = None
         marker = read_marker(self._layout)
         if marker is None and read_only:
             raise NoStoreError(path)
-        # On a read-only mount every write would fail; without one, no file is created that a reader does not need.
-        self._read_only = read_only or (marker is not None and not os.access(path, os.W_OK))
+        self._read_only = read_only
+        self._refusal = "opened read-only", ReadOnlyError.hint
+        """Why nothing can be written, and what to do."""
         if marker is not None:
+            if not read_only:
+                self._look_for_rights()
             self._start(marker)
         forks.remember(self)
 
@@ -455,10 +459,27 @@ class Store:
                 files.sweep_partial(partial)
         self._internals = internals
 
+    def _look_for_rights(self) -> None:
+        """Be read-only where every write would fail: on a read-only mount, or where another user's files are his alone.
+
+        No file is created then that a reader does not need: SQLite's, if they were ours, would keep their owner out.
+        """
+        if not os.access(self.path, os.W_OK):
+            self._read_only = True
+            return
+        with files.explained(self.path):
+            share_store(self._layout)
+        closed = [file.name for file in self._layout.changed if file.exists() and not os.access(file, os.W_OK)]
+        if closed:
+            hint = f"its owner opens the store once, with the directory shared: chmod g+rwxs {printable(self.path)}"
+            self._read_only = True
+            self._refusal = f"{closed[0]} belongs to another user and is not shared", hint
+
     def _check_writable(self) -> None:
         self._ready()
         if self._read_only:
-            raise ReadOnlyError(self.path, "opened read-only")
+            reason, hint = self._refusal
+            raise ReadOnlyError(self.path, reason, hint=hint)
 
     def _existing(self, key: Key) -> StoreInternals:
         """The parts of the store; without one there is nothing under any key."""

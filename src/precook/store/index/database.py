@@ -152,6 +152,8 @@ class Database:
             try:
                 # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
                 settings = ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144")
+                # Made here, because SQLite would let only its owner write to it; its log gets the same rights.
+                os.close(files.create(partial))
                 with contextlib.closing(_connect(str(partial), settings=settings)) as db:
                     schema.create(db, self._store_id)
                     _take_over(db, lambda: _connect(f"{path.absolute().as_uri()}?mode=rw", uri=True))
@@ -246,6 +248,10 @@ class Database:
         connection = self._open()
         try:
             schema.check(connection, self._store_id)
+            if not self.read_only:
+                # In a directory that does not hand its group on, SQLite's files have that of whoever was the first.
+                for companion in _companions(self._path):
+                    files.share_again(companion)
         except BaseException:
             connection.close()
             raise
