@@ -25,7 +25,7 @@ class ThreadPool(ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         """Have a thread call a function."""
-        with _named_error(self._thread_name_prefix):
+        with _named_error(self._thread_name_prefix or "one"):
             return super().submit(function, *args, **options)
 
 
