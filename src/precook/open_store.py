@@ -123,7 +123,8 @@ def open_store(
 ) -> LocalStore:
     """Open the store at `path`; where there is none, it is created by the first write.
 
-    `verify_reads`: True checks each entry when this process first reads it, "always" at every read, False never.
+    `verify_reads`: True checks each entry when this process first reads it, and again when its file has changed since,
+    "always" at every read, False never.
     `flush_bytes` and `flush_seconds` say when a writer commits what it has gathered. `max_bytes` bounds the packs:
     before a commit would pass it, the least recently used entries go; where all that is left is in use,
     `StoreFullError`.

@@ -20,7 +20,7 @@ _TAG = (
     "# About this tag: https://bford.info/cachedir/\n"
 )
 _LINE = re.compile(r'([a-z_]+) = (?:([0-9]{1,9})|"([^"\\\x00-\x1f]*)")')
-_MAX_MARKER = 64 << 10
+MAX_MARKER = 64 << 10
 _OURS_BEFORE_CREATION = {"CACHEDIR.TAG", "index.lock"}
 _RESTORE = "restore store.toml from a backup, or choose another directory"
 _PACK = re.compile(r"([0-9a-f]{64})\.safetensors")
@@ -96,7 +96,7 @@ class Marker:
 def read_marker(layout: Layout) -> Marker | None:
     """The marker of an existing store, None where a store may be made, an error where something else lies."""
     try:
-        text = read_small(layout.marker, _MAX_MARKER).decode("utf-8")
+        text = read_small(layout.marker, MAX_MARKER).decode("utf-8")
     except FileNotFoundError:
         if not _is_made(layout):
             return None
