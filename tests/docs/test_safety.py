@@ -64,7 +64,7 @@ def test_the_size_of_a_tensor_that_is_mapped_is_what_the_code_has() -> None:
 
 def test_the_example_looks_at_a_config_and_runs_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command of the page, in a folder with a config that would leave a trace and a store that is not there yet."""
-    picture(tmp_path / "data" / "cat.png")
+    picture(tmp_path / "data" / "cat.png", 1)
     (tmp_path / "own.py").write_text("open('trace', 'w').close()")
     encoders = {"pixels": {"uses": "image"}, "own": {"uses": "own:Own"}}
     config = {"dataset": "cats", "concepts": [{"name": "cats", "path": "data"}], "encoders": encoders}
