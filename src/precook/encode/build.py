@@ -31,8 +31,9 @@ from precook.plan.plan import Plan, collect_sources, look_up, make_plan
 from precook.plan.wanted import Encoding
 from precook.report import SILENT, Reporter
 from precook.sources.samples import ConceptSamples
+from precook.store.layout import Layout
 from precook.store.lease import Lease
-from precook.store.snapshot import SnapshotFile
+from precook.store.snapshot import SnapshotFile, check_dataset
 from precook.store.store import Store
 from precook.units import format_size
 from precook.values import Numbers
@@ -195,8 +196,10 @@ class Build:
         return dataclasses.replace(done, stopped=True)
 
     def _check(self, plan: BuildPlan) -> None:
-        """Refuse to build nothing at all, or more than the disk can hold."""
+        """Refuse to build nothing at all, more than the disk can hold, or a dataset whose name is taken."""
         settings = plan.settings
+        # Not only at its end, where the snapshot is written.
+        check_dataset(Layout(plan.store.path), settings.dataset)
         if not plan.samples.count and not plan.failed:
             # An error, as a folder that is not there: a dataset is never emptied by a drive that is not mounted.
             folders = ", ".join(printable(plan.base / concept.path) for concept in settings.concepts)

@@ -64,7 +64,7 @@ from precook.store.format.build import Entry, build_pack, make_entry
 from precook.store.format.pack import MAX_RECIPES
 from precook.store.internals import StoreInternals
 from precook.store.packfile import Guard, PackFile
-from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot
+from precook.store.snapshot import Snapshot, SnapshotFile, check_dataset, read_snapshot
 from precook.store.snapshot_content import is_dataset
 from precook.store.store import Store
 from precook.store.tree import take_apart
@@ -257,6 +257,8 @@ def import_bundle(
         needed = f"the archive holds {format_size(manifest.nbytes)} and {format_size(free)} are free"
         raise NoSpaceError(store.path, needed)
     internals = store.internals()
+    target = dataset or manifest.dataset
+    check_dataset(internals.layout, target)
     with Staging(internals, digest) as staging, report.task("import", total=manifest.nbytes, unit="bytes") as task:
         try:
             resumed = _receive(archive, manifest, staging, task)
@@ -266,7 +268,6 @@ def import_bundle(
         except BundleError:
             staging.remove()
             raise
-        target = dataset or manifest.dataset
         with store.lease(f"import of {target}") as lease:
             # Before anything is moved in: until the snapshot is there, nothing else keeps the entries.
             lease.protect(keys)

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from precook.errors import NewerFormatError, NotAStoreError, StoreReadError
+from precook.errors import NewerFormatError, NotAStoreError, StoreError, StoreReadError
 from precook.fs.read import read_small
 from precook.store import files
 from precook.store.format.pack import FORMAT
@@ -23,6 +23,11 @@ _LINE = re.compile(r'([a-z_]+) = (?:([0-9]{1,9})|"([^"\\\x00-\x1f]*)")')
 MAX_MARKER = 64 << 10
 _OURS_BEFORE_CREATION = {"CACHEDIR.TAG", "index.lock"}
 _RESTORE = "restore store.toml from a backup, or choose another directory"
+_LONGEST = 474
+"""Most bytes of the path of a store that is written to: SQLite takes 512 with the 8 that it adds to a name itself, and
+the longest name that we give it is that of an index in the making."""
+_LONGEST_READ = 3900
+"""The same of one that is only read: with a name in it, that of a snapshot at the longest, the system takes 4095."""
 _PACK = re.compile(r"([0-9a-f]{64})\.safetensors")
 
 
@@ -91,6 +96,25 @@ class Marker:
     id: str
     """Random, so that an index copied from another store is noticed."""
     created: str
+
+
+def check_path(layout: Layout, *, read_only: bool) -> None:
+    """Refuse a place whose path is too long for what would be made there; nothing is looked at but the path."""
+    try:
+        # With and without links: SQLite goes by the one or by the other.
+        paths = os.path.abspath(layout.root), os.path.realpath(layout.root)  # noqa: PTH100
+    except FileNotFoundError:
+        return  # the working directory is gone, and with it what is relative to it
+    nbytes = max(len(os.fsencode(path)) for path in paths)
+    limit = _LONGEST_READ if read_only else _LONGEST
+    if nbytes > limit:
+        hint = "use a shorter path"
+        if nbytes <= _LONGEST_READ:
+            hint += "; a store there can be read, with read_only=True"
+        doing = "read" if read_only else "written to"
+        raise StoreError(
+            layout.root, f"this path has {nbytes} bytes, a store that is {doing} at most {limit}", hint=hint
+        )
 
 
 def read_marker(layout: Layout) -> Marker | None:

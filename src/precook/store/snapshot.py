@@ -25,6 +25,7 @@ from precook.errors import (
     NoSnapshotError,
     PinnedError,
     PrecookError,
+    StoreError,
     StoreReadError,
 )
 from precook.identity.digest import derived_digest
@@ -146,6 +147,26 @@ def remove_snapshot(file: SnapshotFile) -> None:
         files.sync_directory(file.path.parent)
 
 
+def check_dataset(layout: Layout, dataset: str) -> None:
+    """Refuse a dataset that would share its folder with another one, on a disk that does not tell `Cats` from `cats`.
+
+    Its snapshots would be the other's, and what only the other's own name could go.
+    """
+    other = _folder_of_another(layout, dataset)
+    if other and _names(layout.snapshots / other):
+        hint = "give the dataset another name, or keep the spelling"
+        raise StoreError(layout.root, f"this disk does not tell the dataset {dataset} from {other}", hint=hint)
+
+
+def _folder_of_another(layout: Layout, dataset: str) -> str | None:
+    """The folder that the disk takes for this dataset's, though its name is another; None where there is none."""
+    # In this order: what another process makes meanwhile has just this name.
+    if not (layout.snapshots / dataset).is_dir():
+        return None
+    names = _names(layout.snapshots)
+    return None if dataset in names else next((name for name in names if name.lower() == dataset.lower()), None)
+
+
 def list_partials(layout: Layout) -> list[Path]:
     """What writers of snapshots that died may have left."""
     return [folder / name for folder in _folders(layout) for name in _names(folder) if name.endswith(files.PARTIAL)]
@@ -172,6 +193,9 @@ def write_snapshot(
     with exclusive():
         with files.explained(layout.root):
             directories.make(layout.snapshots)
+            check_dataset(layout, dataset)
+            if _folder_of_another(layout, dataset):
+                folder.rmdir()  # an empty one is what a dataset left that is gone
             directories.make(folder)
             latest = _latest_with(layout, dataset, entry.key)
             if latest is not None:

@@ -34,7 +34,7 @@ from precook.store.entry_table import EntryTable
 from precook.store.index.scan import EntryRow, read_entries
 from precook.store.internals import Stats, StoreInternals
 from precook.store.keysets import split
-from precook.store.layout import Layout, Marker, create_store, list_packs, read_marker, share_store
+from precook.store.layout import Layout, Marker, check_path, create_store, list_packs, read_marker, share_store
 from precook.store.lease import Holder, Lease, break_lease, live_leases
 from precook.store.lock import locked
 from precook.store.reader import Located
@@ -93,6 +93,7 @@ class Store:
         self._closed = False
         self._directories = files.Directories(path)
         self._internals: StoreInternals | None = None
+        check_path(self._layout, read_only=read_only)
         marker = read_marker(self._layout)
         if marker is None and read_only:
             raise NoStoreError(path)
