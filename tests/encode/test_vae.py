@@ -494,6 +494,17 @@ class TestRefusals:
         with pytest.raises(EncodeError, match=r"only pickled weights \(diffusion_pytorch_model\.bin\).*save"):
             encoder(tmp_path).load("cpu")
 
+    def test_an_index_of_weights_that_names_a_pickle_is_refused(self, tmp_path: Path) -> None:
+        """Also beside weights that are none: diffusers would open whatever the index names."""
+        kl().save_pretrained(tmp_path, safe_serialization=False)
+        index = {"metadata": {}, "weight_map": {"encoder.conv_in.weight": "diffusion_pytorch_model.bin"}}
+        (tmp_path / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+        (tmp_path / "other.safetensors").write_bytes(b"")
+        with pytest.raises(
+            EncodeError, match=r"index\.json names diffusion_pytorch_model\.bin: not a \.safetensors file"
+        ):
+            encoder(tmp_path).load("cpu")
+
     def test_a_folder_without_config_is_refused(self, tmp_path: Path, folder_of: Callable[[str], Path]) -> None:
         """The error names the missing file, and where a whole pipeline lies there, the setting that helps."""
         shutil.copy(folder_of("kl") / "diffusion_pytorch_model.safetensors", tmp_path)

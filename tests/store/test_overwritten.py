@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,30 @@ def test_a_pack_cut_short_while_it_is_mapped_is_an_error(path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, path]
     ended = subprocess.run(command, env=environment(), check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr[-2000:]
+
+
+def test_readers_in_several_threads_beside_somebody_who_touches_packs(
+    path: Path, recipe: precook.Recipe, trees: list[Any]
+) -> None:
+    """Each gets what was put, however often the pack is opened anew for it."""
+    (pack,) = packs(path)
+    with precook.open(path) as store, ThreadPoolExecutor(len(WAYS)) as threads:
+
+        def read(way: str) -> None:
+            again = reads(store, recipe, way)
+            for _ in range(30):
+                assert same(again(), trees)
+
+        under_way = [threads.submit(read, way) for way in WAYS]
+        while not all(future.done() for future in under_way):
+            os.utime(pack)
+            other = pack.with_suffix(".other")
+            other.write_bytes(pack.read_bytes())
+            other.replace(pack)
+            wait(under_way, timeout=0.01)
+        for future in under_way:
+            future.result()
+        assert store.damaged() == {}
 
 
 def test_without_being_told_to_look_at_each_read_it_is_seen_soon(

@@ -31,8 +31,8 @@ _DENSE = 6
 """Walking past an entry takes a sixth of the time of looking for one."""
 _CHUNK = 100_000
 """Keys that are looked up one by one at a time: Python objects are made for so many only."""
-_ATTEMPTS = 3
-"""How often an entry is looked for when its pack is gone or it is damaged there: another pack may hold it."""
+_ATTEMPTS = 10
+"""How often an entry is looked for when its pack is gone or changed, or it is damaged there: another may hold it."""
 
 _ROW_BITS = 32
 """Bits of a row, where it stands in one number with its pack or table."""
