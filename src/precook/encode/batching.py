@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from precook.encode.prepare import Job
+from precook.interrupt import Condition
 
 FIRST = 8
 """Where the search for a good batch size begins."""
@@ -122,7 +123,7 @@ class MemoryBudget:
     def __init__(self, size: int) -> None:
         self._size = size
         self._taken = 0
-        self._changed = threading.Condition()
+        self._changed = Condition()
 
     def has(self, nbytes: int) -> bool:
         """Whether so much fits; where nothing is taken anything does: a picture larger than the budget goes alone."""

@@ -18,6 +18,7 @@ from precook.encode.results import Acceptance, described
 from precook.encode.staged import StagedPipeline
 from precook.encode.worker import Sink, Worker
 from precook.errors import ConfigError, EncodeError, PrecookError
+from precook.interrupt import Condition
 from precook.plan.plan import Plan
 
 _AHEAD = 4
@@ -42,7 +43,7 @@ class DevicePool:
         self._acceptance = Acceptance(spec.name)
         self._sink = sink
         self._stop = stop
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._waiting: deque[list[Job]] = deque()
         self._closed = False
         self._error: BaseException | None = None

@@ -15,6 +15,7 @@ from precook.feed.batch import BatchMaker
 from precook.feed.device import is_cuda, on_device
 from precook.feed.options import FeedOptions
 from precook.feed.sampler import Schedule
+from precook.interrupt import interruption
 from precook.threads import ThreadPool
 
 Batch = dict[str, Any]
@@ -83,7 +84,9 @@ class Epoch:
                 if not waiting:
                     return
                 step, future = waiting.popleft()
-                if handed := future.result():
+                with interruption():
+                    handed = future.result()
+                if handed:
                     yield step, handed
         finally:
             end()

@@ -14,7 +14,7 @@ from precook.encode.registry import EncoderSpec
 from precook.encode.results import write_results
 from precook.errors import FeedError
 from precook.identity.recipe import Recipe
-from precook.interrupt import interruption
+from precook.interrupt import Condition
 from precook.plan.plan import Plan
 from precook.plan.ready import record_failure
 from precook.plan.wanted import rows_with
@@ -105,7 +105,7 @@ class _Results:
     def __init__(self, writer: Writer, recipe: Recipe) -> None:
         self.writer = writer
         self._recipe = recipe
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._expected: set[Key] = set()
         """Entries that are waited for."""
         self._failed: dict[Key, _LiveFailure] = {}
@@ -129,12 +129,12 @@ class _Results:
 
         By key, not by number: where a wait was interrupted, answers to what it asked for are still on their way.
         """
-        with interruption(), self._changed:
+        with self._changed:
             self._expected, self._failed = keys, {}
 
     def wait(self, pool: DevicePool) -> dict[Key, _LiveFailure]:
         """Wait until all that is expected was stored or has failed; what failed, and why."""
-        with interruption(), self._changed:
+        with self._changed:
             while self._expected:
                 pool.check()
                 self._changed.wait(_LOOK)

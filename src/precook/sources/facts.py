@@ -28,6 +28,7 @@ from precook.fs.read import NotAFileError, open_source, read_all
 from precook.fs.stamps import COLUMNS, FILES, SIZE, Stamp, Stamps, read_stamps, settled, stamp_keys, stamp_of
 from precook.fs.trust import FileSystem, FileSystems, file_system_time, resource_error, stamps_are_reliable
 from precook.identity.digest import digest_files
+from precook.interrupt import interruption
 from precook.memo.columns import Kind, rows_of
 from precook.memo.memo import Memory
 from precook.report import Reporter
@@ -162,7 +163,8 @@ def _read_files(
         with report.task(reader.task, total=len(rows), unit="files") as task:
             waiting += [pool.submit(read_batch, rows[start : start + _BATCH]) for start in range(0, len(rows), _BATCH)]
             while waiting:
-                results = waiting[0].result()
+                with interruption():
+                    results = waiting[0].result()
                 unsaved += [result for result in results if isinstance(result, _ReadFile)]
                 waiting.popleft()
                 task.advance(len(results))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from precook import threads
 from precook.errors import ClosedStoreError, PrecookError
+from precook.interrupt import Condition
 from precook.store.commit import MAX_ROWS, MAX_TEXT, header_bytes, labelled_entry, text_bytes
 from precook.store.format.build import Entry
 from precook.store.format.header import MAX_HEADER
@@ -42,7 +43,7 @@ class Writer:
         self._flush_bytes = flush_bytes
         self._flush_seconds = flush_seconds
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._group = _PendingGroup(0)
         self._committing: _PendingGroup | None = None
         self._wanted = -1
