@@ -10,20 +10,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 
 class Condition(threading.Condition):
-    """A condition whose block Ctrl-C leaves as itself; for waits of our own."""
+    """A condition of ours: whatever ends a wait, the lock is held after it.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    Taken by its lock, `with lock:`, not by itself: entering and leaving a condition is Python, and Ctrl-C inside of that
+    leaves the lock held for ever; a lock is taken and let go in one step.
+    """
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Let go of the lock until somebody notifies; whether somebody did."""
         try:
-            super().__exit__(kind, error, trace)
-        except RuntimeError:
-            if not isinstance(error, KeyboardInterrupt):
-                raise
+            return super().wait(timeout)
+        except BaseException:
+            try:
+                self.notify(0)
+            except RuntimeError:  # the lock is not held
+                self.acquire()
+            raise
 
 
 @contextmanager

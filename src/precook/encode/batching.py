@@ -123,7 +123,8 @@ class MemoryBudget:
     def __init__(self, size: int) -> None:
         self._size = size
         self._taken = 0
-        self._changed = Condition()
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
 
     def has(self, nbytes: int) -> bool:
         """Whether so much fits; where nothing is taken anything does: a picture larger than the budget goes alone."""
@@ -131,16 +132,16 @@ class MemoryBudget:
 
     def take(self, nbytes: int) -> None:
         """Count so much as taken."""
-        with self._changed:
+        with self._lock:
             self._taken += nbytes
 
     def give_back(self, nbytes: int) -> None:
         """Count it as free."""
-        with self._changed:
+        with self._lock:
             self._taken -= nbytes
             self._changed.notify_all()
 
     def wait(self) -> None:
         """Wait a moment for somebody to give something back."""
-        with self._changed:
+        with self._lock:
             self._changed.wait(_LOOK)

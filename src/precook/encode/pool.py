@@ -43,13 +43,17 @@ class DevicePool:
         self._acceptance = Acceptance(spec.name)
         self._sink = sink
         self._stop = stop
-        self._changed = Condition()
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
         self._waiting: deque[list[Job]] = deque()
         self._closed = False
         self._error: BaseException | None = None
         self._loading = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._running = 0
+        self._running: set[threading.Thread] = set()
+        """Those that were started and have not ended."""
+        self._begun: set[threading.Thread] = set()
+        """Those that know it."""
         self.truncated = 0
         """Texts that were cut to fit, as far as encoders count them."""
 
@@ -59,7 +63,7 @@ class DevicePool:
     def give(self, jobs: list[Job]) -> None:
         """Hand jobs over, when there is room for them; they may be more than one batch."""
         self._start()
-        with self._changed:
+        with self._lock:
             while self._enough and not self._over:
                 self._changed.wait(_LOOK)
             self.check()
@@ -85,7 +89,7 @@ class DevicePool:
 
     def _end(self, error: BaseException | None) -> None:
         """Wait for the threads, which do what they were given, or after an error only what they are at."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._error = self._error or error
             self._changed.notify_all()
@@ -113,20 +117,26 @@ class DevicePool:
             name = f"precook-encode-{device}"
             # As daemons: who interrupts twice does not wait for a batch that takes minutes.
             thread = threading.Thread(target=self._run, args=(device,), name=name, daemon=True)
-            self._threads.append(thread)
-            with self._changed:
-                self._running += 1
             try:
+                self._running.add(thread)
+                self._threads.append(thread)
                 threads.start(thread)
-            except PrecookError:
-                # Nobody else would: it never runs, and at the end we wait for all that do.
-                with self._changed:
-                    self._running -= 1
-                self._threads.pop()
+            except BaseException:
+                # One that never runs is not waited for. It may run all the same, where only the wait for its start was
+                # interrupted: it is one of ours if it has begun, and else it sees here that it is not.
+                with self._lock:
+                    if thread not in self._begun:
+                        self._running.discard(thread)
+                        self._threads = [other for other in self._threads if other is not thread]
                 raise
 
     def _run(self, device: str) -> None:
         """A device's thread: loads its encoder at the first jobs, and unloads it when nobody uses it any more."""
+        thread = threading.current_thread()
+        with self._lock:
+            if thread not in self._running:
+                return
+            self._begun.add(thread)
         encoder: BaseEncoder | None = None
         try:
             first = self._next()
@@ -139,8 +149,8 @@ class DevicePool:
         finally:
             if encoder is not None:
                 self._unload(encoder)
-            with self._changed:
-                self._running -= 1
+            with self._lock:
+                self._running.discard(thread)
                 self._changed.notify_all()
 
     def _work(self, encoder: BaseEncoder, device: str, first: list[Job]) -> None:
@@ -160,7 +170,7 @@ class DevicePool:
 
     def _next(self) -> list[Job] | None:
         """The next jobs, when there are some; None at the end."""
-        with self._changed:
+        with self._lock:
             while not self._waiting and not self._closed and not self._over:
                 self._changed.wait(_LOOK)
             if self._over or not self._waiting:
@@ -169,7 +179,7 @@ class DevicePool:
             return self._waiting.popleft()
 
     def _fail(self, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             self._error = self._error or error
             self._changed.notify_all()
 
@@ -202,7 +212,7 @@ class DevicePool:
                 raise
 
     def _unload(self, encoder: BaseEncoder) -> None:
-        with self._changed:
+        with self._lock:
             self.truncated += encoder.truncated
         try:
             encoder.unload()

@@ -105,7 +105,8 @@ class _Results:
     def __init__(self, writer: Writer, recipe: Recipe) -> None:
         self.writer = writer
         self._recipe = recipe
-        self._changed = Condition()
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
         self._expected: set[Key] = set()
         """Entries that are waited for."""
         self._failed: dict[Key, _LiveFailure] = {}
@@ -117,7 +118,7 @@ class _Results:
             self.fail(results[number][0], error.message, lasting=True)
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
-        with self._changed:
+        with self._lock:
             self._failed[job.entry.key] = _LiveFailure(reason, lasting)
         self._answer([job.entry.key])
 
@@ -129,12 +130,12 @@ class _Results:
 
         By key, not by number: where a wait was interrupted, answers to what it asked for are still on their way.
         """
-        with self._changed:
+        with self._lock:
             self._expected, self._failed = keys, {}
 
     def wait(self, pool: DevicePool) -> dict[Key, _LiveFailure]:
         """Wait until all that is expected was stored or has failed; what failed, and why."""
-        with self._changed:
+        with self._lock:
             while self._expected:
                 pool.check()
                 self._changed.wait(_LOOK)
@@ -143,6 +144,6 @@ class _Results:
         return failed
 
     def _answer(self, keys: Iterable[Key]) -> None:
-        with self._changed:
+        with self._lock:
             self._expected.difference_update(keys)
             self._changed.notify_all()

@@ -43,7 +43,8 @@ class Writer:
         self._flush_bytes = flush_bytes
         self._flush_seconds = flush_seconds
         self._pid = os.getpid()
-        self._changed = Condition()
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
         self._group = _PendingGroup(0)
         self._committing: _PendingGroup | None = None
         self._wanted = -1
@@ -74,7 +75,7 @@ class Writer:
     def put_entries(self, entries: Sequence[Entry]) -> int:
         """Add entries that are ready to be written, in one go; the number of the group that holds the last of them."""
         self._check_process()
-        with self._changed:
+        with self._lock:
             self._check_usable()
             for entry in entries:
                 # At most one group is being written while another is filled: that bounds the memory.
@@ -93,7 +94,7 @@ class Writer:
     def flush(self) -> None:
         """Return when everything put so far is durable."""
         self._check_process()
-        with self._changed:
+        with self._lock:
             self._check_usable()
             number = self._group.number if self._group.entries else self._group.number - 1
             self._wanted = max(self._wanted, number)
@@ -110,7 +111,7 @@ class Writer:
         try:
             self.flush()
         finally:
-            with self._changed:
+            with self._lock:
                 self._closed = True
                 thread = self._thread
             if thread is not None:
@@ -156,7 +157,7 @@ class Writer:
             except BaseException as unknown:  # noqa: BLE001 - handed to the caller at its next call, never dropped
                 error = PrecookError(f"storing {len(group.entries)} entries failed: {unknown!r}")
                 error.__cause__ = unknown
-            with self._changed:
+            with self._lock:
                 self._committing = None
                 self._error = error
                 self._changed.notify_all()
@@ -166,7 +167,7 @@ class Writer:
                 self.durable = group.number
 
     def _next_group(self) -> _PendingGroup | None:
-        with self._changed:
+        with self._lock:
             if self._thread is not threading.current_thread():
                 return None
             while not self._is_due():
