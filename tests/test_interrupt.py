@@ -7,6 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ import pytest
 
 import precook
 from precook.interrupt import Condition
-from tests.support.interrupts import OPERATIONS, RECIPE
+from tests.support.interrupts import OPERATIONS, RECIPE, EveryWait
 from tests.support.projects import dataset
 from tests.support.stopped import Stopped
 
@@ -31,14 +34,20 @@ def test_ctrl_c_in_any_wait_comes_out_as_itself(tmp_path: Path, name: str) -> No
     assert [one for one in told if (one["raised"], one["clean"]) != ("KeyboardInterrupt", True)] == []
 
 
-def test_the_block_of_a_condition_ends_with_any_other_error_as_before() -> None:
-    """A lock that somebody let go is a mistake, and stays one where nobody pressed Ctrl-C."""
-    condition = Condition()
-    with pytest.raises(RuntimeError, match="un-acquired"), condition:
-        condition.release()
-    with pytest.raises(ValueError, match="inside"), condition:
-        raise ValueError("inside")
-    assert not condition._is_owned()
+def test_a_wait_that_ctrl_c_ends_holds_its_lock_again() -> None:
+    """So that whoever waited can let go of it, once: others get it after that, and nobody before."""
+    lock = threading.RLock()
+    condition = Condition(lock)
+    with lock:
+        with EveryWait(0), pytest.raises(KeyboardInterrupt):
+            condition.wait()
+        assert in_another_thread(lambda: lock.acquire(blocking=False)) is False
+    assert in_another_thread(lambda: lock.acquire(blocking=False)) is True
+
+
+def in_another_thread(function: Callable[[], bool]) -> bool:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 PUT = """

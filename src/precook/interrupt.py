@@ -15,8 +15,8 @@ from contextlib import contextmanager
 class Condition(threading.Condition):
     """A condition of ours: whatever ends a wait, the lock is held after it.
 
-    Taken by its lock, `with lock:`, not by itself: entering and leaving a condition is Python, and Ctrl-C inside of that
-    leaves the lock held for ever; a lock is taken and let go in one step.
+    Taken by its lock, `with lock:`, not by itself: entering and leaving a condition is Python code, and Ctrl-C inside
+    of that leaves the lock held for ever; a lock is taken and let go in one step.
     """
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -20,7 +20,7 @@ from PIL import Image
 
 import precook
 from precook.encode import batching as batches_module
-from precook.encode import pool, progress
+from precook.encode import progress
 from precook.encode import run as line
 from precook.encode import run as share
 from precook.plan.ready import read_failures
@@ -456,28 +456,6 @@ def test_a_source_that_never_rests_does_not_keep_the_build(tmp_path: Path) -> No
         encoder.on_batch = None
         one.build()
         assert_built(one)
-
-
-def test_ctrl_c_comes_out_as_itself_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a wait has let go of its lock and is not yet ready to take it again; the batch in flight is kept."""
-    dataset(tmp_path / "data", 3)
-    begun, pressed = threading.Event(), threading.Event()
-
-    class Unlucky(threading.Condition):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits = threading.current_thread() is threading.main_thread() and begun.is_set()
-            if waits and not pressed.is_set():
-                self.release()
-                pressed.set()
-                raise KeyboardInterrupt
-            return super().wait(timeout)
-
-    monkeypatch.setattr(pool, "threading", SimpleNamespace(**{**vars(threading), "Condition": Unlucky}))
-    encoder = Watched(on_batch=lambda _: begun.set() or pressed.wait(60))
-    with project(tmp_path, encoders={"words": encoder}) as one:
-        with pytest.raises(KeyboardInterrupt):
-            one.build()
-        assert (len(one.plan().ready), len(one.plan().missing)) == (4, 0)
 
 
 CHILD = """
