@@ -533,7 +533,7 @@ def test_what_was_read_before_ctrl_c_is_not_read_again(root: Path, path: Path, m
             ending.set()  # nobody ended it: the test fails, and need not take all day
 
     with precook.open(path) as store, monkeypatch.context() as patch:
-        patch.setattr(facts_module, "ThreadPoolExecutor", Pool)
+        patch.setattr(facts_module, "ThreadPool", Pool)
         memory = store.memory()
         first = ByteReader(hold)
         with pytest.raises(KeyboardInterrupt):
