@@ -36,6 +36,7 @@ SCENARIOS = (
     "freeze",
     "gc",
     "evict",
+    "leased",
     "compact",
 )
 SCENARIOS += ("import", "export", "repair")

@@ -6,6 +6,8 @@ import functools
 import shutil
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 import precook
 from precook.maintain.compact import plan_compact
 from precook.maintain.evict import plan_evict
@@ -95,6 +97,23 @@ class Evict(_Upkeep):
             plan_evict(other, 0).execute()
 
 
+class Leased(_Upkeep):
+    """A collection beside a lease, and one when it is over."""
+
+    name = "leased"
+    _leased = (9, 10, 11, 5)
+
+    def act(self, store: precook.Store) -> None:
+        """Hold some of what no snapshot names, and collect beside it; then let go, and collect."""
+        with precook.open(store.path) as other, other.lease("harness") as lease:
+            held = [number for number in self._leased if key_of(number) in other]
+            lease.protect(np.frombuffer(b"".join(key_of(number).bytes for number in held), np.uint8).reshape(-1, 32))
+            plan_gc(store, grace=0).execute()
+            if store.missing([key_of(number) for number in held]):
+                raise AssertionError("what a lease protects was removed")
+        plan_gc(store, grace=0).execute()
+
+
 class Compact(_Upkeep):
     """A compaction that merges all packs, without dead rows and copies; some rows are dead before it."""
 
@@ -121,4 +140,4 @@ class Compact(_Upkeep):
         return problems
 
 
-UPKEEP: dict[str, StoreScenario] = {scenario.name: scenario for scenario in (Collect(), Evict(), Compact())}
+UPKEEP: dict[str, StoreScenario] = {scenario.name: scenario for scenario in (Collect(), Evict(), Leased(), Compact())}

@@ -271,7 +271,7 @@ class ArchiveWriter:
 
     def resume(self) -> None:
         """Take over the members that an interrupted export of the same contents had finished."""
-        if os.pread(self._descriptor, len(self._start), BLOCK) == self._start:
+        if files.read_at(self._descriptor, len(self._start), BLOCK) == self._start:
             while len(self.members) < self._count and (member := self._read_next()) is not None:
                 self._append(member)
         if self.members:
@@ -316,13 +316,15 @@ class ArchiveWriter:
 
     def _read_next(self) -> Member | None:
         """The next member if it is there, byte for byte: its line may be durable where its end is not."""
-        member = read_line(os.pread(self._descriptor, LINE, self._line_offset), last=self._is_last)
-        if member is None or os.pread(self._descriptor, BLOCK, self._end) != make_header(member.name, member.nbytes):
+        member = read_line(files.read_at(self._descriptor, LINE, self._line_offset), last=self._is_last)
+        if member is None or files.read_at(self._descriptor, BLOCK, self._end) != make_header(
+            member.name, member.nbytes
+        ):
             return None
         hasher = blake3()
         start = self._end + BLOCK
         for offset in range(start, start + member.nbytes, _PIECE):
-            hasher.update(os.pread(self._descriptor, min(_PIECE, start + member.nbytes - offset), offset))
+            hasher.update(files.read_at(self._descriptor, min(_PIECE, start + member.nbytes - offset), offset))
         return member if hasher.hexdigest() == member.digest else None
 
     def _write(self, offset: int, *buffers: Any) -> None:

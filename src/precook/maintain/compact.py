@@ -15,6 +15,7 @@ from precook.maintain.remove import DEFAULT, Thresholds
 from precook.maintain.repack import check_space, planned_size, rewrite_packs, unlink_doomed, unlink_packs
 from precook.maintain.rowset import LivingRows, RowSet
 from precook.report import SILENT, Reporter
+from precook.store import files
 from precook.store.commit import MAX_ROWS
 from precook.store.format.header import HeaderError
 from precook.store.index.index import Place
@@ -22,7 +23,6 @@ from precook.store.index.scan import Chunk, EntryScan
 from precook.store.index.schema import RowChoice
 from precook.store.internals import StoreInternals
 from precook.store.keysets import split
-from precook.store.packfile import reading
 from precook.store.store import Store
 
 TARGET = 64 << 20
@@ -257,7 +257,7 @@ def _drop_copies(internals: StoreInternals, scan: EntryScan, copies: Copies) -> 
         path = internals.layout.pack(scan.ids[pack])
         # Read from the disk, not believed: the copy that goes may be the only sound one.
         try:
-            with reading(path):
+            with files.reading(path):
                 bad = {one.row: one for one in internals.open_pack(scan.ids[pack]).damage(firsts.tolist())}
         except (FileNotFoundError, DamagedPackError):
             continue

@@ -42,7 +42,7 @@ from precook.store.index.index import Index, Place
 from precook.store.index.schema import ReplacedPack
 from precook.store.internals import StoreInternals
 from precook.store.layout import Layout
-from precook.store.packfile import PackFile, RowDamagedError, read_error, reading
+from precook.store.packfile import PackFile, RowDamagedError
 from precook.units import format_size
 from precook.values import Bytes, Key, Numbers
 
@@ -109,12 +109,12 @@ class Repack:
 def _read_spans(pack: PackFile, spans: Iterable[tuple[PackFile, int, int]]) -> Iterator[bytes]:
     """Some bytes of a pack; what goes wrong is told as an error of this pack, not of what is written meanwhile."""
     try:
-        with reading(pack.path), pack.open() as descriptor:
+        with files.reading(pack.path), pack.open() as descriptor:
             for _, start, length in spans:
                 for offset in range(start, start + length, _CHUNK):
                     yield pack.read_bytes(descriptor, offset, min(_CHUNK, start + length - offset))
     except FileNotFoundError as error:
-        raise read_error(pack.path, error) from error
+        raise files.read_error(pack.path, error) from error
     except RowDamagedError as error:
         raise DamagedPackError(pack.path, str(error)) from error
 
@@ -247,7 +247,7 @@ def planned_size(internals: StoreInternals, living: dict[str, Numbers]) -> int |
     pieces = []
     try:
         for name, rows in living.items():
-            with reading(internals.layout.pack(name)):
+            with files.reading(internals.layout.pack(name)):
                 pieces.append(Piece(internals.open_pack(name), rows))
         return repack(pieces).nbytes
     except (FileNotFoundError, DamagedPackError):
@@ -269,7 +269,7 @@ def rewrite_packs(internals: StoreInternals, names: Sequence[str], *, give_up: b
     try:
         for name in names:
             try:
-                with reading(internals.layout.pack(name)):
+                with files.reading(internals.layout.pack(name)):
                     pack = internals.open_pack(name)
                     rows = internals.index.living_rows(name, _keys(pack))
                     pieces.append(Piece(pack, _sound_rows(internals, pack, rows, give_up=give_up)))
@@ -360,7 +360,7 @@ def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]
 def _prove(internals: StoreInternals, image: Repack) -> None:
     """Read a new pack back before the old ones go: what was copied is what was put, or `StoreReadError`."""
     path = internals.layout.pack(image.parsed.id)
-    with reading(path):
+    with files.reading(path):
         pack = internals.open_pack(image.parsed.id)
         try:
             for bad in pack.damage():

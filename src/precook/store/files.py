@@ -18,13 +18,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
+from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreReadError, StoreWriteError
 
 PARTIAL = ".partial"
 _BUFFERS_AT_ONCE = 512  # below IOV_MAX everywhere
 _BYTES_AT_ONCE = 8 << 20
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_MORE_FILES = "close some files or raise `ulimit -n`"
 _NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NOT_SUPPORTED = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 """What is said of a hard link or of another group or mode by a file system, or to a user, that has none to give."""
@@ -90,6 +91,16 @@ def _reach(pending: Sequence[memoryview], at: int) -> int:
         nbytes += pending[end].nbytes
         end += 1
     return end
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """So many bytes of a file, fewer only where it ends: a read that gives only some of them is continued."""
+    pieces = []
+    while size and (piece := os.pread(descriptor, size, offset)):
+        pieces.append(piece)
+        size -= len(piece)
+        offset += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def sync_file(descriptor: int) -> None:
@@ -321,8 +332,27 @@ def explain(path: Path, error: OSError) -> StoreError:
         return NoSpaceError(path, f"no space left: {reason}")
     if error.errno in _NOT_ALLOWED:
         return ReadOnlyError(path, f"cannot be written: {reason}")
-    hint = "close some files or raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else None
+    hint = _MORE_FILES if error.errno in (errno.EMFILE, errno.ENFILE) else None
     return StoreWriteError(path, f"writing failed: {reason}", hint=hint)
+
+
+def read_error(path: Path, error: OSError) -> StoreReadError:
+    """Our error for what the system says about reading a file or a directory."""
+    hint = _MORE_FILES if error.errno in (errno.EMFILE, errno.ENFILE) else None
+    # The system's own word about which file it was is closer than what we were doing.
+    named = Path(error.filename) if isinstance(error.filename, str) else path
+    return StoreReadError(named, f"cannot be read: {error.strerror or error}", hint=hint)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the system says about a read into our error; that the file is gone is told as it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise read_error(path, error) from error
 
 
 _SYNC_FILE_RANGE_WRITE = 2

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from precook.errors import NewerFormatError, NotAStoreError, StoreError, StoreReadError
-from precook.fs.read import read_small
+from precook.errors import NewerFormatError, NotAStoreError, StoreError
+from precook.fs.read import NotAFileError, TooLargeError, read_small
 from precook.store import files
 from precook.store.format.pack import FORMAT
 
@@ -130,8 +130,11 @@ def read_marker(layout: Layout) -> Marker | None:
         raise NotAStoreError(layout.root, "store.toml leads nowhere", hint=_RESTORE) from None
     except NotADirectoryError as error:
         raise NotAStoreError(layout.root, "not a directory") from error
-    except OSError as error:
+    except (NotAFileError, TooLargeError) as error:
         raise NotAStoreError(layout.root, f"store.toml cannot be read: {error.strerror}", hint=_RESTORE) from error
+    except OSError as error:
+        # Said about this read, and not about the file: nobody should restore it for that.
+        raise files.read_error(layout.marker, error) from error
     except UnicodeDecodeError as error:
         raise NotAStoreError(layout.root, "store.toml is not text", hint=_RESTORE) from error
     return _parse_marker(layout.root, text)
@@ -175,7 +178,7 @@ def share_store(layout: Layout) -> None:
             files.share_again(folder)
         for path in (
             *layout.changed,
-            *(folder / name for folder in (layout.packs, layout.snapshots) for name in _names(folder)),
+            *(folder / name for folder in (layout.packs, layout.snapshots) for name in list_names(folder)),
         ):
             files.share_again(path)
 
@@ -185,10 +188,10 @@ def list_packs(layout: Layout) -> tuple[set[str], list[Path]]:
     ids: set[str] = set()
     partials: list[Path] = []
     # Plain strings: a large store has tens of thousands of packs, and this is most of what opening it costs.
-    for folder in _names(layout.packs):
+    for folder in list_names(layout.packs):
         if len(folder) != 2:  # noqa: PLR2004
             continue
-        for name in _names(layout.packs / folder):
+        for name in list_names(layout.packs / folder):
             match = _PACK.fullmatch(name)
             if match is not None and name.startswith(folder):
                 ids.add(match[1])
@@ -197,14 +200,15 @@ def list_packs(layout: Layout) -> tuple[set[str], list[Path]]:
     return ids, partials
 
 
-def _names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
+    """The names in a folder; none where there is no such folder."""
     try:
-        return os.listdir(folder)  # noqa: PTH208
+        return os.listdir(folder)  # noqa: PTH208 - one call that either tells all of them or fails
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         # Not as if nothing were there: what is not listed counts as gone.
-        raise StoreReadError(folder, f"cannot be listed: {error.strerror}") from error
+        raise files.read_error(folder, error) from error
 
 
 def _is_made(layout: Layout) -> bool:
@@ -216,6 +220,8 @@ def _is_made(layout: Layout) -> bool:
         return False
     except NotADirectoryError as error:
         raise NotAStoreError(root, "not a directory") from error
+    except OSError as error:
+        raise files.read_error(root, error) from error
     if layout.marker.name in names:
         return True
     foreign = {name for name in names - _OURS_BEFORE_CREATION if not name.endswith(files.PARTIAL)}

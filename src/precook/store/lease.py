@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from precook.errors import ClosedStoreError, LostLeaseError, NoLeaseError, StoreReadError
+from precook.errors import ClosedStoreError, LostLeaseError, NoLeaseError
 from precook.store import files
 from precook.store import fork as forks
 from precook.store.index.index import Index
@@ -182,8 +182,9 @@ class LeaseKeys:
     Read and not mapped: its holder shortens the file where a key could be written by half only.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor = descriptor
+        self._path = path
         self.begin = self.count = 0
         # The file may be gone by then, with its holder.
         self._end = weakref.finalize(self, os.close, descriptor)
@@ -193,7 +194,10 @@ class LeaseKeys:
 
         def blocks() -> Iterator[npt.NDArray[np.uint64]]:
             for start in range(seen, self.count, BLOCK):
-                raw = os.pread(self._descriptor, 32 * min(BLOCK, self.count - start), self.begin + 32 * start)
+                # Every key that is there: one that is not read is one that is not protected.
+                with files.reading(self._path):
+                    size = 32 * min(BLOCK, self.count - start)
+                    raw = files.read_at(self._descriptor, size, self.begin + 32 * start)
                 yield beginnings(np.frombuffer(raw, np.uint8, len(raw) // 32 * 32).reshape(-1, 32))
 
         return blocks
@@ -208,11 +212,11 @@ def live_leases(layout: Layout) -> Iterator[tuple[Holder, LeaseKeys]]:
         try:
             descriptor = _open_if_held(path)
         except OSError as error:
-            hint = "close some files or raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else None
-            raise StoreReadError(path, f"this lease cannot be read: {error.strerror or error}", hint=hint) from error
+            raise files.read_error(path, error) from error
         if descriptor is not None:
-            keys = LeaseKeys(descriptor)
-            holder, keys.begin = _parse(path.name, descriptor)
+            keys = LeaseKeys(descriptor, path)
+            with files.reading(path):
+                holder, keys.begin = _parse(path.name, descriptor)
             keys.count = holder.keys
             yield holder, keys
 
@@ -249,6 +253,8 @@ def _paths(layout: Layout) -> list[Path]:
             names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise files.read_error(layout.leases, error) from error
     return [layout.leases / name for name in sorted(names)]
 
 
@@ -273,7 +279,7 @@ def _open_if_held(path: Path) -> int | None:
 
 def _parse(name: str, descriptor: int) -> tuple[Holder, int]:
     """Who holds a lease, and where its keys begin."""
-    line, end, _ = os.pread(descriptor, _LINE, 0).partition(b"\n")
+    line, end, _ = files.read_at(descriptor, _LINE, 0).partition(b"\n")
     begin = len(line) + 1
     keys = (os.fstat(descriptor).st_size - begin) // 32 if end else 0
     fields: dict[str, Any] = {}

@@ -27,7 +27,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from precook.errors import DamagedPackError, StoreReadError, printable
+from precook.errors import DamagedPackError, printable
+from precook.store import files
 from precook.store.format.header import header_length
 from precook.store.format.pack import (
     MAX_HEAD,
@@ -91,26 +92,9 @@ def damage_reason(error: Exception, path: Path) -> str:
         return error.reason
     if isinstance(error, OSError):
         if error.errno not in _MEDIUM:
-            raise read_error(path, error) from error
+            raise files.read_error(path, error) from error
         return f"cannot be read: {error.strerror}"
     return str(error)
-
-
-def read_error(path: Path, error: OSError) -> StoreReadError:
-    """What the system said about reading a file, as our error."""
-    hint = "close some files or raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else None
-    return StoreReadError(path, f"cannot be read: {error.strerror or error}", hint=hint)
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn what the system says about reading a file into our error; that it is gone is told as it is."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise read_error(path, error) from error
 
 
 class Guard:

@@ -31,8 +31,8 @@ from precook.errors import (
 from precook.identity.digest import derived_digest
 from precook.store import files
 from precook.store.format.build import build_pack, make_entry
-from precook.store.layout import Layout
-from precook.store.packfile import Guard, PackFile, read_error, reading
+from precook.store.layout import Layout, list_names
+from precook.store.packfile import Guard, PackFile
 from precook.store.reader import build_tree
 from precook.store.snapshot_content import FORMAT, SnapshotContent, as_plain, is_dataset
 from precook.store.tree import Parts, take_apart
@@ -67,7 +67,7 @@ class SnapshotFile:
     def status(self) -> os.stat_result | None:
         """Size and times of its file; None where it was removed meanwhile."""
         try:
-            with reading(self.path):
+            with files.reading(self.path):
                 return self.path.stat()
         except FileNotFoundError:
             return None
@@ -112,7 +112,7 @@ def list_snapshots(layout: Layout) -> list[SnapshotFile]:
     """Every snapshot in a store, by dataset and then from the oldest to the newest."""
     snapshots = []
     for folder in _folders(layout):
-        names = _names(folder)
+        names = set(list_names(folder))
         for name in names:
             match = _NAME.fullmatch(name)
             if match is not None:
@@ -153,7 +153,7 @@ def check_dataset(layout: Layout, dataset: str) -> None:
     Its snapshots would be the other's, and what only the other's own name could go.
     """
     other = _folder_of_another(layout, dataset)
-    if other and _names(layout.snapshots / other):
+    if other and list_names(layout.snapshots / other):
         hint = "give the dataset another name, or keep the spelling"
         raise StoreError(layout.root, f"this disk does not tell the dataset {dataset} from {other}", hint=hint)
 
@@ -163,13 +163,13 @@ def _folder_of_another(layout: Layout, dataset: str) -> str | None:
     # In this order: what another process makes meanwhile has just this name.
     if not (layout.snapshots / dataset).is_dir():
         return None
-    names = _names(layout.snapshots)
+    names = list_names(layout.snapshots)
     return None if dataset in names else next((name for name in names if name.lower() == dataset.lower()), None)
 
 
 def list_partials(layout: Layout) -> list[Path]:
     """What writers of snapshots that died may have left."""
-    return [folder / name for folder in _folders(layout) for name in _names(folder) if name.endswith(files.PARTIAL)]
+    return [folder / name for folder in _folders(layout) for name in list_names(folder) if name.endswith(files.PARTIAL)]
 
 
 def write_snapshot(
@@ -260,12 +260,12 @@ def with_snapshots(layout: Layout, use: Callable[[list[SnapshotFile]], _Result])
             return use(listed)
         except FileNotFoundError as error:
             if list_snapshots(layout) == listed:
-                raise read_error(layout.snapshots, error) from error
+                raise files.read_error(layout.snapshots, error) from error
 
 
 def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
     try:
-        with reading(file.path):
+        with files.reading(file.path):
             pack = PackFile(file.path, file.id, Guard())
             (table,) = pack.tables
             with pack.open() as descriptor:
@@ -291,15 +291,4 @@ def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
 
 
 def _folders(layout: Layout) -> list[Path]:
-    return [layout.snapshots / name for name in sorted(_names(layout.snapshots)) if is_dataset(name)]
-
-
-def _names(folder: Path) -> set[str]:
-    """The names in a folder; none where there is no such folder."""
-    try:
-        return set(os.listdir(folder))  # noqa: PTH208 - one call that either tells all of them or fails
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
-    except OSError as error:
-        # Not as if nothing were there: what no snapshot names may be removed.
-        raise StoreReadError(folder, f"cannot be listed: {error.strerror}") from error
+    return [layout.snapshots / name for name in sorted(list_names(layout.snapshots)) if is_dataset(name)]

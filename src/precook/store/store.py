@@ -34,7 +34,16 @@ from precook.store.entry_table import EntryTable
 from precook.store.index.scan import EntryRow, read_entries
 from precook.store.internals import Stats, StoreInternals
 from precook.store.keysets import split
-from precook.store.layout import Layout, Marker, check_path, create_store, list_packs, read_marker, share_store
+from precook.store.layout import (
+    Layout,
+    Marker,
+    check_path,
+    create_store,
+    list_names,
+    list_packs,
+    read_marker,
+    share_store,
+)
 from precook.store.lease import Holder, Lease, break_lease, live_leases
 from precook.store.lock import locked
 from precook.store.reader import Located
@@ -450,14 +459,16 @@ class Store:
             verify=self._verify_reads,
             make_room=self.make_room if self.max_bytes is not None else None,
         )
-        packs, partials = list_packs(self._layout)
-        internals.index.refresh(packs)
-        if not self._read_only:
-            internals.index.sweep()
-            self.tidy(internals)
-            own = [path for path in self.path.glob(f"*{files.PARTIAL}") if not path.name.startswith("index.")]
-            for partial in [*own, *partials, *list_partials(self._layout)]:
-                files.sweep_partial(partial)
+        with files.reading(self.path):
+            packs, partials = list_packs(self._layout)
+            internals.index.refresh(packs)
+            if not self._read_only:
+                internals.index.sweep()
+                self.tidy(internals)
+                own = [self.path / name for name in list_names(self.path) if name.endswith(files.PARTIAL)]
+                for partial in [*own, *partials, *list_partials(self._layout)]:
+                    if not partial.name.startswith("index."):
+                        files.sweep_partial(partial)
         self._internals = internals
 
     def _look_for_rights(self) -> None:
@@ -470,7 +481,8 @@ class Store:
             return
         with files.explained(self.path):
             share_store(self._layout)
-        closed = [file.name for file in self._layout.changed if file.exists() and not os.access(file, os.W_OK)]
+        with files.reading(self.path):
+            closed = [file.name for file in self._layout.changed if file.exists() and not os.access(file, os.W_OK)]
         if closed:
             hint = f"its owner opens the store once, with the directory shared: chmod g+rwxs {printable(self.path)}"
             self._read_only = True
