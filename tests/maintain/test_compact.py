@@ -18,7 +18,9 @@ from precook.maintain.compact import CompactPlan, plan_compact
 from precook.maintain.evict import plan_evict
 from precook.maintain.gc import plan_gc
 from precook.maintain.prune import plan_clear
-from tests.support.snapshots import disk_bytes, freeze, packs, put_packs
+from precook.maintain.remove import Thresholds
+from precook.store import files
+from tests.support.snapshots import disk_bytes, freeze, make_older, packs, put_packs
 from tests.support.trees import same, trees
 
 
@@ -214,3 +216,46 @@ def test_a_place_that_was_found_while_its_pack_was_forgotten_is_looked_up_again(
 
         monkeypatch.setattr(store.internals().index, "refresh", refresh_and_count)
         assert store.get(recipe.key(0))["number"] == 0
+
+
+@pytest.mark.parametrize("point", ["maintenance.locked", "compact.published", "compact.switched"])
+def test_a_pack_that_vanishes_meanwhile_takes_no_other_with_it(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Somebody removes a file by hand: its entries are misses, or were copied already; all others are where they were."""
+    put_packs(store, recipe, [range(3), range(3, 6), range(6, 9)])
+    victim = packs(store.path)[1]
+
+    def vanish(reached: str) -> None:
+        if reached == point:
+            victim.unlink(missing_ok=True)
+
+    monkeypatch.setattr(files, "reached", vanish)
+    plan_compact(store).execute()
+    lost = range(3, 6) if point == "maintenance.locked" else ()
+    for number in range(9):
+        found = store.get(recipe.key(number), None)
+        assert found is None if number in lost else found["number"] == number
+    assert victim not in packs(store.path)
+    assert store.verify().clean
+    put_packs(store, recipe, [lost])
+    assert store.missing([recipe.key(number) for number in range(9)]) == []
+
+
+@pytest.mark.parametrize(("dead", "rewritten"), [(1, False), (2, True)])
+def test_a_pack_is_rewritten_from_a_tenth_on(
+    store: precook.Store, recipe: precook.Recipe, *, dead: int, rewritten: bool
+) -> None:
+    """Exactly a tenth is enough, as the guide says; less stays where it is."""
+    # Of two digits each: all entries have as many bytes.
+    put_packs(store, recipe, [range(10, 30)])
+    kept = [recipe.key(number) for number in range(10 + dead, 30)]
+    freeze(store, "cats", kept)
+    make_older(store.path, 48 * 3600)
+    # Only dropped: a removal may itself rewrite a pack.
+    plan_gc(store, thresholds=Thresholds(1.0, 1.0)).execute()
+    assert len(store) == 20 - dead
+    plan = plan_compact(store, target=1)
+    assert [len(group.packs) for group in plan.groups] == ([1] if rewritten else [])
+    plan.execute()
+    assert store.missing(kept) == []
