@@ -19,6 +19,7 @@ import pytest
 
 import precook
 from precook.cli.build import BuildArguments, _look_back
+from precook.cli.processes import read_report, write_report
 from precook.store import claims
 from tests.support.commands import run, spawn
 from tests.support.projects import dataset, project
@@ -357,5 +358,18 @@ def test_the_outcome_is_what_all_processes_have_left(tmp_path: Path) -> None:
         report = plan.build()
         assert report.snapshot is not None
         of_the_first = dataclasses.replace(report, missing=3, snapshot=None)
-        looked = _look_back(one, plan, of_the_first)
+        looked = _look_back(one, plan, of_the_first, [of_the_first])
+        assert (looked.missing, looked.snapshot) == (0, report.snapshot)
+
+
+def test_what_the_processes_tell_is_not_looked_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one has frozen the dataset and none misses anything, the sources are not read once more for the report."""
+    dataset(tmp_path / "data", 3)
+    with project(tmp_path) as one:
+        plan = one.plan()
+        report = plan.build()
+        other = read_report(write_report(report).encode())
+        assert other == report
+        monkeypatch.setattr(one, "plan", lambda **_: pytest.fail("it has planned again"))
+        looked = _look_back(one, plan, dataclasses.replace(report, snapshot=None), [report, other])
         assert (looked.missing, looked.snapshot) == (0, report.snapshot)

@@ -222,7 +222,7 @@ def test_a_place_that_was_found_while_its_pack_was_forgotten_is_looked_up_again(
 def test_a_pack_that_vanishes_meanwhile_takes_no_other_with_it(
     store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """Somebody removes a file by hand: its entries are misses, or were copied already; all others are where they were."""
+    """Somebody removes a file by hand: its entries are misses or were copied already, and all others are there."""
     put_packs(store, recipe, [range(3), range(3, 6), range(6, 9)])
     victim = packs(store.path)[1]
 

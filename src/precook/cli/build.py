@@ -7,7 +7,7 @@ import shlex
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -204,21 +204,26 @@ def _build(project: Project, plan: BuildPlan, arguments: BuildArguments, stop: S
         lost = others.lost
         if lost and arguments.fail_fast:
             raise EncodeError(lost[0], hint="without --fail-fast the others go on")
-        report = add_up(plan, report, others.reports(), retry_failed=arguments.retry_failed)
+        reports = [report, *others.reports()]
+        report = add_up(plan, reports, retry_failed=arguments.retry_failed)
         project.record(started, report, processes=processes)
-        return Outcome(plan, report if report.stopped else _look_back(project, plan, report), lost)
+        return Outcome(plan, report if report.stopped else _look_back(project, plan, report, reports), lost)
 
 
-def _look_back(project: Project, plan: Plan, report: BuildReport) -> BuildReport:
+def _look_back(project: Project, plan: Plan, report: BuildReport, reports: Sequence[BuildReport]) -> BuildReport:
     """The report of several processes with what all of them have left missing, and the snapshot that one has frozen.
 
-    The first may have ended before the others: it planned once more then, and what it saw is not what there is now.
+    Each looked once more at its end. Where one has frozen the dataset and none has seen anything missing, that is how
+    it is; else one may have ended before the others, and what it saw is not what there is now.
     """
+    frozen = [one.snapshot for one in reports if one.snapshot is not None]
+    if frozen and not any(one.missing for one in reports):
+        return dataclasses.replace(report, missing=0, snapshot=max(frozen, key=lambda file: file.number))
     now = project.plan(encoders=list(plan.encoders))
     failed = {(failure.encoder, failure.key) for failure in report.failed}
     unmade = sum((entry.encoder, entry.key) not in failed for entry in now.missing)
-    frozen = not len(now.missing) and now.complete and set(plan.encoders) == set(project.settings.encoders)
-    snapshots = [file for file in project.store.snapshots() if frozen and file.dataset == project.settings.dataset]
+    complete = not len(now.missing) and now.complete and set(plan.encoders) == set(project.settings.encoders)
+    snapshots = [file for file in project.store.snapshots() if complete and file.dataset == project.settings.dataset]
     return dataclasses.replace(report, missing=unmade, snapshot=snapshots[-1] if snapshots else None)
 
 

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
@@ -231,26 +232,30 @@ def _listen(pipe: int, stop: threading.Event) -> None:
 def write_report(report: BuildReport) -> str:
     """A report as a line of text."""
     failed = [{**dataclasses.asdict(failure), "key": failure.key and failure.key.hex} for failure in report.failed]
-    # The first process looks for the snapshot itself, when all have ended.
-    return json.dumps({**dataclasses.asdict(report), "failed": failed, "snapshot": None}) + "\n"
+    file = report.snapshot
+    snapshot = None if file is None else {**dataclasses.asdict(file), "path": os.fsencode(file.path).hex()}
+    return json.dumps({**dataclasses.asdict(report), "failed": failed, "snapshot": snapshot}) + "\n"
 
 
 def read_report(line: bytes) -> BuildReport:
     """The report that was written so."""
     from precook.encode.build import BuildReport
     from precook.plan.entries import Failure
+    from precook.store.snapshot import SnapshotFile
     from precook.values import Key
 
     document = json.loads(line)
     failed = tuple(
         Failure(**{**failure, "key": failure["key"] and Key.from_hex(failure["key"])}) for failure in document["failed"]
     )
-    return BuildReport(**{**document, "failed": failed})
+    file = document["snapshot"]
+    snapshot = file and SnapshotFile(**{**file, "path": Path(os.fsdecode(bytes.fromhex(file["path"])))})
+    return BuildReport(**{**document, "failed": failed, "snapshot": snapshot})
 
 
-def add_up(plan: Plan, own: BuildReport, others: Sequence[BuildReport], *, retry_failed: bool) -> BuildReport:
-    """One report for processes that built a plan together; `own` is that of the first of them."""
-    reports = [own, *others]
+def add_up(plan: Plan, reports: Sequence[BuildReport], *, retry_failed: bool) -> BuildReport:
+    """One report for processes that built a plan together; the first of them is that of the first process."""
+    own = reports[0]
     encoded, truncated = (
         {name: sum(getattr(report, field).get(name, 0) for report in reports) for name in plan.encoders}
         for field in ("encoded", "truncated")
