@@ -121,7 +121,7 @@ def test_fields_of_a_class_of_yours_go_to_its_constructor() -> None:
 FREE = {
     "Settings": {"store", "dataset", "keep", "stamps"},
     "Concept": {
-        *("name", "path", "recursive", "missing_mask", "image_column", "repeats", "samples", "loss_weight"),
+        *("name", "path", "recursive", "outside", "missing_mask", "image_column", "repeats", "samples", "loss_weight"),
     },
     "ImageSettings": {"upscale", "extreme_aspect", "max_pixels", "pick"},
     "DiffusersVae": {"slicing"},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from precook.fs.read import NotAFileError, TooLargeError, read_small
+from precook.fs.read import NotAFileError, TooLargeError, bytes_there, open_source, read_small
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100])
@@ -39,3 +39,17 @@ def test_what_is_refused_is_named(root: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         read_small(root / "nothing", 100)
     assert missing.value.errno == errno.ENOENT
+
+
+def test_holes_are_no_bytes(tmp_path: Path) -> None:
+    """A file that is long and takes no room has none; counting leaves the descriptor where it was."""
+    path = tmp_path / "holes"
+    path.write_bytes(b"x" * 5000)
+    os.truncate(path, 1 << 40)
+    with open_source(path) as (descriptor, status):
+        os.lseek(descriptor, 3, os.SEEK_SET)
+        assert 5000 <= bytes_there(descriptor, status.st_size) < 1 << 20
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) == 3
+    path.write_bytes(b"")
+    with open_source(path) as (descriptor, status):
+        assert bytes_there(descriptor, status.st_size) == 0

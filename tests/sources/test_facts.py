@@ -114,7 +114,7 @@ def collect(
     report: Reporter = SILENT,
 ) -> tuple[Listing, FileFacts]:
     """Walk a folder and collect the facts about its files."""
-    listing = listing or walk(root, {"png": 1, "txt": 2}, recursive=True)
+    listing = listing or walk(root, {"png": 1, "txt": 2}, recursive=True, outside=True)
     file_system = file_system or later(root)
     return listing, collect_facts(
         listing.stamps, listing.full_path, reader, memory, file_system=file_system, save=save, report=report
@@ -130,7 +130,7 @@ def answers(listing: Listing, facts: FileFacts) -> dict[str, bytes | str]:
 
 def known(root: Path, memory: Memory) -> list[str]:
     """The files whose digest is remembered."""
-    listing = walk(root, {"png": 1, "txt": 2}, recursive=True)
+    listing = walk(root, {"png": 1, "txt": 2}, recursive=True, outside=True)
     found, _ = memory.recall(FILES, stamp_keys(listing.stamps))
     return sorted(listing.path(row) for row in np.flatnonzero(found).tolist())
 

@@ -101,12 +101,32 @@ def test_linked_files_are_files_and_linked_folders_are_walked_once(root: Path, t
     (root / "beyond").symlink_to(tmp_path / "outside")
     (root / "beyond too").symlink_to(tmp_path / "outside")
     (tmp_path / "outside/back").symlink_to(root)
-    listing = walk(root, ROLES, recursive=True)
+    listing = walk(root, ROLES, recursive=True, outside=True)
     assert usable(listing) == ["again/a.png", "beyond/b.png", "link.png", "out.png"]
     assert reasons(listing) == {}
-    assert usable(walk(root, ROLES, recursive=False)) == ["link.png", "out.png"]
+    assert usable(walk(root, ROLES, recursive=False, outside=True)) == ["link.png", "out.png"]
     rows = {listing.path(row): row for row in range(4)}
     assert listing.stamps[rows["link.png"]].tolist() == listing.stamps[rows["again/a.png"]].tolist()
+    listing = walk(root, ROLES, recursive=True)
+    assert usable(listing) == ["again/a.png", "link.png"]
+    found = reasons(listing)
+    assert sorted(found) == ["beyond", "beyond too", "out.png"]
+    assert all("leads out of the concept's folder" in reason for reason in found.values())
+    assert str(tmp_path / "file.png") in found["out.png"]
+
+
+def test_a_root_may_itself_be_a_link(root: Path, tmp_path: Path) -> None:
+    """What lies in the folder that the config names is inside, wherever that folder is; and so is a link back to it."""
+    make(root, "a.png", "sub/b.png")
+    (root / "sub/again.png").symlink_to("../a.png")
+    (root / "sub/absolute.png").symlink_to(root / "a.png")
+    (tmp_path / "link").symlink_to(root)
+    (tmp_path / "data too").mkdir()
+    make(tmp_path, "data too/c.png")
+    (root / "c.png").symlink_to("../data too/c.png")
+    listing = walk(tmp_path / "link", ROLES, recursive=True)
+    assert usable(listing) == ["a.png", "sub/absolute.png", "sub/again.png", "sub/b.png"]
+    assert list(reasons(listing)) == ["c.png"]
 
 
 def test_links_that_lead_nowhere_are_named_and_spoil_nothing(root: Path) -> None:

@@ -39,6 +39,7 @@ _NAME = 200
 _PLACEHOLDERS = ("stem", "name")
 
 MissingMask = Literal["white", "error"]
+Outside = Literal["refuse", "allow"]
 
 
 class Sidecar(Section):
@@ -164,6 +165,11 @@ class Concept(Section):
     )
     recursive: bool = Field(
         default=True, description="Look into the folders inside it, too.", json_schema_extra=NOT_IN_KEYS
+    )
+    outside: Annotated[Outside, one_of(Outside)] = Field(
+        default="refuse",
+        description="Files that links or the table name outside of its folder: refuse (leave them out) or allow.",
+        json_schema_extra=NOT_IN_KEYS,
     )
     captions: Annotated[
         Sidecar | FileName | FixedText | ColumnName,

@@ -78,12 +78,15 @@ def bytes_there(descriptor: int, size: int) -> int:
 
     Where the file system does not tell, and where there are very many holes, all of them count.
     """
+    before = os.lseek(descriptor, 0, os.SEEK_CUR)
     there = position = 0
-    for _ in range(_MAX_SEGMENTS):
-        try:
+    try:
+        for _ in range(_MAX_SEGMENTS):
             start = os.lseek(descriptor, position, os.SEEK_DATA)
             position = os.lseek(descriptor, start, os.SEEK_HOLE)
-        except OSError as error:
-            return there if error.errno == errno.ENXIO else size  # ENXIO: no data from here on
-        there += position - start
+            there += position - start
+    except OSError as error:
+        return there if error.errno == errno.ENXIO else size  # ENXIO: no data from here on
+    finally:
+        os.lseek(descriptor, before, os.SEEK_SET)
     return size

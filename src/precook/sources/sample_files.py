@@ -13,7 +13,7 @@ from precook.config.concept import ColumnName, Concept, FileName, FixedText, Sid
 from precook.sources.captions import from_file_name
 from precook.sources.formats import SUFFIXES
 from precook.sources.tables import SourceTable
-from precook.sources.walk import Listing, list_names, walk
+from precook.sources.walk import Listing, list_names, mark_outside, walk
 from precook.values import Numbers
 
 PICTURE, CAPTION, MASK = 1, 2, 3
@@ -55,7 +55,7 @@ def folder_files(concept: Concept, root: Path) -> SampleFiles:
         roles[_suffix(concept.caption_extension)] = CAPTION
     if isinstance(concept.masks, str):
         roles.setdefault(_suffix(concept.masks), MASK)
-    listing = walk(root, roles, recursive=concept.recursive)
+    listing = walk(root, roles, recursive=concept.recursive, outside=concept.outside == "allow")
     picture_rows: list[Numbers] = [np.zeros(0, np.int64)]
     caption_rows: list[int] = []
     mask_paths: list[str] = []
@@ -74,7 +74,7 @@ def folder_files(concept: Concept, root: Path) -> SampleFiles:
     captions = np.array(caption_rows, np.int64) if sidecar else none
     if not mask_paths:
         return SampleFiles(listing, pictures, captions, none)
-    masks = _rows_of_paths(listing, mask_paths)
+    masks = _rows_of_paths(listing, mask_paths, outside=concept.outside == "allow")
     # A mask is no sample of its own, even where it looks like one.
     samples = ~np.isin(pictures, masks)
     return SampleFiles(listing, pictures[samples], captions[samples], masks[samples])
@@ -100,6 +100,10 @@ def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles
         names += named
         roles += bytearray([MASK]) * len(named)
     listing = list_names(path.parent, names, roles)
+    if concept.outside == "refuse":
+        from_pattern = len(mask_names) if isinstance(pattern, str) else 0
+        mark_outside(listing, range(len(names) - from_pattern), by_pattern=False)
+        mark_outside(listing, range(len(names) - from_pattern, len(names)), by_pattern=True)
     texts = tuple(row.captions for row in table.rows) if isinstance(concept.captions, ColumnName) else None
     # What a table names is meant to be there; what only follows from a pattern may not be.
     mask_rows = np.array(masks, np.int64) if isinstance(pattern, ColumnName) else _present(listing, masks)
@@ -135,13 +139,15 @@ def _without_labels(rows: Numbers, names: list[str]) -> tuple[Numbers, list[str]
     return rows[keep], list(compress(names, keep))
 
 
-def _rows_of_paths(listing: Listing, paths: list[str]) -> Numbers:
+def _rows_of_paths(listing: Listing, paths: list[str], *, outside: bool) -> Numbers:
     """The rows of files by their paths; those the walk has not seen are looked at now, and added."""
     row_of = {folder + listing.names[row]: row for folder, start, stop in listing.folders for row in range(start, stop)}
     unseen = [path for path in dict.fromkeys(paths) if path not in row_of]
     if unseen:
         first = len(listing.names)
         others = list_names(listing.root, unseen, bytearray([MASK]) * len(unseen))
+        if not outside:
+            mark_outside(others, range(len(unseen)), by_pattern=True)
         # Only of these can one be absent: a link to nothing that the walk has listed is there, and unusable.
         present = (~others.absent()).tolist()
         listing.add(others)

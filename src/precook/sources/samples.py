@@ -32,7 +32,7 @@ from precook.sources.facts import (
 from precook.sources.pictures import Facts, RefusedError, check_pixels
 from precook.sources.sample_files import SampleFiles, folder_files, table_files
 from precook.sources.tables import read_table
-from precook.sources.walk import Listing
+from precook.sources.walk import OUTSIDE, Listing
 from precook.values import Bytes, Flags, Numbers
 
 EMPTY = digest("").bytes
@@ -258,7 +258,7 @@ class _Collection:
 
     def _sidecar_captions(self, chosen: Numbers) -> tuple[Numbers, Bytes]:
         rows = self._files.captions[chosen]
-        with_file = np.flatnonzero(rows >= 0)
+        with_file = self._inside(chosen, rows)
         reader = CaptionReader(self._concept.caption_encoding)
         texts = self._facts(rows[with_file], reader)
         try:
@@ -273,6 +273,15 @@ class _Collection:
         counts = np.zeros(len(chosen), np.int64)
         counts[with_file] = line_counts
         return counts, lines
+
+    def _inside(self, chosen: Numbers, rows: Numbers) -> Numbers:
+        """Which samples have a file in these rows that may be read; those whose file lies outside are left out."""
+        present = np.flatnonzero(rows >= 0)
+        outside = self._files.listing.modes[rows[present]] == OUTSIDE
+        for index in present[outside].tolist():
+            row = int(rows[index])
+            self._leave_out(int(chosen[index]), row, self._files.listing.problem(row))
+        return present[~outside]
 
     def _given_captions(self, chosen: Numbers) -> tuple[Numbers, Bytes]:
         """Captions that stand in names, in the table or in the config."""
@@ -291,7 +300,7 @@ class _Collection:
     def _masks(self, chosen: Numbers, sizes: Numbers, masks: Bytes, has_mask: Flags) -> None:
         """Fill in the masks' digests, and who has one."""
         rows = self._files.masks[chosen]
-        present = np.flatnonzero(rows >= 0)
+        present = self._inside(chosen, rows)
         mask_facts = self._facts(rows[present], PictureReader())
         masks[present], has_mask[present] = mask_facts.digests, True
         mask_sizes = picture_sizes(mask_facts.facts)

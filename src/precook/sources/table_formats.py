@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from precook.errors import SourceError, printable
+from precook.units import format_size
 
 _SHOWN_COLUMNS = 12
 """Columns that an error lists."""
@@ -38,7 +39,15 @@ _KINDS = {
     dict: "an object",
     bytes: "text that is not UTF-8",
 }
+_MAX_LINE = 16 << 20
+"""Bytes of a line of JSON: its values take up to 24 times as much while it is read."""
+_MAX_ROWS = 1_000_000
+"""Rows of a Parquet file, or texts of a column, beyond one for each of its bytes."""
+_MAX_TEXT = 64 << 20
+"""Bytes of a column of a Parquet file, beyond 50 times those of the file."""
+_UNFOLDING = 50
 _ESCAPED = re.compile("[\udc00-\udcff]")
+_WRITE_AGAIN = "write the file again"
 _csv_limit = threading.Lock()
 """Held while the csv module's limit is not what others set."""
 
@@ -107,6 +116,8 @@ def _json_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Ce
         if line.isspace():
             continue
         try:
+            if len(line) > _MAX_LINE:
+                raise RowError(f"a line of more than {format_size(_MAX_LINE)}: write one flat object per line")  # noqa: TRY301
             fields = _json_object(line)
         except RowError as error:
             yield RowProblem(number, str(error))
@@ -261,8 +272,15 @@ def _parquet_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator
                         f"column {quoted(name)} holds {printable(kind)}, not text",
                         hint="a picture or mask is a path, a caption a text or a list of texts",
                     )
-            number = 1
+            leaves = _checked_leaves(path, file.metadata, len(content), columns)
+        # As dictionaries: a text that stands in a million rows is there once, until we know how much it would be.
+        source = pyarrow.BufferReader(content)
+        with pyarrow.parquet.ParquetFile(source, read_dictionary=leaves) as file:
+            number, left = 1, _MAX_TEXT + _UNFOLDING * len(content)
             for batch in file.iter_batches(columns=columns.names, use_threads=False):
+                left -= sum(_text_bytes(batch.column(name)) for name in columns.names)
+                if left < 0:
+                    raise SourceError(path, f"its texts are more than {_UNFOLDING} times the file", hint=_WRITE_AGAIN)
                 yield from zip(
                     range(number, number + len(batch)),
                     *(_values(batch, name) for name in (columns.image, columns.caption, columns.mask)),
@@ -270,7 +288,35 @@ def _parquet_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator
                 )
                 number += len(batch)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SourceError(path, f"broken parquet: {printable(error)}", hint="write the file again") from error
+        raise SourceError(path, f"broken parquet: {printable(error)}", hint=_WRITE_AGAIN) from error
+
+
+def _checked_leaves(path: Path, metadata: Any, nbytes: int, columns: TableColumns) -> list[str]:
+    """Where the texts of the columns lie in the file; refused where they claim to be very much more than its bytes."""
+    most_values, most_bytes = _MAX_ROWS + nbytes, _MAX_TEXT + _UNFOLDING * nbytes
+    values, unfolded = Counter({"": metadata.num_rows}), 0
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(number)
+            if chunk.path_in_schema.partition(".")[0] in columns.names or chunk.path_in_schema in columns.names:
+                values[chunk.path_in_schema] += max(chunk.num_values, 0)
+                unfolded += max(chunk.total_uncompressed_size, 0)
+    if max(values.values()) > most_values or unfolded > most_bytes:
+        claims = f"it claims {max(values.values()):,} values of {format_size(unfolded)}"
+        raise SourceError(path, f"{claims}, and the file has {format_size(nbytes)}", hint=_WRITE_AGAIN)
+    return [leaf for leaf in values if leaf]
+
+
+def _text_bytes(column: Any) -> int:
+    """The bytes of all texts of a column of a batch, written out."""
+    from pyarrow import compute, types  # noqa: PLC0415 - an extra, and slow to import
+
+    while not types.is_dictionary(column.type) and hasattr(column, "flatten") and types.is_nested(column.type):
+        column = column.flatten()
+    if not types.is_dictionary(column.type):
+        return 0
+    lengths = compute.binary_length(column.dictionary).take(column.indices)
+    return compute.sum(lengths).as_py() or 0
 
 
 def _holds_text(kind: Any, *, lists: bool) -> bool:
@@ -287,15 +333,27 @@ def _values(batch: Any, name: str | None) -> list[object]:
     if name is None:
         return [None] * len(batch)
     column = batch.column(name)
-    if hasattr(column, "dictionary_decode"):
-        # Measured: 25 times as fast as looking up value by value.
-        column = column.dictionary_decode()
+    # Measured: 25 times as fast as looking up value by value.
+    column = column.cast(_written_out(column.type))
     try:
         values: list[object] = column.to_pylist()
     except UnicodeDecodeError:
         # pyarrow hands out what the file says is UTF-8; one by one, the rows that are not can be told.
         values = [_text_or_bytes(cell) for cell in column]
     return values
+
+
+def _written_out(kind: Any) -> Any:
+    """A type of texts, or of lists of them, without dictionaries."""
+    from pyarrow import large_list, list_, types  # noqa: PLC0415 - an extra, and slow to import
+
+    if types.is_dictionary(kind):
+        return kind.value_type
+    if types.is_large_list(kind):
+        return large_list(_written_out(kind.value_type))
+    if types.is_fixed_size_list(kind):
+        return list_(_written_out(kind.value_type), kind.list_size)
+    return list_(_written_out(kind.value_type)) if types.is_list(kind) else kind
 
 
 def _text_or_bytes(cell: Any) -> object:

@@ -12,12 +12,19 @@ from pathlib import Path
 
 from precook.config.concept import TABLES
 from precook.errors import SourceChangedError, SourceError
-from precook.fs.read import NotAFileError, open_source, read_all
+from precook.fs.read import NotAFileError, bytes_there, open_source, read_all
 from precook.fs.stamps import stamp_of
 from precook.identity.digest import digest
 from precook.sources.captions import CaptionError, checked
 from precook.sources.table_formats import Cells, RowError, RowProblem, TableColumns, kind_name, quoted, read_rows
+from precook.units import format_size
 from precook.values import Digest
+
+
+MAX_BYTES = 1 << 30
+"""Of a table: it is in memory as a whole, and several times while it is taken apart."""
+_MAX_HOLES = 64 << 20
+_MAX_PROBLEMS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,9 @@ def read_table(
     rows: list[TableRow] = []
     problems: list[RowProblem] = []
     for cells in read_rows(path, content, columns):
+        if len(problems) > _MAX_PROBLEMS:
+            message = f"more than {_MAX_PROBLEMS:,} rows cannot be used; row {problems[0].number}: {problems[0].reason}"
+            raise SourceError(path, message, hint="check that this is the table, and how it was written")
         if isinstance(cells, RowProblem):
             problems.append(cells)
             continue
@@ -81,6 +91,10 @@ def resolve(table: Path, image: str) -> Path:
 def _read(path: Path) -> bytes:
     try:
         with open_source(path) as (descriptor, before):
+            size = before.st_size
+            if size > MAX_BYTES or bytes_there(descriptor, size) + _MAX_HOLES < size:
+                hint = "split it, or check what it is; a table holds paths and texts, not pictures"
+                raise SourceError(path, f"{format_size(size)}, or mostly holes: more than a table may have", hint=hint)
             content = read_all(descriptor)
             after = os.fstat(descriptor)
     except NotAFileError as error:

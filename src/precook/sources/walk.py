@@ -6,7 +6,7 @@ import bisect
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from precook.fs.stat_many import stat_many
 from precook.fs.trust import resource_error
 from precook.values import Flags, Numbers
 
+OUTSIDE = -errno.EXDEV
+"""The mode of a file that lies outside: as the kernel says it of a path that leaves the folder it has to stay in."""
 _STORE_MARKER = "store.toml"
 
 Roles = Mapping[str, int]
@@ -34,7 +36,7 @@ class Listing:
     folders: list[tuple[str, int, int]] = field(default_factory=list)
     """Directories relative to the root ("" or with a slash at the end), and their first and last file plus one."""
     problems: list[tuple[str, str]] = field(default_factory=list)
-    """Folders that could not be listed, and links that may have led to some: relative path and reason."""
+    """Folders that could not or may not be listed, and links that may have led to some: relative path and reason."""
     modes: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
     """Modes of files, or minus the errno where they could not be looked at."""
     stamps: Stamps = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
@@ -59,6 +61,8 @@ class Listing:
     def problem(self, row: int) -> str:
         """Why something is not a file that can be read."""
         mode = int(self.modes[row])
+        if mode == OUTSIDE:
+            return _why_outside(self.full_path(row))
         return os.strerror(-mode).lower() if mode < 0 else why_not_a_file(mode) or "a file"
 
     def add(self, other: Listing) -> None:
@@ -71,14 +75,16 @@ class Listing:
         self.stamps = np.concatenate([self.stamps, other.stamps])
 
 
-def walk(root: Path, wanted: Roles, *, recursive: bool, helpers: int | None = None) -> Listing:
+def walk(root: Path, wanted: Roles, *, recursive: bool, outside: bool = False, helpers: int | None = None) -> Listing:
     """List a folder and ask for the stamp of every file that has a role.
 
-    Hidden files and folders are passed over, and so are precook stores. Links are followed, into each directory once.
-    An absent folder is an error: a drive that is not mounted must not look like an empty dataset. `helpers` is for
-    `stat_many`.
+    Hidden files and folders are passed over, and so are precook stores. Links are followed, into each directory once;
+    those that lead out of the folder only if `outside` is allowed. An absent folder is an error: a drive that is not
+    mounted must not look like an empty dataset. `helpers` is for `stat_many`.
     """
     listing = Listing(root)
+    limit = None if outside else os.path.realpath(root)
+    linked_out: list[int] = []
     # Nearly all names end in one of these, and need no further look at their case.
     wanted = {**wanted, **{suffix.upper(): role for suffix, role in wanted.items()}}
     visited: set[tuple[int, int]] = set()
@@ -87,9 +93,10 @@ def walk(root: Path, wanted: Roles, *, recursive: bool, helpers: int | None = No
         folder = todo.pop()
         start = len(listing.names)
         try:
-            below = _scan(listing, folder, wanted, visited, recursive=recursive)
+            below = _scan(listing, folder, wanted, visited, recursive=recursive, limit=limit, linked_out=linked_out)
         except OSError as error:
             del listing.names[start:], listing.roles[start:]
+            linked_out = [row for row in linked_out if row < start]
             if not folder:
                 raise _root_error(root, error) from error
             if shortage := resource_error(root / folder, error.errno or 0):
@@ -100,6 +107,7 @@ def walk(root: Path, wanted: Roles, *, recursive: bool, helpers: int | None = No
             listing.folders.append((folder, start, len(listing.names)))
         todo += [f"{folder}{name}/" for name in sorted(below, reverse=True)]
     _stat_files(listing, helpers)
+    _mark(listing, linked_out)
     return listing
 
 
@@ -110,8 +118,64 @@ def list_names(root: Path, names: list[str], roles: bytearray, *, helpers: int |
     return listing
 
 
-def _scan(listing: Listing, folder: str, wanted: Roles, visited: set[tuple[int, int]], *, recursive: bool) -> list[str]:
-    """Add the files of one directory; the directories in it that are to be listed too."""
+def mark_outside(listing: Listing, rows: Iterable[int], *, by_pattern: bool) -> None:
+    """Mark those of some files, listed by name, that lie outside of the root.
+
+    A table's folder is where its files have to be. A `by_pattern` is the config's own word for a folder, which may well
+    lie elsewhere: then it is that folder which the file must not leave by a link.
+    """
+    root = os.path.realpath(listing.root)
+    limits: dict[str, str | None] = {}
+    there = ~listing.absent()
+    outside = []
+    for row in rows:
+        if not there[row]:
+            continue
+        path = listing.full_path(row)
+        folder, name = os.path.split(path)
+        if folder not in limits:
+            real = os.path.realpath(folder)
+            elsewhere = by_pattern and not _is_below(os.path.abspath(folder), os.path.abspath(listing.root))  # noqa: PTH100
+            limits[folder] = real if elsewhere else root if _is_below(real, root) else None
+        limit = limits[folder]
+        # Of a file that is no link the folder decides: this saves most of the time that a table takes.
+        if limit is None or ((name in ("", "..") or os.path.islink(path)) and _leads_out(path, limit)):  # noqa: PTH114
+            outside.append(row)
+    _mark(listing, outside)
+
+
+def _mark(listing: Listing, outside: list[int]) -> None:
+    if outside:
+        rows = np.array(outside, np.int64)
+        # What is no regular file is not read in any case, and that is the better reason.
+        listing.modes = listing.modes.copy()
+        listing.modes[rows[listing.regular()[rows]]] = OUTSIDE
+
+
+def _leads_out(path: str, limit: str) -> bool:
+    return not _is_below(os.path.realpath(path), limit)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _why_outside(path: str) -> str:
+    target = os.path.realpath(path)
+    return f"leads out of the concept's folder, to {target}: write `outside: allow` in the concept if it may"
+
+
+def _scan(
+    listing: Listing,
+    folder: str,
+    wanted: Roles,
+    visited: set[tuple[int, int]],
+    *,
+    recursive: bool,
+    limit: str | None,
+    linked_out: list[int],
+) -> list[str]:
+    """Add the files of one directory, and to `linked_out` their rows; the directories in it that are to be listed too."""
     path = os.path.join(listing.root, folder)  # noqa: PTH118 - plain strings: this is most of what a warm plan does
     status = os.stat(path)  # noqa: PTH116
     directory = status.st_dev, status.st_ino
@@ -132,10 +196,17 @@ def _scan(listing: Listing, folder: str, wanted: Roles, visited: set[tuple[int, 
                 is_folder = entry.is_dir()
             except OSError:
                 is_folder = False  # a link in a circle, or through a folder that may not be searched
+            leaves = limit is not None and entry.is_symlink() and _leads_out(entry.path, limit)
             if is_folder:
-                if recursive and not os.path.exists(os.path.join(entry.path, _STORE_MARKER)):  # noqa: PTH110, PTH118
+                if not recursive:
+                    continue
+                if leaves:
+                    broken.append((folder + name, _why_outside(entry.path)))
+                elif not os.path.exists(os.path.join(entry.path, _STORE_MARKER)):  # noqa: PTH110, PTH118
                     below.append(name)
             elif role and len(suffix) < len(name):
+                if leaves:
+                    linked_out.append(len(listing.names))
                 add_name(name)
                 add_role(role)
             elif recursive and entry.is_symlink() and (reason := _why_broken(entry)):
