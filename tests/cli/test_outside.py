@@ -56,7 +56,7 @@ def is_told(reason: str, target: Path) -> bool:
 
 
 def test_a_linked_caption_is_not_read(here: Path) -> None:
-    """A caption that is a link to a file of the machine leaves its sample out: the text gets neither encoded nor kept."""
+    """A caption that is a link to a file of the machine leaves its sample out: its text is neither encoded nor kept."""
     picture(here / "given/spy.png", 3)
     (here / "given/spy.txt").symlink_to(here / "private/photo.txt")
     samples, failed = planned()
@@ -104,10 +104,8 @@ def test_a_table_names_no_file_outside_its_folder(here: Path, kind: str) -> None
     (here / "given/link.png").symlink_to(here / "private/photo.png")
     names = ["good.png", str(here / "private/photo.png"), "../private/photo.png", "linked/photo.png", "link.png"]
     names += [str(here / "given/good.png"), "../given/good.png", "/etc/nothing-of-this-name.png"]
-    if kind == "csv":
-        text = "\n".join(["image", *names])
-    else:
-        text = "\n".join(json.dumps({"image": name}) for name in names)
+    rows = ["image", *names] if kind == "csv" else [json.dumps({"image": name}) for name in names]
+    text = "\n".join(rows)
     (here / f"given/rows.{kind}").write_text(text)
     samples, failed = planned(path=f"given/rows.{kind}")
     assert samples == 3

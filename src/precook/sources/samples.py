@@ -281,7 +281,7 @@ class _Collection:
         for index in present[outside].tolist():
             row = int(rows[index])
             self._leave_out(int(chosen[index]), row, self._files.listing.problem(row))
-        return present[~outside]
+        return np.asarray(present[~outside])
 
     def _given_captions(self, chosen: Numbers) -> tuple[Numbers, Bytes]:
         """Captions that stand in names, in the table or in the config."""

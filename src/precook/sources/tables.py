@@ -20,7 +20,6 @@ from precook.sources.table_formats import Cells, RowError, RowProblem, TableColu
 from precook.units import format_size
 from precook.values import Digest
 
-
 MAX_BYTES = 1 << 30
 """Of a table: it is in memory as a whole, and several times while it is taken apart."""
 _MAX_HOLES = 64 << 20

@@ -175,14 +175,14 @@ def _scan(
     limit: str | None,
     linked_out: list[int],
 ) -> list[str]:
-    """Add the files of one directory, and to `linked_out` their rows; the directories in it that are to be listed too."""
+    """Add the files of one directory, to `linked_out` those outside; the directories in it that are to be listed."""
     path = os.path.join(listing.root, folder)  # noqa: PTH118 - plain strings: this is most of what a warm plan does
     status = os.stat(path)  # noqa: PTH116
     directory = status.st_dev, status.st_ino
     if directory in visited:
         return []
     visited.add(directory)
-    below: list[str] = []
+    folders: list[os.DirEntry[str]] = []
     broken: list[tuple[str, str]] = []
     add_name, add_role = listing.names.append, listing.roles.append
     with os.scandir(path) as entries:
@@ -196,22 +196,27 @@ def _scan(
                 is_folder = entry.is_dir()
             except OSError:
                 is_folder = False  # a link in a circle, or through a folder that may not be searched
-            leaves = limit is not None and entry.is_symlink() and _leads_out(entry.path, limit)
             if is_folder:
-                if not recursive:
-                    continue
-                if leaves:
-                    broken.append((folder + name, _why_outside(entry.path)))
-                elif not os.path.exists(os.path.join(entry.path, _STORE_MARKER)):  # noqa: PTH110, PTH118
-                    below.append(name)
+                folders.append(entry)
             elif role and len(suffix) < len(name):
-                if leaves:
+                if limit is not None and entry.is_symlink() and _leads_out(entry.path, limit):
                     linked_out.append(len(listing.names))
                 add_name(name)
                 add_role(role)
             elif recursive and entry.is_symlink() and (reason := _why_broken(entry)):
                 broken.append((folder + name, reason))
     listing.problems += broken
+    return _below(listing, folder, folders, limit) if recursive else []
+
+
+def _below(listing: Listing, folder: str, entries: list[os.DirEntry[str]], limit: str | None) -> list[str]:
+    """Which directories in a folder are to be listed; a link to one outside is a problem, a store is passed over."""
+    below = []
+    for entry in entries:
+        if limit is not None and entry.is_symlink() and _leads_out(entry.path, limit):
+            listing.problems.append((folder + entry.name, _why_outside(entry.path)))
+        elif not os.path.exists(os.path.join(entry.path, _STORE_MARKER)):  # noqa: PTH110, PTH118
+            below.append(entry.name)
     return below
 
 

@@ -1,0 +1,195 @@
+"""Old caches: any file under a tool's name is adopted or left out, any old shard is converted or refused.
+
+The first byte of an input says what the rest is: `n` the .npz of a latent, `t` the .npz of a text, `m` a .safetensors
+of a latent, `s` an old shard; `a` the header of an array and `p` the pickle of a shard, each in a good file of its
+sort.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+import shutil
+import struct
+import tempfile
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save
+
+import precook
+from precook.errors import PrecookError, SourceError
+from precook.integrations.adopt import plan_adopt
+from precook.integrations.shards import convert_pickled
+from tests.fuzz.frame import Target, mutate_bytes, mutate_json
+
+NAMES = {b"n": "p_0096x0064_sdxl.npz", b"a": "p_0096x0064_sdxl.npz", b"t": "p_te_outputs.npz"}
+SAFETENSORS = "p_0096x0064_qi.safetensors"
+
+
+@functools.cache
+def home() -> Path:
+    return Path(tempfile.mkdtemp())
+
+
+def check(data: bytes) -> bool:
+    """Take over a file, as a user would."""
+    kind, rest = data[:1], data[1:]
+    if kind in (b"s", b"p"):
+        return convert(shard_around(rest) if kind == b"p" else rest)
+    folder = home() / "data"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    Image.new("RGB", (96, 64)).save(folder / "p.png")
+    if kind == b"t":
+        (folder / NAMES[b"n"]).write_bytes(latent_file())
+    (folder / NAMES.get(kind, SAFETENSORS)).write_bytes(npz_around(rest) if kind == b"a" else rest)
+    return adopt(folder)
+
+
+def adopt(folder: Path) -> bool:
+    """Whether everything in a folder was adopted; what was not is told, and what was can be read."""
+    path = home() / "cache"
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        plan = plan_adopt(folder, ignore_times=True)
+        with precook.open(path) as store:
+            adoption = plan.execute(store, "old")
+            for keys in adoption.snapshot.content.picture_keys.values():
+                for key in keys:
+                    store.get(precook.Key(key.tobytes()))
+    except PrecookError as error:
+        assert str(error)
+        return False
+    left_out = (*plan.left_out, *adoption.failed)
+    assert all(one.reason for one in left_out)
+    return not left_out
+
+
+def convert(content: bytes) -> bool:
+    """Whether an old shard became a dataset."""
+    folder, out = home() / "old", home() / "new"
+    for place in (folder, out):
+        shutil.rmtree(place, ignore_errors=True)
+    folder.mkdir()
+    (folder / "shard_0000.pkl").write_bytes(content)
+    try:
+        convert_pickled(folder, out)
+    except SourceError as error:
+        assert "shard_0000.pkl" in str(error)
+        return False
+    except PrecookError:
+        return False
+    return True
+
+
+@functools.cache
+def latent_file() -> bytes:
+    """A latent of sd-scripts."""
+    file = io.BytesIO()
+    size = {"original_size": np.array([96, 64]), "crop_ltrb": np.array([0.0, 0.0, 96.0, 64.0])}
+    np.savez(file, latents=np.zeros((4, 8, 12), np.float32), **size)
+    return file.getvalue()
+
+
+def text_file() -> bytes:
+    """What sd-scripts' text encoders made."""
+    file = io.BytesIO()
+    arrays = {"hidden_state1": np.zeros((3, 2)), "hidden_state2": np.zeros((3, 2)), "pool2": np.zeros(2)}
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def npz_around(header: bytes) -> bytes:
+    """A latent's file whose array has this header."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(latent_file())) as good, zipfile.ZipFile(file, "w") as archive:
+        for name in good.namelist():
+            content = good.read(name)
+            if name == "latents.npy":
+                content = content[:8] + struct.pack("<H", len(header) & 0xFFFF) + header + bytes(1536)
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def shard_around(pickled: bytes) -> bytes:
+    """A shard with this pickle and the storages of a good one."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(good_shards()[0])) as good, zipfile.ZipFile(file, "w") as archive:
+        for name in good.namelist():
+            archive.writestr(name, pickled if name.endswith("data.pkl") else good.read(name))
+    return file.getvalue()
+
+
+@functools.cache
+def good_shards() -> list[bytes]:
+    """Old shards with everything that they may hold."""
+    big = torch.zeros(6, 4)
+    latents: list[Any] = [{"samples": big[1:3].t(), "n": [1, -2, 10**20, 1.5, None, True, "é"]}]
+    latents += [{"samples": torch.zeros(2, dtype=torch.uint16), "mask": torch.ones(1).expand(3)}]
+    latents += [OrderedDict(samples=torch.zeros(1, dtype=torch.bfloat16), size=torch.Size([1, 2]))]
+    shared = [[torch.zeros(2, 3), {"pooled": torch.zeros(())}]]
+    found = []
+    for count in (3, 1):
+        file = io.BytesIO()
+        torch.save({"latents": latents[:count], "conditioning": [shared] * count}, file)
+        found.append(file.getvalue())
+    return found
+
+
+def seeds() -> list[bytes]:
+    """A good file of each sort."""
+    metadata = {"architecture": "qwen_image", "width": "96", "height": "64"}
+    musubi = save({"latents_1x8x12_bfloat16": torch.zeros(2, 1, 8, 12, dtype=torch.bfloat16)}, metadata=metadata)
+    with zipfile.ZipFile(io.BytesIO(good_shards()[0])) as archive:
+        pickled = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    with zipfile.ZipFile(io.BytesIO(latent_file())) as archive:
+        array = archive.read("latents.npy")
+    header = array[10 : 10 + int.from_bytes(array[8:10], "little")]
+    files = [b"n" + latent_file(), b"t" + text_file(), b"m" + musubi, *(b"s" + shard for shard in good_shards())]
+    return [*files, b"a" + header, b"p" + pickled]
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """The header of a .safetensors is changed as JSON, everything else as bytes, or by a word of its format."""
+    kind, rest = data[:1], data[1:]
+    if kind == b"m" and rng.randrange(4):
+        length = int.from_bytes(rest[:8], "little")
+        header = mutate_json(rest[8 : 8 + length], rng)
+        return kind + struct.pack("<Q", len(header)) + header + rest[8 + length :]
+    if rng.randrange(3):
+        return kind + mutate_bytes(rest, rng)
+    place = rng.randrange(len(rest) + 1)
+    word = rng.choice(TOKENS).encode("latin-1") * rng.choice([1, 1, 2, 100])
+    return kind + (rest[:place] + word + rest[place + rng.choice([0, len(word)]) :])[: 1 << 16]
+
+
+TOKENS = (
+    *("PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "\xff\xff\xff\xff", "<f4", "|O", "(4, 8, 12)", "(0,)"),
+    *("ctorch._utils\n_rebuild_tensor_v2\n", "ctorch\nFloatStorage\n", "cos\nsystem\n", "ccollections\nOrderedDict\n"),
+    *(
+        "](",
+        "}",
+        "e",
+        "u",
+        "(",
+        "t",
+        "\x85",
+        "h\x00",
+        "q\x00",
+        "R",
+        "Q",
+        "b",
+        ".",
+        "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f",
+    ),
+    *("J\xff\xff\xff\x7f", "X\xff\xff\xff\xff", "data_offsets", "\x80\x04"),
+)
+TARGET = Target("old_cache", seeds, check, mutate, tuple(json.dumps(token)[1:-1] for token in TOKENS))
