@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,9 @@ def test_a_folder_that_is_there_stays(made: precook.Project, tmp_path: Path) -> 
         export_shards(made.store, "test", mine, force=True)
     assert "--force" not in caught.value.hint, "that would not help"
     assert (mine / "thesis.txt").read_text() == "mine"
+    os.mkfifo(mine / "manifest.json")
+    with pytest.raises(precook.PrecookError, match="exists already"):
+        export_shards(made.store, "test", mine, force=True)
     folder = tmp_path / "out"
     export_shards(made.store, "test", folder)
     with pytest.raises(precook.PrecookError, match="exists already"):

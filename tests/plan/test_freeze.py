@@ -55,6 +55,21 @@ class TestSnapshot:
             number = text.split()[1].rstrip(",")
             assert paths[sample].endswith(f"p{number}.png")
 
+    @pytest.mark.parametrize("change", ["gone", "a FIFO", "huge", "no text"])
+    def test_a_caption_that_is_no_longer_there_is_told(self, base: Path, change: str) -> None:
+        """Whatever became of a caption file since the plan, the error names it."""
+        with project(base, keep=["captions"]) as opened:
+            plan = opened.plan()
+            caption = base / "data/p1.txt"
+            caption.unlink()
+            if change == "a FIFO":
+                os.mkfifo(caption)
+            elif change != "gone":
+                caption.write_bytes(b"\xff")
+                os.truncate(caption, 64 << 30 if change == "huge" else 1)
+            with pytest.raises(precook.SourceChangedError, match=r"p1\.txt"):
+                plan.freeze()
+
     def test_an_equal_one_is_not_written_twice(self, base: Path) -> None:
         """Freezing again changes nothing; a changed loss weight is a new snapshot under the next number."""
         with project(base) as opened:

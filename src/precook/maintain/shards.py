@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from precook.fs.read import open_source
 from precook.maintain.export import FOREIGN, EntryReader, choose_snapshot, name_taken
 from precook.report import SILENT, Reporter
 from precook.store import files
@@ -30,6 +32,7 @@ FORMAT = 1
 SHARD_BYTES = 512 << 20
 """About what a file holds, at the most."""
 _MANIFEST = "manifest.json"
+_BEGINNING = re.compile(rb'\{\s*"precook_shards"\s*:')
 _MARK = ".precook-export"
 """In a folder that is not finished: whoever finds it there may remove the folder."""
 _BATCH = 256
@@ -162,11 +165,12 @@ def _begin(partial: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
+    """Whether shards of ours lie there; only the beginning is read, whatever is called a manifest."""
     try:
-        form = json.loads((path / _MANIFEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        with open_source(path / _MANIFEST) as (descriptor, _):
+            return _BEGINNING.match(os.read(descriptor, 64)) is not None
+    except OSError:
         return False
-    return isinstance(form, dict) and "precook_shards" in form
 
 
 def _keys_of(snapshot: Snapshot, encoder: str) -> Bytes:

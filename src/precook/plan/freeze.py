@@ -14,6 +14,7 @@ from precook.identity.digest import digest
 from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import History
 from precook.plan.wanted import NOBODY, text_rows
+from precook.sources.captions import CaptionError
 from precook.sources.geometry import TARGET
 from precook.store.snapshot import Snapshot
 from precook.store.snapshot_content import (
@@ -164,9 +165,13 @@ def _captions(plan: PlannedDataset, lines: _Lines) -> Texts:
     columns = (lines.samples.tolist(), lines.numbers.tolist(), lines.digests)
     for sample, line, planned in zip(*columns, strict=True):
         concept, number = plan.samples.in_concept(sample)
-        texts = concept.texts(number)
+        place = Path(concept.caption_path(number) or concept.full_path(number))
+        try:
+            texts = concept.texts(number)
+        except (OSError, CaptionError) as error:
+            raise SourceChangedError(place) from error
         if line >= len(texts) or digest(texts[line]).bytes != planned.tobytes():
-            raise SourceChangedError(Path(concept.caption_path(number) or concept.full_path(number)))
+            raise SourceChangedError(place)
         captions.append(texts[line].encode("utf-8"))
     return Texts.join(captions)
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from precook.config.concept import ColumnName, Concept, Sidecar
 from precook.config.schema import ImageSettings
-from precook.fs.read import read_source
+from precook.fs.read import read_small
 from precook.fs.trust import FileSystem
 from precook.identity.digest import digest
 from precook.memo.memo import Memory
 from precook.report import Reporter
-from precook.sources.captions import CaptionError, read_lines
+from precook.sources.captions import MAX_BYTES, CaptionError, read_lines
 from precook.sources.facts import (
     CaptionReader,
     FactReader,
@@ -107,7 +107,7 @@ class ConceptSamples:
         texts = self.files.given_texts(self.concept, int(self.rows[sample]))
         if texts is None:
             path = self.caption_path(sample)
-            texts = read_lines(read_source(path), self.concept.caption_encoding) if path else []
+            texts = read_lines(read_small(path, MAX_BYTES), self.concept.caption_encoding) if path else []
         return texts or [""]
 
     def same_as(self, other: ConceptSamples) -> bool:

@@ -64,6 +64,9 @@ def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surve
     groups = _groups([path for path in pictures if not _stem(path).endswith(NOT_SAMPLES)])
     if not groups:
         hint = f"pictures end in {', '.join('.' + suffix for suffix in SUFFIXES)}; hidden files do not count"
+        if listing.problems:
+            path, reason = listing.problems[0]
+            hint = f"{printable(path)}: {printable(reason)}"
         raise SourceError(folder, "no pictures in there", hint=hint)
     patterns = {group.folder: _mask_pattern(group, files) for group in groups}
     masks = {

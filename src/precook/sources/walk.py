@@ -125,23 +125,35 @@ def mark_outside(listing: Listing, rows: Iterable[int], *, by_pattern: bool) -> 
     lie elsewhere: then it is that folder which the file must not leave by a link.
     """
     root = os.path.realpath(listing.root)
-    limits: dict[str, str | None] = {}
-    there = ~listing.absent()
+    limits: dict[str, tuple[str | None, frozenset[str] | None]] = {}
+    there = (~listing.absent()).tolist()
     outside = []
     for row in rows:
         if not there[row]:
             continue
-        path = listing.full_path(row)
-        folder, name = os.path.split(path)
+        folder, slash, name = listing.names[row].rpartition("/")
+        folder += slash
         if folder not in limits:
-            real = os.path.realpath(folder)
-            elsewhere = by_pattern and not _is_below(os.path.abspath(folder), os.path.abspath(listing.root))  # noqa: PTH100
-            limits[folder] = real if elsewhere else root if _is_below(real, root) else None
-        limit = limits[folder]
-        # Of a file that is no link the folder decides: this saves most of the time that a table takes.
-        if limit is None or ((name in ("", "..") or os.path.islink(path)) and _leads_out(path, limit)):  # noqa: PTH114
+            path = os.path.join(listing.root, folder)  # noqa: PTH118 - plain strings: there are many
+            real = os.path.realpath(path)
+            elsewhere = by_pattern and not _is_below(os.path.abspath(path), os.path.abspath(listing.root))  # noqa: PTH100
+            limit = real if elsewhere else root if _is_below(real, root) else None
+            limits[folder] = limit, _links_in(path)
+        limit, links = limits[folder]
+        # Of a file that is no link its folder decides. Measured: asking each file takes longer than its stamp.
+        may_leave = links is None or name in links or name in ("", "..")
+        if limit is None or (may_leave and _leads_out(listing.full_path(row), limit)):
             outside.append(row)
     _mark(listing, outside)
+
+
+def _links_in(folder: str) -> frozenset[str] | None:
+    """The names in a folder that are links; None where it cannot be listed, and any might be."""
+    try:
+        with os.scandir(folder) as entries:
+            return frozenset(entry.name for entry in entries if entry.is_symlink())
+    except (OSError, ValueError):  # ValueError: a NUL, or characters that no bytes stand for
+        return None
 
 
 def _mark(listing: Listing, outside: list[int]) -> None:
