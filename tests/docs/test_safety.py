@@ -10,6 +10,7 @@ import pytest
 
 from precook.config import yaml
 from precook.config.schema import ImageSettings
+from precook.feed import sampler
 from precook.identity import models
 from precook.integrations import torch_file
 from precook.maintain import archive
@@ -34,6 +35,7 @@ LIMITS = {
     "a picture": (ImageSettings.model_fields["max_pixels"].default,),
     "a model's folder": (models.MAX_ENTRIES,),
     "a pickled shard": (torch_file.MAX_PICKLE, torch_file.MAX_VALUES),
+    "an epoch": (sampler._ITEMS, sampler._TURNS),
 }
 
 
