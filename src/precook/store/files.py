@@ -226,9 +226,10 @@ def share_again(path: Path) -> None:
     except OSError:
         return
     try:
-        status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-            _share(f"/proc/self/fd/{descriptor}", status, path.parent)
+        with explained(path.parent):
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+                _share(f"/proc/self/fd/{descriptor}", status, path.parent)
     finally:
         os.close(descriptor)
 

@@ -161,8 +161,10 @@ def check_dataset(layout: Layout, dataset: str) -> None:
 def _folder_of_another(layout: Layout, dataset: str) -> str | None:
     """The folder that the disk takes for this dataset's, though its name is another; None where there is none."""
     # In this order: what another process makes meanwhile has just this name.
-    if not (layout.snapshots / dataset).is_dir():
-        return None
+    folder = layout.snapshots / dataset
+    with files.reading(folder):
+        if not folder.is_dir():
+            return None
     names = list_names(layout.snapshots)
     return None if dataset in names else next((name for name in names if name.lower() == dataset.lower()), None)
 

@@ -482,7 +482,12 @@ class Store:
         with files.explained(self.path):
             share_store(self._layout)
         with files.reading(self.path):
-            closed = [file.name for file in self._layout.changed if file.exists() and not os.access(file, os.W_OK)]
+            # That it is another user's is looked at, too: what cannot be looked at just now is closed to nobody.
+            closed = [
+                file.name
+                for file in self._layout.changed
+                if not os.access(file, os.W_OK) and file.exists() and file.stat().st_uid != os.geteuid()
+            ]
         if closed:
             hint = f"its owner opens the store once, with the directory shared: chmod g+rwxs {printable(self.path)}"
             self._read_only = True
