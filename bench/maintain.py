@@ -1,10 +1,10 @@
-"""What it costs to look after a large store: plans of gc, evict and compact, and a collection, in time and memory.
+"""What it costs to look after a large store: plans of gc, evict and compact, a collection, and a compaction.
 
 python bench/maintain.py [--entries 1000000] [--dir DIR] [--quick]
 
 Each plan is made in a fresh process, over real packs of small entries, of a tenth as many and of all: a plan's own
 memory should not grow with them. Of all entries a snapshot names 70%: those of the first packs, so that whole packs go,
-or spread evenly, so that every pack has to be looked into.
+or spread evenly, so that every pack has to be looked into. The compaction is of as many entries in packs of a hundred.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if not __package__:
 import numpy as np
 
 import precook
-from bench.measure import resident
+from bench.measure import peak_resident, resident
 from bench.script import facts, fill, folder, parser, tell
 from bench.table import Column, Goal, Section
 from precook.maintain.compact import plan_compact
@@ -36,6 +36,7 @@ from precook.store.snapshot_content import SnapshotContent
 from precook.store.tree import take_apart
 
 PER_PACK = 10_000
+PER_SMALL_PACK = 100
 RECIPE = precook.Recipe("bench", {})
 KEPT = 0.7
 MB = 1e6
@@ -43,13 +44,13 @@ _MOMENT = 0.002
 """Seconds between two looks at the memory."""
 
 
-def make_store(path: Path, entries: int) -> None:
+def make_store(path: Path, entries: int, per_pack: int = PER_PACK) -> None:
     """So many small entries, the same bytes under every key."""
     parts = take_apart({"x": np.arange(64, dtype=np.uint8)})
     with precook.open(path, flush_bytes=1 << 40, flush_seconds=3600) as store, store.writer() as writer:
         for number in range(entries):
             writer.put_parts(precook.Key(key_of(number)), parts, recipe=RECIPE)
-            if number % PER_PACK == PER_PACK - 1:
+            if number % per_pack == per_pack - 1:
                 writer.flush()
 
 
@@ -104,6 +105,7 @@ def child(path: Path, name: str, *, execute: bool) -> None:
             done = plan.execute()
             answer["run"] = time.perf_counter() - started
             assert done.freed == plan.freed, "the preview is not what was done"
+        answer["peak"] = peak_resident()
         print(json.dumps(answer))
 
 
@@ -167,9 +169,16 @@ def bench(base: Path, entries: int) -> Section:
                 if last:
                     break  # the store is not what it was
         shutil.rmtree(path)
+    path = base / "store-small-packs"
+    make_store(path, entries, PER_SMALL_PACK)
+    compacted = measured(path, "compact", execute=True)
+    shutil.rmtree(path)
     section.goals.append(Goal(f"plan a collection of {entries:,} entries, CPU", slowest, 10, "under", ".1f", " s"))
     told = f"own memory of such a plan, {entries:,} entries against {small:,}"
     section.goals.append(Goal(told, most[entries] / max(most[small], 1), 2, "under", ".1f"))
+    packs = entries // PER_SMALL_PACK
+    told = f"memory of a process that compacts {entries:,} entries in {packs:,} packs, all of it"
+    section.goals.append(Goal(told, compacted["peak"] / MB, 200, "under", ".0f", " MB"))
     section.notes.append(
         "fresh processes; own memory is the most that a process holds while it plans beyond what it held before, "
         "mapped files aside: pages of snapshots that the system takes back when it needs them."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precook
+from precook.maintain import compact as compact_module
 from precook.maintain.compact import CompactPlan, plan_compact
 from precook.maintain.evict import plan_evict
 from precook.maintain.gc import plan_gc
@@ -175,6 +177,30 @@ def test_compaction_keeps_ages_and_the_order_of_use(path: Path, recipe: precook.
         assert packs(path)[0].stat().st_mtime_ns == newest
         plan_evict(store, disk_bytes(path) - 1).execute()
         assert store.missing([recipe.key(number) for number in range(3)]) == [recipe.key(1)]
+
+
+def test_what_a_compaction_takes_in_memory_does_not_grow_with_the_store(
+    tmp_path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five times as many packs take hardly more: it makes one new pack at a time, of a bounded number of entries."""
+    monkeypatch.setattr(compact_module, "_MOST_ROWS", 2000)
+    peaks = []
+    for number, count in enumerate((4, 4, 20)):  # the first one imports what is needed
+        with precook.open(tmp_path / f"{number}") as store:
+            for pack in range(count):
+                with store.writer(flush_bytes=1 << 40, flush_seconds=3600) as writer:
+                    for row in range(500):
+                        writer.put(recipe.key(pack, row), row, recipe=recipe)
+            plan = plan_compact(store)
+            tracemalloc.start()
+            try:
+                plan.execute()
+                peaks.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+            assert len(packs(store.path)) == count // 4
+            assert len(store) == 500 * count
+    assert peaks[2] < 1.5 * peaks[1]
 
 
 def test_a_compaction_without_room_does_not_begin(small_disk: Path, recipe: precook.Recipe) -> None:

@@ -16,7 +16,6 @@ from precook.maintain.repack import check_space, planned_size, rewrite_packs, un
 from precook.maintain.rowset import LivingRows, RowSet
 from precook.report import SILENT, Reporter
 from precook.store import files
-from precook.store.commit import MAX_ROWS
 from precook.store.format.header import HeaderError
 from precook.store.index.index import Place
 from precook.store.index.scan import Chunk, EntryScan
@@ -29,6 +28,8 @@ TARGET = 64 << 20
 """Bytes of a pack that is large enough; merged ones are no larger."""
 _SMALL = 4
 """A pack of less than this part of the target is merged with others."""
+_MOST_ROWS = 100_000
+"""Rows of a merged pack, at the most: while one is made, each takes some hundred bytes of memory."""
 
 COPY = np.dtype(
     [("key", "u1", (32,)), ("pack", "i8"), ("row", "i8"), ("nbytes", "i8"), ("of_pack", "i8"), ("of_row", "i8")]
@@ -209,7 +210,7 @@ def _neighbours(scan: EntryScan, living: LivingRows, packs: Sequence[int], targe
     for pack in sorted(packs, key=lambda pack: (int(scan.born[pack]), scan.ids[pack])):
         # The head is counted whole: an upper bound that needs no look into the file.
         size = int(living.nbytes[pack]) + int(scan.nbytes[pack] - scan.payload[pack])
-        if group and (nbytes + size > target or rows + int(living.rows[pack]) > MAX_ROWS):
+        if group and (nbytes + size > target or rows + int(living.rows[pack]) > _MOST_ROWS):
             yield group
             group, nbytes, rows = [], 0, 0
         group.append(pack)

@@ -8,6 +8,7 @@ mark, and whoever opens the store next goes on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import secrets
@@ -15,6 +16,7 @@ import shutil
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,7 @@ from precook.store.index.index import Index, Place
 from precook.store.index.schema import ReplacedPack
 from precook.store.internals import StoreInternals
 from precook.store.layout import Layout
-from precook.store.packfile import PackFile, RowDamagedError
+from precook.store.packfile import Guard, PackFile, RowDamagedError
 from precook.units import format_size
 from precook.values import Bytes, Key, Numbers
 
@@ -260,39 +262,51 @@ def planned_size(internals: StoreInternals, living: dict[str, Numbers]) -> int |
 def rewrite_packs(internals: StoreInternals, names: Sequence[str], *, give_up: bool = False) -> Rewrite:
     """Put the living rows of some packs into a new one, and remove the old ones.
 
-    Damaged rows are left behind and become misses. A pack of which the system refuses to read a row stays as it is,
-    unless whoever asks wants to `give_up` such rows. Packs that are gone or damaged as a whole stay, too.
+    The new pack is read back before it gets its name. Damaged rows are left behind and become misses. A pack of which
+    the system refuses to read a row stays as it is, unless whoever asks wants to `give_up` such rows. Packs that are
+    gone or damaged as a whole stay, too.
     """
     pieces: list[Piece] = []
-    living = 0
     left: list[StoreReadError] = []
     try:
         for name in names:
-            try:
-                with files.reading(internals.layout.pack(name)):
-                    pack = internals.open_pack(name)
-                    rows = internals.index.living_rows(name, _keys(pack))
-                    pieces.append(Piece(pack, _sound_rows(internals, pack, rows, give_up=give_up)))
-            except (FileNotFoundError, DamagedPackError):
-                continue
-            except StoreReadError as error:
-                left.append(error)
-                continue
-            living += len(rows)
+            with _leaving(left), files.reading(internals.layout.pack(name)):
+                pack = internals.open_pack(name)
+                pieces.append(Piece(pack, internals.index.living_rows(name, _keys(pack))))
         try:
-            rewrite = _replace(internals, _once(pieces), living) if pieces else Rewrite()
-        except (FileNotFoundError, DamagedPackError):
-            rewrite = Rewrite()  # gone or damaged since it was opened
-        except StoreReadError as error:
-            rewrite = Rewrite(left=(error,))
-        return replace(rewrite, left=(*left, *rewrite.left))
+            rewrite = _replace(internals, pieces, sum(len(piece.rows) for piece in pieces))
+        except (FileNotFoundError, DamagedPackError, StoreReadError):
+            # Something cannot be read, or is not what was put: pack by pack and row by row, to tell what.
+            sound, living = [], 0
+            for piece in pieces:
+                with _leaving(left), files.reading(piece.pack.path):
+                    sound.append(Piece(piece.pack, _sound_rows(internals, piece, give_up=give_up)))
+                    living += len(piece.rows)
+            rewrite = Rewrite()
+            with _leaving(left):
+                rewrite = _replace(internals, sound, living)
+        return replace(rewrite, left=tuple(left))
     finally:
         for piece in pieces:
             piece.pack.release()
 
 
+@contextlib.contextmanager
+def _leaving(left: list[StoreReadError]) -> Iterator[None]:
+    """Pass over a pack that is gone or damaged; `left` takes what the system says of one that it refuses to read."""
+    try:
+        yield
+    except (FileNotFoundError, DamagedPackError):
+        pass
+    except StoreReadError as error:
+        left.append(error)
+
+
 def _replace(internals: StoreInternals, pieces: Sequence[Piece], living: int) -> Rewrite:
     """Put some rows into a new pack and remove the packs they are from, of which so many rows are living."""
+    if not pieces:
+        return Rewrite()
+    pieces = _once(pieces)
     packs = [piece.pack for piece in pieces]
     image = None
     if any(len(piece.rows) for piece in pieces):
@@ -300,7 +314,6 @@ def _replace(internals: StoreInternals, pieces: Sequence[Piece], living: int) ->
         check_space(internals, image.nbytes)
         _publish(internals, image, packs)
         files.reached("compact.published")
-        _prove(internals, image)
     # One transaction names the new rows and drops the old ones, so a reader finds an entry at one place or the other.
     old = {pack.head.id: ReplacedPack(_keys(pack), pack.written) for pack in packs}
     head, origins = (image.parsed, image.origins) if image is not None else (None, ())
@@ -311,12 +324,13 @@ def _replace(internals: StoreInternals, pieces: Sequence[Piece], living: int) ->
     return Rewrite(len(packs), living - entries, nbytes, sum(pack.nbytes for pack in packs) - nbytes)
 
 
-def _sound_rows(internals: StoreInternals, pack: PackFile, rows: Numbers, *, give_up: bool) -> Numbers:
+def _sound_rows(internals: StoreInternals, piece: Piece, *, give_up: bool) -> Numbers:
     """The rows that are what was put; those that are not are told to the index.
 
     `StoreReadError` where the system refuses to read one of them, unless such rows are to be given up.
     """
-    bad = list(pack.damage(rows.tolist()))
+    pack = piece.pack
+    bad = list(pack.damage(piece.rows.tolist()))
     for one in bad:
         if one.refused and not give_up:
             raise StoreReadError(pack.path, one.reason)
@@ -325,7 +339,7 @@ def _sound_rows(internals: StoreInternals, pack: PackFile, rows: Numbers, *, giv
         key = table.key(row)
         _log.warning("left behind: %s", DamagedEntryError(Key(key), pack.path, one.reason))
         internals.index.mark_damaged(Place(key, pack.head.id, one.row), one.reason)
-    return np.setdiff1d(rows, [one.row for one in bad], assume_unique=True)
+    return np.setdiff1d(piece.rows, [one.row for one in bad], assume_unique=True)
 
 
 def _once(pieces: Sequence[Piece]) -> list[Piece]:
@@ -352,19 +366,19 @@ def check_space(internals: StoreInternals, nbytes: int) -> None:
 def _publish(internals: StoreInternals, image: Repack, packs: Sequence[PackFile]) -> None:
     # As old as the youngest of them: nothing in it may look older than it is.
     modified = min(max(pack.written for pack in packs), file_system_time(internals.layout.root))
+    prove = functools.partial(_prove, name=image.parsed.id)
     # Closed also where writing fails: it may have a pack open.
     with publishing(internals, image.parsed.id) as path, contextlib.closing(image.buffers()) as buffers:
-        files.publish(path, buffers, modified=modified)
+        files.publish(path, buffers, modified=modified, prove=prove)
 
 
-def _prove(internals: StoreInternals, image: Repack) -> None:
-    """Read a new pack back before the old ones go: what was copied is what was put, or `StoreReadError`."""
-    path = internals.layout.pack(image.parsed.id)
+def _prove(path: Path, name: str) -> None:
+    """Read a new pack back, row by row: the old ones go on the word of this."""
     with files.reading(path):
-        pack = internals.open_pack(image.parsed.id)
+        pack = PackFile(path, name, Guard())
         try:
             for bad in pack.damage():
-                raise StoreReadError(path, f"this new pack is not what was written: {bad.reason}")
+                raise StoreReadError(path, f"this copy is not what was put: {bad.reason}")
         finally:
             pack.release()
 

@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,17 @@ _NOT_SUPPORTED = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.
 _NO_LOCKS = "use a local disk; a store can also be read without locks, with read_only=True"
 
 
-def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int | None = None) -> None:
+def publish(
+    path: Path,
+    buffers: Sequence[Any] | Iterator[Any],
+    *,
+    modified: int | None = None,
+    prove: Callable[[Path], None] | None = None,
+) -> None:
     """Write `buffers` to `path` so that its name appears only when every byte is durable, and stays.
 
-    `modified`, in nanoseconds, is given to a file that holds what another one held before.
+    `modified`, in nanoseconds, is given to a file that holds what another one held before. `prove` gets the file before
+    it has its name: what it raises ends it.
 
     On a failure before that nothing is published and the partial file is removed if the disk lets us. A failed fsync is
     never tried again: the kernel may have dropped the data and report success the second time.
@@ -48,6 +55,8 @@ def publish(path: Path, buffers: Sequence[Any] | Iterator[Any], *, modified: int
             if modified is not None:
                 os.utime(descriptor, ns=(modified, modified))
             sync_file(descriptor)
+            if prove is not None:
+                prove(partial)
             # While it is still locked: a sweep takes it for what a dead writer has left.
             publish_file(partial, path)
         finally:
