@@ -99,9 +99,9 @@ def check(data: bytes) -> bool:
         except precook.NewerFormatError:
             return False
         except precook.DamagedPackError:
-            assert not store.verify().clean
+            assert store.verify().damage
             return False
-        assert store.verify().clean
+        assert not store.verify().damage
         use(snapshot)
         plan_gc(store, grace=0)
         find_owners(store, [bytes(row) for row in snapshot.entry_keys()])

@@ -155,9 +155,9 @@ def _shown(content: FeedContent, seed: int, epoch: int) -> tuple[Numbers, Number
         for size, (repeats, wanted) in zip(sizes, content.shares, strict=True)
     ]
     _check_length(content, sum(totals))
-    for number, total in enumerate(totals):
-        pool = np.flatnonzero(content.concepts == number)
-        if not len(pool):
+    pools = np.split(np.argsort(content.concepts, kind="stable"), np.cumsum(sizes)[:-1])
+    for pool, total in zip(pools, totals, strict=True):
+        if not total:
             continue
         whole, some = divmod(total, len(pool))
         samples.append(np.tile(pool, whole))

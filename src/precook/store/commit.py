@@ -16,8 +16,8 @@ from precook.errors import StoreError, TreeError
 from precook.identity.canonical import canonical
 from precook.store import files
 from precook.store.format.build import Entry, build_pack, make_entry
-from precook.store.format.header import MAX_HEADER, header_length
-from precook.store.format.pack import pack_id, parse_head, parse_pack_header
+from precook.store.format.header import header_length
+from precook.store.format.pack import MAX_SKELETON, pack_id, parse_head, parse_pack_header
 from precook.store.internals import StoreInternals
 from precook.store.packfile import PackFile
 from precook.store.tree import Parts
@@ -113,7 +113,7 @@ def ready_entry(key: bytes, parts: Parts, *, recipe: Recipe | None = None, label
     # Twice each limit still fits, so one entry over it does too.
     if text_bytes(entry) > MAX_TEXT:
         raise TreeError("tree", f"its plain values take {text_bytes(entry)} bytes; at most {MAX_TEXT} can be stored")
-    if header_bytes(entry) > MAX_HEADER // 4:
+    if header_bytes(entry) > MAX_SKELETON:
         raise TreeError("tree", f"it has {len(parts.leaves)} tensors, too many for one entry")
     return entry
 

@@ -151,7 +151,7 @@ def read_values(values: bytes) -> list[Any]:
         parts, end = _SCAN(values.decode("ascii"), 0)
     except StopIteration:
         parts, end = None, -1
-    except (TypeError, RecursionError, struct.error) as error:
+    except (TypeError, RecursionError) as error:
         message = f"plain values are not what precook writes: {error}"
         raise ValueError(message) from error
     if type(parts) is not list or end != len(values):
@@ -183,7 +183,10 @@ def _builder(form: JsonValue, used: list[tuple[str, int]], depth: int) -> Build:
         return _dict_builder([(key, _builder(item, used, depth + 1)) for key, item in content.items()])
     if tag == "$dict":
         return _dict_builder(
-            [(_check_key(_VALUES.decode(json.dumps(key))), _builder(item, used, depth + 1)) for key, item in content]
+            [
+                (_check_key(_read_object(key) if isinstance(key, dict) else key), _builder(item, used, depth + 1))
+                for key, item in content
+            ]
         )
     if tag == "$tuple":
         items = [_builder(item, used, depth + 1) for item in content]
@@ -217,12 +220,20 @@ def _read_object(form: dict[str, Any]) -> Any:
     return _TAGGED[tag](content)
 
 
+def _read_bits(text: str) -> float:
+    bits = bytes.fromhex(text)
+    if len(bits) != 8:  # noqa: PLR2004 - of a double
+        message = "a float of other than eight bytes"
+        raise ValueError(message)
+    return float(struct.unpack(">d", bits)[0])
+
+
 _TAGGED: dict[str, Callable[[Any], Any]] = {
     "$tuple": tuple,
     "$dict": lambda items: {_check_key(key): item for key, item in items},
     "$bytes": lambda text: base64.b64decode(text, validate=True),
     "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
-    "$bits": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
+    "$bits": _read_bits,
     "$int": lambda text: int(text, 16),
 }
 """How a tagged object is read; `_value_form` and `scalar_form` write them."""

@@ -22,7 +22,7 @@ from precook.identity.canonical import JsonValue, dump_json
 from precook.identity.digest import derived_digest
 from precook.identity.recipe import recipe_digest
 from precook.store.dtypes import DTYPES, DType
-from precook.store.format.header import ALIGNMENT, Column, HeaderError, load_json, parse_header
+from precook.store.format.header import ALIGNMENT, MAX_HEADER, Column, HeaderError, load_json, parse_header
 from precook.store.leaves import MAX_BYTES, MAX_DIM, MAX_RANK, Library
 from precook.store.tree import Build, builder, read_values
 from precook.values import Array, Bytes, Numbers
@@ -30,6 +30,8 @@ from precook.values import Array, Bytes, Numbers
 FORMAT = 1
 MAX_HEAD = 1 << 30
 """Most bytes a head may claim, before any of it is read."""
+MAX_SKELETON = MAX_HEADER // 4
+"""Most bytes of the skeleton of one entry."""
 MAX_RECIPES = 0xFFFF
 """Most recipes of a pack: rows name them by two bytes."""
 MAX_CREATED = 1 << 37
@@ -319,7 +321,9 @@ def _parse_table(reader: _ColumnReader, name: str, form: JsonValue) -> Table:
     rows = form["rows"]
     if type(rows) is not int or rows < 1:
         raise HeaderError(f"table {name} has no rows")
-    skeleton = {"tree": form["tree"], "leaves": form["leaves"]}
+    skeleton = dump_json({"tree": form["tree"], "leaves": form["leaves"]})
+    if len(skeleton) > MAX_SKELETON:
+        raise HeaderError(f"table {name} has a skeleton of {len(skeleton)} bytes; at most {MAX_SKELETON} are accepted")
     if len(form["leaves"]) != len(form["columns"]):
         raise HeaderError(f"table {name} lacks columns")
     leaves = tuple(
@@ -330,7 +334,7 @@ def _parse_table(reader: _ColumnReader, name: str, form: JsonValue) -> Table:
     count = len(read_values(values.row(0)))
     return Table(
         rows=rows,
-        skeleton=dump_json(skeleton),
+        skeleton=skeleton,
         build=builder(form["tree"], leaves=len(leaves), values=count),
         keys=reader.array(f"{name}/keys", "|u1", (rows, 32)),
         checksums=reader.array(f"{name}/checksums", "|u1", (rows, 16)),
