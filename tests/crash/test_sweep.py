@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .conftest import done
+
 if TYPE_CHECKING:
     from .driver import Driver
 
@@ -51,6 +53,23 @@ REFUSED = [
     ("export", "fsync-eio", 3),
     ("repair", "eio", 19),
 ]
+UNREADABLE = [
+    ("read", "read-eio", 19),
+    ("read", "mmap-enomem", 3),
+    ("gc", "read-eio", 17),
+    ("gc", "read-eio-forever", 41),
+    ("evict", "read-eio", 41),
+    ("leased", "read-eio", 61),
+    ("compact", "read-eio", 17),
+    ("repair", "read-eio", 19),
+    ("import", "read-eio", 23),
+]
+LOCKLESS = [
+    ("create", "flock-enolck", 3),
+    ("create", "flock-enolck-forever", 5),
+    ("gc", "flock-enolck", 5),
+    ("import", "flock-enolck", 5),
+]
 HARMLESS = [
     ("create", "short", 5),
     ("create", "eintr", 11),
@@ -63,6 +82,8 @@ HARMLESS = [
     ("read", "read-short", 7),
     ("gc", "read-short", 7),
     ("compact", "read-short", 13),
+    ("leased", "read-short", 19),
+    ("import", "read-short", 13),
 ]
 SEEDED: dict[str, tuple[str, dict[str, Any]]] = {
     "no-file-sync": ("cut_everywhere", {"every": 10, "randoms": 0}),
@@ -83,6 +104,37 @@ def test_killed_at_any_call_nothing_is_lost(driver: Driver, scenario: str, fault
 def test_refused_call_is_a_named_error(driver: Driver, scenario: str, fault: str, stride: int) -> None:
     """A call that the disk refuses becomes an error of ours that says what it was, and harms nothing."""
     report = driver.run("sweep", scenario=scenario, fault=fault, stride=stride)
+    assert report.summary() == ""
+    assert report.errors
+
+
+@pytest.mark.parametrize(("scenario", "fault", "stride"), UNREADABLE)
+def test_refused_read_removes_nothing(driver: Driver, scenario: str, fault: str, stride: int) -> None:
+    """What the system refuses to read is a named error at most: nothing is lost for it, and later all is there."""
+    report = driver.run("sweep", scenario=scenario, fault=fault, stride=stride)
+    assert report.summary() == ""
+    assert report.points > 0
+
+
+@pytest.mark.parametrize(("scenario", "fault", "stride"), LOCKLESS)
+def test_refused_lock_is_a_named_error(driver: Driver, scenario: str, fault: str, stride: int) -> None:
+    """A file system that gives no lock is told by name, and what was locked before is let go."""
+    report = driver.run("sweep", scenario=scenario, fault=fault, stride=stride)
+    assert report.summary() == ""
+    assert report.errors
+
+
+@pytest.mark.parametrize(("scenario", "stride"), [("create", 13), ("gc", 29), ("import", 37)])
+def test_second_user_carries_on(driver: Driver, scenario: str, stride: int) -> None:
+    """What one user of a group was killed in the middle of, another one finishes, and the first can read it."""
+    report = done(driver.run("sweep", scenario=f"two users, {scenario}", fault="kill", stride=stride))
+    assert report.summary() == ""
+    assert report.points > 0
+
+
+def test_failed_sync_takes_nothing_from_another_process(driver: Driver) -> None:
+    """What another process has found and acknowledged stays when whoever wrote it cannot make its name durable."""
+    report = driver.run("meanwhile", scenario="create", fault="fsync-eio", first=3, stride=2)
     assert report.summary() == ""
     assert report.errors
 

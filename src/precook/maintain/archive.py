@@ -17,6 +17,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from blake3 import blake3
@@ -356,7 +357,7 @@ class ArchiveReader:
     def pieces(self, size: int) -> Iterator[bytes]:
         """Exactly so many bytes, some at a time: memory is taken for what is there, never for what is announced."""
         while size:
-            piece = self._stream.read(min(size, _PIECE))
+            piece = self._take(min(size, _PIECE))
             if not piece:
                 raise EndedEarlyError(self._name)
             size -= len(piece)
@@ -406,8 +407,16 @@ class ArchiveReader:
 
     def end(self) -> None:
         """Read the end, after which nothing may follow."""
-        if self._read(len(END)) != END or self._stream.read(1):
+        if self._read(len(END)) != END or self._take(1):
             raise self.refuse("something follows its last member")
+
+    def _take(self, size: int) -> bytes:
+        """At most so many bytes, none at the end."""
+        try:
+            return self._stream.read(size)
+        except OSError as error:
+            # Said about this read, and not about the archive: nobody has to get it again for that.
+            raise files.read_error(Path(self._name), error) from error
 
     def _read(self, size: int) -> bytes:
         """Exactly so many bytes; few, by our own limits."""

@@ -33,6 +33,7 @@ from precook.errors import (
     PrecookError,
     ReadOnlyError,
     StoreError,
+    StoreReadError,
     printable,
 )
 from precook.fs.trust import file_system_time
@@ -259,7 +260,11 @@ def import_bundle(
     internals = store.internals()
     target = dataset or manifest.dataset
     check_dataset(internals.layout, target)
-    with Staging(internals, digest) as staging, report.task("import", total=manifest.nbytes, unit="bytes") as task:
+    with (
+        files.reading(store.path),
+        Staging(internals, digest) as staging,
+        report.task("import", total=manifest.nbytes, unit="bytes") as task,
+    ):
         try:
             resumed = _receive(archive, manifest, staging, task)
             snapshot, keys = _check_whole(archive, manifest, staging)
@@ -431,6 +436,8 @@ def _check_pack(archive: ArchiveReader, member: Member, path: Path, digest: str)
         if pack.head.rows != member.entries:
             raise archive.refuse(f"{member.name} has {pack.head.rows:,} entries, not {member.entries:,}")
         for damage in check_pack(pack):
+            if damage.refused:
+                raise StoreReadError(path, damage.reason)
             place = f"entry {damage.key.hex}" if damage.key else "the pack"
             raise archive.refuse(f"{place} in {member.name} is damaged: {damage.reason}")
     except DamagedPackError as error:

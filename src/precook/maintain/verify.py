@@ -295,8 +295,9 @@ def check_pack(pack: PackFile, rows: Flags | None = None) -> Iterator[Damage]:
                 pass
         except FileNotFoundError:
             return  # removed since it was opened
-        except (safetensors.SafetensorError, OSError) as error:
-            refused = isinstance(error, OSError)
+        except (safetensors.SafetensorError, OSError, MemoryError) as error:
+            # Memory is what it has none of where the system has no more mappings to give.
+            refused = not isinstance(error, safetensors.SafetensorError)
             yield Damage(pack.path, None, None, f"safetensors refuses it: {error}", refused=refused)
     try:
         for bad in pack.damage(None if rows is None else np.flatnonzero(rows).tolist()):
