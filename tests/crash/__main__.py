@@ -39,7 +39,7 @@ SCENARIOS = (
     "leased",
     "compact",
 )
-SCENARIOS += ("import", "export", "repair")
+SCENARIOS += ("reindex", "import", "export", "repair")
 SWEPT = tuple(fault for fault in FAULTS if fault not in ("kill-at-sync", "stop"))
 # A fault, a second process, a power cut: what the first one left unsynced, or could not sync.
 BEFORE_A_CUT = ("kill", "fsync-eio")

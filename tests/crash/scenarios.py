@@ -316,7 +316,7 @@ class Freeze(StoreScenario):
         """Remember, put, freeze; then once more with one sample more."""
         with precook.open(area / "cache") as store:
             for number, snapshot in zip(self.numbers, self._snapshots, strict=True):
-                journal.commit(lambda number=number: _remember(store, number))
+                journal.commit(lambda number=number: remember(store, number))
                 put(store, journal, number)
                 step = functools.partial(store.freeze, "cats", frozen(number + 1))
                 if not journal.commit(step, snapshot):
@@ -352,11 +352,19 @@ class Freeze(StoreScenario):
 _REMEMBERED = Segments("files", key=40, value=32, slot=16)
 
 
-def _remember(store: precook.Store, number: int) -> None:
+def remember(store: precook.Store, number: int) -> None:
+    """Remember something."""
     memory = store.memory()
     memory.remember(_REMEMBERED, _row(number, 40), _row(number, 32))
     memory.write_note("rates", bytes([number]), "{}")
     store.remember(memory)
+
+
+def recalled(store: precook.Store, number: int) -> bool:
+    """Whether it is known, and right."""
+    memory = store.memory()
+    known, values = memory.recall(_REMEMBERED, _row(number, 40))
+    return bool(known[0] and (values == _row(number, 32)).all() and memory.notes("rates").get(bytes([number])) == "{}")
 
 
 def _row(number: int, width: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from precook.maintain.gc import plan_gc
 from precook.maintain.remove import Thresholds
 
 from .samples import RECIPE, check_entries, key_of, tree_of
-from .scenarios import StoreScenario, findings, frozen_entries
+from .scenarios import StoreScenario, findings, frozen_entries, put, recalled, remember
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,4 +140,43 @@ class Compact(_Upkeep):
         return problems
 
 
-UPKEEP: dict[str, StoreScenario] = {scenario.name: scenario for scenario in (Collect(), Evict(), Leased(), Compact())}
+class Reindex(StoreScenario):
+    """An index made anew, of which only the old one says that some rows were removed, and what was remembered."""
+
+    name = "reindex"
+    numbers = range(8)
+    kept = frozenset(range(6))
+    removed = frozenset(range(200, 202))
+
+    def prepare(self, area: Path) -> None:
+        """A pack with rows that were removed and lie there still, and something that was remembered."""
+        with precook.open(area / "cache") as store:
+            with store.writer() as writer:
+                for number in sorted(self.kept | self.removed):
+                    writer.put(key_of(number), tree_of(number), recipe=RECIPE)
+            store.freeze("cats", frozen_entries(sorted(self.kept)))
+            plan_gc(store, grace=0, thresholds=Thresholds(of_pack=2.0)).execute()
+            remember(store, 0)
+
+    def run(self, area: Path, journal: Journal) -> None:
+        """Make the index anew twice, with an entry put each time."""
+        with precook.open(area / "cache") as store:
+            for number in (6, 7):
+                journal.commit(store.reindex)
+                put(store, journal, number)
+
+    def check(self, area: Path, acked: frozenset[int], *, lenient: bool = False, verify: bool = False) -> list[str]:
+        """What was removed stays so, and what was remembered is known."""
+        problems = super().check(area, acked, lenient=lenient, verify=verify)
+        with precook.open(area / "cache") as store:
+            # A disk that lies may lose either.
+            if not lenient:
+                back = len(self.removed) - len(store.missing([key_of(number) for number in self.removed]))
+                problems += [f"{back} entries that were removed came back"] * bool(back)
+                problems += ["what was remembered is lost"] * (not recalled(store, 0))
+        if verify:
+            problems += [f"{path.name} was left behind" for path in area.rglob("index.sqlite.*")]
+        return problems
+
+
+UPKEEP: dict[str, StoreScenario] = {scenario.name: scenario for scenario in (Collect(), Evict(), Leased(), Compact(), Reindex())}

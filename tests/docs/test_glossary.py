@@ -15,7 +15,7 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 
 STANDARD = """
 Words of every program:
-    buffer cache check collate column config content copy data database device dtype error field file fork
+    buffer cache check collate column config connection content copy data database device dtype error field file fork
     format function header hub image import integration internal interrupt lock log lookup machine main many mapping
     message model name open option output pool process progress reader registry report result run sampler scan schema
     search signal stat status template test text thread token tool type unit usage use value walk worker

@@ -46,7 +46,7 @@ _LITTLE_SPACE = 1 << 30
 _TOO_LITTLE_SPACE = 64 << 20
 """Free bytes into which no pack of the usual size fits."""
 _KNOWN_FILES = re.compile(
-    r"store\.toml|CACHEDIR\.TAG|(index|maintenance)\.lock|reserve|index\.sqlite(-wal|-shm|-journal)?"
+    r"store\.toml|CACHEDIR\.TAG|(index|maintenance)\.lock|reserve|index\.sqlite(-wal|-shm|\.next)?"
 )
 _KNOWN_FOLDERS = {"imports", "leases", "packs", "snapshots"}
 _STAMP = 1_000_000_000 * 10**9 + 123_456_789

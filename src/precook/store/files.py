@@ -30,6 +30,8 @@ _NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NOT_SUPPORTED = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 """What is said of a hard link or of another group or mode by a file system, or to a user, that has none to give."""
 _NO_LOCKS = "use a local disk; a store can also be read without locks, with read_only=True"
+MEDIUM = {errno.EIO, errno.ENODATA, getattr(errno, "EUCLEAN", errno.EIO), errno.EBADMSG}
+"""What the system says when the disk has lost the bytes; anything else may pass or can be mended."""
 
 
 def publish(

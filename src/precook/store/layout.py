@@ -63,6 +63,11 @@ class Layout:
         return self.root / "index.sqlite"
 
     @property
+    def next_index(self) -> Path:
+        """A database made anew, while it takes the place of the other one: where it is there, it is the index."""
+        return self.root / "index.sqlite.next"
+
+    @property
     def lock(self) -> Path:
         """Held while the index or the marker is written."""
         return self.root / "index.lock"

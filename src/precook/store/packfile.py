@@ -63,8 +63,6 @@ _Result = TypeVar("_Result")
 
 _now = time.monotonic
 
-_MEDIUM = {errno.EIO, errno.ENODATA, getattr(errno, "EUCLEAN", errno.EIO), errno.EBADMSG}
-"""What the system says when the disk has lost the bytes; anything else may pass or can be mended."""
 _ADVISE = getattr(os, "posix_fadvise", None)  # not on macOS
 
 
@@ -91,7 +89,7 @@ def damage_reason(error: Exception, path: Path) -> str:
     if isinstance(error, DamagedPackError):
         return error.reason
     if isinstance(error, OSError):
-        if error.errno not in _MEDIUM:
+        if error.errno not in files.MEDIUM:
             raise files.read_error(path, error) from error
         return f"cannot be read: {error.strerror}"
     return str(error)

@@ -11,23 +11,40 @@ import logging
 import os
 import secrets
 import sqlite3
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreWriteError
+from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreWriteError, printable
 from precook.store import files
 from precook.store.format.pack import Head
 from precook.store.index import schema
-from precook.store.index.schema import DoubtError, Names, NoIndexError
+from precook.store.index.connection import (
+    Connection,
+    DoubtError,
+    NoIndexError,
+    RefusedError,
+    companions,
+    connect,
+    defend,
+    explain,
+    explain_read,
+    is_connected,
+)
+from precook.store.index.file import IndexFile, look
+from precook.store.index.schema import Names, UnreadableError
 from precook.store.layout import Layout, list_packs
 from precook.store.lock import PATIENCE, locked
 
 _log = logging.getLogger("precook")
 
 _CHECKPOINT_BYTES = 8 << 20
+_WRITING = ("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0")
 _IN_MEMORY = "memory"
+_ATTEMPTS = 3
+"""How often the system is asked, each time by a new connection, before its refusal counts."""
 
 _T = TypeVar("_T")
 
@@ -48,11 +65,16 @@ class Database:
         """How often this thread has taken the store's lock."""
         self._layout = layout
         self._path = layout.index
+        self._file = IndexFile(layout)
         self._store_id = store_id
         self._read_heads = heads
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Connection | None = None
         self._signature: object = None
         """What the file looked like when the connection was opened."""
+        self._disk_full = False
+        """Whether the disk had no room for SQLite to open the index as who writes does: it is then only looked at."""
+        self._log_bytes = 0
+        """Size of the log when the connection was opened, or when we last wrote."""
         self._names = Names({}, {}, {})
         """What numbers stand for in the file of this connection."""
 
@@ -78,8 +100,13 @@ class Database:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the index of a read-only store had to be made anew, in memory."""
+        """Whether the index had to be made anew in memory, of a read-only store or on a full disk."""
         return self._signature == _IN_MEMORY
+
+    @property
+    def _only_looks(self) -> bool:
+        """Whether nothing may be written beside the index, not even what SQLite needs to read it as who writes does."""
+        return self.read_only or self._disk_full
 
     @contextlib.contextmanager
     def exclusive(self, *, patience: float = PATIENCE) -> Iterator[None]:
@@ -90,28 +117,61 @@ class Database:
             with locked(self._layout.lock, patience=patience) if not self._depth else contextlib.nullcontext():
                 self._depth += 1
                 try:
+                    if self._depth == 1:
+                        self._finish()
                     yield
                 finally:
                     self._depth -= 1
 
-    def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
-        """The result of a query, which is called again where the index turns out to be damaged and is made anew."""
+    def _read(self, query: Callable[[sqlite3.Connection], _T], *, writable: bool = False) -> _T:
+        """The result of a query, which is called again where the index turns out to be damaged and is made anew.
+
+        `writable`: by a connection that can also write; without it a full disk is no reason not to read.
+        """
         with self.lock:
-            with contextlib.suppress(DoubtError), self._named_errors():
-                return query(self._connected())
+            with contextlib.suppress(DoubtError, RefusedError):
+                return self._ask(query, writable=writable)
             with contextlib.nullcontext() if self.read_only else self.exclusive():
                 # Once more under the lock: another process may have been replacing the index just now.
-                self.close()
                 try:
-                    with self._named_errors():
-                        return query(self._connected())
+                    return self._ask_again(query, writable=writable)
                 except DoubtError as doubt:
-                    self._rebuild_for(doubt)
-                try:
-                    with self._named_errors():
-                        return query(self._connected())
-                except DoubtError as doubt:
-                    raise StoreWriteError(self._path, f"the index cannot be made: {doubt}") from doubt
+                    level = logging.DEBUG if isinstance(doubt, NoIndexError) else logging.WARNING
+                    self.make_anew(str(doubt), level=level, writable=writable)
+                with self._last_attempt():
+                    return self._ask(query, writable=writable)
+
+    def _ask(self, query: Callable[[sqlite3.Connection], _T], *, writable: bool) -> _T:
+        """The result of a query."""
+        if writable and self._disk_full:
+            # There may be room by now.
+            self.close()
+            self._disk_full = False
+        try:
+            with self._named_errors():
+                return query(self._connected())
+        except NoSpaceError:
+            if writable or self._only_looks:
+                raise
+        self.close()
+        self._disk_full = True
+        with self._named_errors():
+            return query(self._connected())
+
+    def _ask_again(self, query: Callable[[sqlite3.Connection], _T], *, writable: bool) -> _T:
+        """The result of a query that the system may have refused, each time by a new connection."""
+        for left in reversed(range(_ATTEMPTS)):
+            self.close()
+            try:
+                if not self.read_only:
+                    self._settle()
+                return self._ask(query, writable=writable)
+            except RefusedError as refused:
+                if not left and refused.lost:
+                    raise DoubtError(refused.error.reason) from refused
+                if not left:
+                    raise refused.error from refused
+        raise AssertionError  # the loop ends by itself
 
     def _write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         """Make a change in one transaction under the store's lock; it is called again as a query is."""
@@ -119,54 +179,117 @@ class Database:
             try:
                 with self._writing() as db:
                     result = change(db)
-            except DoubtError as doubt:
-                self._rebuild_for(doubt)
-                try:
-                    with self._writing() as db:
-                        result = change(db)
-                except DoubtError as again:
-                    raise StoreWriteError(self._path, f"the index cannot be made: {again}") from again
+            except (DoubtError, RefusedError) as doubt:
+                # What was refused for another reason is not tried again: after a failed sync that would look well.
+                if isinstance(doubt, RefusedError) and not doubt.lost:
+                    raise doubt.error from doubt
+                self.make_anew(str(doubt), writable=True)
+                with self._last_attempt(), self._writing() as db:
+                    result = change(db)
             self._checkpoint()
             return result
+
+    def make_anew(self, reason: str, *, level: int = logging.WARNING, writable: bool = False) -> None:
+        """Make the index anew, which cannot be believed; on a full disk in memory, unless it has to be `writable`."""
+        _log.log(level, "making the index of %s anew: %s", printable(self._layout.root), reason)
+        try:
+            self.rebuild()
+        except NoSpaceError:
+            if writable:
+                raise
+            self._rebuild_in_memory()
 
     def rebuild(self) -> None:
         """Make the index anew from the heads of all packs, in memory if the store is read-only.
 
-        The old one is replaced at the very end, so other processes see either of the two.
+        The old one is replaced at the very end by a single rename, so other processes see either of the two, and what
+        only the old one knows is in one of them.
         """
         if self.read_only:
-            with self.lock:
-                self.close()
-                connection = _connect(":memory:")
-                schema.create(connection, self._store_id)
-                _take_over(connection, self._open)
-                schema.fill(connection, self._read_heads(sorted(list_packs(self._layout)[0])))
-                self._connection, self._signature, self._names = connection, _IN_MEMORY, Names({}, {}, {})
+            self._rebuild_in_memory()
             return
-        with self.exclusive(), files.explained(self._layout.root), self._named_errors():
-            self.close()
+        with self.exclusive(), files.explained(self._layout.root):
+            self._disk_full = False
+            with contextlib.suppress(DoubtError):
+                self._settle()
             names = list_packs(self._layout)[0]
             self.make_durable(names)
-            path = self._path
-            partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{files.PARTIAL}")
+            partial = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{files.PARTIAL}")
             try:
-                # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
-                settings = ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144")
-                # Made here, because SQLite would let only its owner write to it; its log gets the same rights.
-                os.close(files.create(partial))
-                with contextlib.closing(_connect(str(partial), settings=settings)) as db:
-                    schema.create(db, self._store_id)
-                    _take_over(db, lambda: _connect(f"{path.absolute().as_uri()}?mode=rw", uri=True))
-                    schema.fill(db, self._read_heads(sorted(names)))
-                    db.execute("PRAGMA journal_mode=WAL")
-                _sync(partial)
-                # The database before its log: a log without its database is ignored, the reverse would be corrupt.
-                for old in (path, *_companions(path)):
-                    old.unlink(missing_ok=True)
-                # Kept even if its name cannot be made durable: what the old one knew of dropped rows is only here now.
-                files.publish_file(partial, path)
+                with self._last_attempt():
+                    self._build(partial, names)
+                self._file.replace(partial)
             finally:
                 partial.unlink(missing_ok=True)
+
+    def _build(self, partial: Path, names: set[str]) -> None:
+        """A new index, whole and durable, of packs by name."""
+        # No journal for a file that nobody has seen yet; it becomes durable as a whole below.
+        settings = ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144")
+        # Made here, because SQLite would let only its owner write to it; its log gets the same rights.
+        os.close(files.create(partial))
+        with (
+            self._named_errors(partial),
+            contextlib.closing(connect(partial.absolute().as_uri(), settings=settings)) as db,
+        ):
+            schema.create(db, self._store_id)
+            self._take_over(db)
+            schema.fill(db, self._read_heads(sorted(names)), names)
+            db.execute("PRAGMA journal_mode=WAL")
+        descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            files.sync_file(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _rebuild_in_memory(self) -> None:
+        """An index for this process alone, where none can be written: of a read-only store, or on a full disk."""
+        self._disk_full = not self.read_only
+        with self.lock, self._last_attempt(), self._named_errors(), contextlib.ExitStack() as stack:
+            self.close()
+            names = list_packs(self._layout)[0]
+            connection = stack.enter_context(contextlib.closing(connect(":memory:")))
+            schema.create(connection, self._store_id)
+            self._take_over(connection)
+            schema.fill(connection, self._read_heads(sorted(names)), names)
+            connection.nbytes = sys.maxsize  # all of it is ours: no statement about it goes on for ever
+            self._connection, self._signature, self._names = connection, _IN_MEMORY, Names({}, {}, {})
+            stack.pop_all()
+
+    def _take_over(self, db: sqlite3.Connection) -> None:
+        """Carry over what only the old index knows, as far as it can be read.
+
+        Several times, for what the system refuses once it may grant the next time: what was removed must not come back
+        for that.
+        """
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                with contextlib.closing(self._open_source()) as source:
+                    schema.take_over(db, source)
+            except DoubtError:
+                return
+            except UnreadableError as error:
+                refused = explain(self._path, error)
+                lost = isinstance(refused, RefusedError) and refused.lost
+                if isinstance(refused, NoIndexError) or (not left and isinstance(refused, DoubtError)):
+                    return
+                if not left and not lost and not self._only_looks:
+                    raise refused from error
+            else:
+                return
+        _log.warning(
+            "%s cannot be read (%s): entries that were removed and whose packs are still there may come back, and what"
+            " was remembered is worked out anew",
+            printable(self._path),
+            refused,
+        )
+
+    def _open_source(self) -> Connection:
+        """A connection to the index that is replaced."""
+        try:
+            return self._open()
+        except sqlite3.Error as error:
+            raise UnreadableError(str(error)) from error
 
     def make_durable(self, names: Iterable[str]) -> None:
         """Sync the names of packs that are about to get rows, or whose rows are about to go.
@@ -195,14 +318,23 @@ class Database:
         """Let SQLite keep so much of the file in memory, until the connection is closed."""
         self._read(lambda db: db.execute(f"PRAGMA cache_size=-{kibibytes}"))
 
-    def _rebuild_for(self, doubt: DoubtError) -> None:
-        level = logging.DEBUG if isinstance(doubt, NoIndexError) else logging.WARNING
-        _log.log(level, "making the index of %s anew: %s", self._layout.root, doubt)
-        self.rebuild()
+    def _finish(self) -> None:
+        """Let a new index take its place, before anything is written to the old one, which is the index no more."""
+        with files.explained(self._layout.root):
+            unfinished = self._file.unfinished
+        if unfinished:
+            with contextlib.suppress(DoubtError):
+                self._settle()
+
+    def _settle(self) -> None:
+        """See to what lies in the place of the index and cannot be opened; the caller holds the store's lock."""
+        self.close()
+        with files.explained(self._layout.root):
+            self._file.settle()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        self._read(lambda _: None)  # doubts are settled before anything is written
+        self._read(lambda _: None, writable=True)  # doubts are settled before anything is written
         with self._named_errors():
             db = self._connected()
             db.execute("BEGIN IMMEDIATE")
@@ -216,124 +348,104 @@ class Database:
 
     def _checkpoint(self) -> None:
         """Fold the log back into the database when it has grown; the caller holds the store's lock."""
-        with contextlib.suppress(FileNotFoundError):
-            if _companions(self._path)[0].stat().st_size > _CHECKPOINT_BYTES:
-                self._read(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
+        # The change itself is durable: that its log cannot be looked at, or has to stay, is no reason to say otherwise.
+        with contextlib.suppress(OSError, NoSpaceError):
+            self._log_bytes = self._file.log_bytes()
+            if self._log_bytes > _CHECKPOINT_BYTES:
+                self._read(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall(), writable=True)
 
     @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Turn SQLite's errors into ours, and what a damaged file can lead to into doubt."""
+    def _named_errors(self, path: Path | None = None) -> Iterator[None]:
+        """Turn SQLite's errors about the index, or a database at `path`, into ours or into doubt."""
         try:
             yield
-        except (AttributeError, TypeError) as error:
-            # A torn page can hold values of types that we never write.
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            # A torn page can hold values of types that we never write, and text that is none.
             raise DoubtError(f"unexpected values: {error}") from error
-        except sqlite3.DatabaseError as error:
-            # Read-only, a second look at the file is all that could help, and an index in memory is better.
-            if self.read_only:
+        except OSError as error:
+            raise explain_read(path or self._path, error) from error
+        except sqlite3.Error as error:
+            # Before the system is asked about the file: closing another descriptor of it would end our locks.
+            self.close()
+            # Who only looks is helped by nothing but a second look, and an index in memory is better than none.
+            if self._only_looks:
                 raise DoubtError(str(error)) from error
-            raise _named_error(self._path, str(error)) from error
+            raise explain(path or self._path, error) from error
 
-    def _connected(self) -> sqlite3.Connection:
-        """The connection, opened anew if the file under it was replaced or, read-only, written to."""
+    @contextlib.contextmanager
+    def _last_attempt(self) -> Iterator[None]:
+        """Turn what cannot be helped by making the index anew into errors."""
+        try:
+            yield
+        except RefusedError as refused:
+            raise refused.error from refused
+        except DoubtError as doubt:
+            raise StoreWriteError(self._path, f"the index cannot be made: {doubt}") from doubt
+
+    def _connected(self) -> Connection:
+        """The connection, opened anew if the file under it was replaced or, where we only look, written to."""
         if self._connection is not None and self.in_memory:
             return self._connection
-        signature = self._look()
-        if self._connection is not None and signature == self._signature:
-            return self._connection
-        self.close()
-        self._names = Names({}, {}, {})
+        signature, nbytes = self._look()
+        if self._connection is None or signature != self._signature:
+            self.close()
+            self._names = Names({}, {}, {})
+            self._connection = self._open_checked(signature)
+            self._signature = signature
+        self._connection.nbytes = nbytes + self._log_bytes
+        return self._connection
+
+    def _open_checked(self, signature: object) -> Connection:
+        """A connection to what is an index of this store."""
+        if not self._only_looks:
+            self._file.check()
         if signature is None:
             raise NoIndexError("there is no index")
         connection = self._open()
         try:
+            self._log_bytes = self._file.log_bytes()
             schema.check(connection, self._store_id)
+            defend(connection)
+            for setting in _WRITING if not self._only_looks else ():
+                connection.execute(f"PRAGMA {setting}")
             if not self.read_only:
                 # In a directory that does not hand its group on, SQLite's files have that of whoever was the first.
-                for companion in _companions(self._path):
+                for companion in companions(self._path):
                     files.share_again(companion)
         except BaseException:
             connection.close()
             raise
-        self._connection, self._signature = connection, signature
+        if self._look()[0] != signature:
+            # Replaced while it was opened: its log may have been that of the other one.
+            connection.close()
+            raise DoubtError("another index has taken its place")
         return connection
 
-    def _open(self) -> sqlite3.Connection:
-        path = self._path
-        if not self.read_only:
-            return _connect(str(path), settings=("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0"))
+    def _open(self) -> Connection:
+        """A connection to the index as it lies there, of which nothing is known yet."""
+        if not self._only_looks:
+            # Never made here: a name without content would be taken for the index.
+            return connect(f"{self._path.absolute().as_uri()}?mode=rw", place=look(self._path))
+        path, status = self._file.find()
+        if status is None:
+            raise NoIndexError("there is no index")
         # A log that is not empty belongs to a living writer, or to a dead one: only its own shared memory can tell.
-        log = _companions(path)[0]
-        live = log.exists() and log.stat().st_size > 0
+        live = path == self._path and (self._file.log_bytes() > 0 or is_connected(status))
+        if live:
+            self._file.check()
         mode = "mode=ro&readonly_shm=1" if live else "mode=ro&immutable=1"
-        return _connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
+        return connect(f"{path.absolute().as_uri()}?{mode}")
 
-    def _look(self) -> object:
-        """What tells one index file from another: its inode; read-only also whether it was written to."""
-        try:
-            status = self._path.stat()
-        except FileNotFoundError:
-            return None
-        if not self.read_only:
-            return status.st_dev, status.st_ino
-        log = _companions(self._path)[0]
-        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, log.exists()
-
-
-def _take_over(db: sqlite3.Connection, open_old: Callable[[], sqlite3.Connection]) -> None:
-    """Carry over what is remembered, if there is an old index that can be opened."""
-    try:
-        source = open_old()
-    except (sqlite3.DatabaseError, OSError):
-        return
-    with contextlib.closing(source):
-        schema.take_over(db, source)
-
-
-def _connect(path: str, *, settings: Sequence[str] = (), uri: bool = False) -> sqlite3.Connection:
-    """A connection that any thread may use, under a lock of its owner's."""
-    connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, uri=uri)
-    # A database from somewhere else gets no say: no code in its schema, no trust in its cells, no mapping to fault on.
-    safe = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
-    try:
-        for setting in (*safe, *settings):
-            connection.execute(f"PRAGMA {setting}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _named_error(path: Path, reason: str) -> StoreError | DoubtError:
-    """SQLite's complaint as ours; whatever casts doubt on the file itself becomes a `DoubtError`."""
-    # By message: Python 3.10 does not pass SQLite's error codes on.
-    if "locked" in reason or "busy" in reason:
-        return LockedError(path, f"the index is locked: {reason}")
-    if "full" in reason:
-        return NoSpaceError(path, f"no space left for the index: {reason}")
-    if "readonly" in reason and not os.access(path, os.W_OK):
-        return ReadOnlyError(path, f"the index cannot be written: {reason}")
-    if "readonly" in reason or "unable to open" in reason:
-        # SQLite says so, too, when the process has no descriptors left.
-        hint = "close some files or raise `ulimit -n`, and look at what lies there"
-        return StoreWriteError(path, f"the index cannot be opened: {reason}", hint=hint)
-    if "disk I/O error" in reason:
-        return StoreWriteError(path, f"the index could not be read or written: {reason}")
-    return DoubtError(reason)
-
-
-def _companions(path: Path) -> tuple[Path, Path]:
-    """SQLite's log and shared memory beside a database."""
-    return path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")
-
-
-def _sync(path: Path) -> None:
-    """Make a whole database file durable."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        files.sync_file(descriptor)
-    finally:
-        os.close(descriptor)
+    def _look(self) -> tuple[object, int]:
+        """What tells one index file from another, and its size: its inode; where we only look also when it changed."""
+        if not self._only_looks:
+            status = look(self._path)
+            return ((status.st_dev, status.st_ino), status.st_size) if status is not None else (None, 0)
+        _, status = self._file.find()
+        if status is None:
+            return None, 0
+        written = self._file.log_bytes() > 0
+        return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, written), status.st_size
 
 
 def try_wal(path: Path) -> tuple[str, bool]:

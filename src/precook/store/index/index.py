@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precook.errors import StoreError
+from precook.errors import NoSpaceError, StoreError
 from precook.memo.columns import Kind, Segment
 from precook.store.format.pack import Head
 from precook.store.index import memo, schema
@@ -149,16 +149,17 @@ class Index(Database):
         known = self.pack_ids()
         if ids == known:
             return
-        if self.read_only:
-            if known - ids or any(True for _ in self._read_heads(ids - known)):
-                self.rebuild()
-            return
-        with self.exclusive():
-            # Once more under the lock: meanwhile another process may have added what we were about to add.
-            known, ids = self.pack_ids(), list_packs(self._layout)[0]
-            self.make_durable(ids ^ known)
-            self.add(self._read_heads(sorted(ids - known)))
-            self.drop_packs(known - ids)
+        if not self.read_only:
+            # On a full disk this is put off until something can be written; until then it is done in memory.
+            with contextlib.suppress(NoSpaceError), self.exclusive():
+                # Once more under the lock: meanwhile another process may have added what we were about to add.
+                known, ids = self.pack_ids(), list_packs(self._layout)[0]
+                self.make_durable(ids ^ known)
+                self.add(self._read_heads(sorted(ids - known)))
+                self.drop_packs(known - ids)
+                return
+        if known - ids or any(True for _ in self._read_heads(ids - known)):
+            self._rebuild_in_memory()
 
     def add(self, heads: Iterable[Head]) -> None:
         """Add the rows of durable packs."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from precook.memo.columns import GROWTH, Kind, Segment, checksum, cut, dump, load, merge
+from precook.store.index.schema import bounded
 
 _SEGMENT_BYTES = 256 << 20
 """The largest segment; SQLite takes 10^9 bytes in a row."""
@@ -23,7 +24,7 @@ def read_segments(db: sqlite3.Connection, kind: Kind) -> tuple[list[Segment], li
     """The segments of a kind, the newest last, and those that are damaged."""
     query = "SELECT number, keys, contents, checksum FROM memory WHERE kind = ? ORDER BY number"
     segments, damaged = [], []
-    for number, keys, contents, recorded in db.execute(query, (kind.name,)).fetchall():
+    for number, keys, contents, recorded in bounded(db, query, (kind.name,)):
         segment = load(kind, keys, contents, recorded)
         if segment is None:
             damaged.append((kind.name, number, recorded))
@@ -35,12 +36,23 @@ def read_segments(db: sqlite3.Connection, kind: Kind) -> tuple[list[Segment], li
 def read_notes(db: sqlite3.Connection, kind: str) -> tuple[dict[bytes, str], list[DamagedRow]]:
     """The notes of a kind, and those that are damaged."""
     notes, damaged = {}, []
-    for key, text, recorded in db.execute("SELECT key, text, checksum FROM note WHERE kind = ?", (kind,)).fetchall():
-        if isinstance(key, bytes) and isinstance(text, bytes) and _note_checksum(kind, key, text) == recorded:
-            notes[key] = text.decode("utf-8", "surrogatepass")
-        else:
+    for key, text, recorded in bounded(db, "SELECT key, text, checksum FROM note WHERE kind = ?", (kind,)):
+        note = _read_note(kind, key, text, recorded)
+        if note is None:
             damaged.append((kind, key, recorded))
+        else:
+            notes[key] = note
     return notes, damaged
+
+
+def _read_note(kind: str, key: object, text: object, recorded: object) -> str | None:
+    """The text of a note; None where it is not what was remembered."""
+    if not isinstance(key, bytes) or not isinstance(text, bytes) or _note_checksum(kind, key, text) != recorded:
+        return None
+    try:
+        return text.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return None  # its checksum holds: somebody else wrote it
 
 
 def kinds(db: sqlite3.Connection) -> list[str]:

@@ -6,10 +6,10 @@ the store's lock. Statements about what is remembered stand in `memo`.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,13 +18,12 @@ import numpy as np
 from precook.identity.recipe import recipe_digest
 from precook.memo.columns import checksum
 from precook.store.format.pack import Head
+from precook.store.index.connection import DoubtError
 from precook.store.keysets import split
 from precook.values import Bytes, Flags, Numbers
 
 _APPLICATION = 0x70726563  # "prec"
 _VERSION = 4
-_KIN = (3, _VERSION)
-"""Versions whose memory and notes are ours to take over."""
 _SCHEMA = """
 CREATE TABLE store (id TEXT NOT NULL, made BLOB NOT NULL, removals INTEGER NOT NULL);
 CREATE TABLE pack (
@@ -51,6 +50,17 @@ CREATE TABLE note (
     kind TEXT NOT NULL, key BLOB NOT NULL, text BLOB NOT NULL, checksum BLOB NOT NULL, PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;
 """
+_KNOWN_HERE_ONLY: dict[str, dict[str, type]] = {
+    "dropped": {"pack": bytes, "rows": bytes, "checksum": bytes},
+    "used": {"pack": bytes, "times": bytes, "checksum": bytes},
+    "note": {"kind": str, "key": bytes, "text": bytes, "checksum": bytes},
+    "memory": {"kind": str, "number": int, "keys": bytes, "contents": bytes, "checksum": bytes},
+}
+"""Tables of what the packs do not say, with their columns: what would be missed most first. Each row has a checksum."""
+_LARGEST = 1 << 53
+"""More than any number that counts something of ours."""
+_OBJECTS = 100
+"""Tables and the like that are looked at, more than we have."""
 _CHUNK = 30_000
 """Values bound at a time; SQLite takes 32,766."""
 _LONGEST_CLAIM = 120.0
@@ -59,12 +69,8 @@ _MOMENT = 10**9
 """Nanoseconds, more than between two ticks of any clock: a time that lies further ahead was set wrongly."""
 
 
-class DoubtError(Exception):
-    """The index is not what we wrote: time for a rebuild."""
-
-
-class NoIndexError(DoubtError):
-    """There is no index yet, or no longer: nothing to worry about."""
+class UnreadableError(Exception):
+    """Some of the index that is replaced could not be read."""
 
 
 class PageColumns(NamedTuple):
@@ -116,13 +122,32 @@ class ReplacedPack:
 
 
 def check(db: sqlite3.Connection, store_id: str) -> None:
-    """Doubt an index of another version or of another store."""
+    """Doubt an index of another version or of another store, or one with anything in it that we do not make."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if (application, version) != (_APPLICATION, _VERSION):
         raise DoubtError("another index version")
-    if db.execute("SELECT id FROM store").fetchall() != [(store_id,)]:
+    # Before any table is used: what is called so may be a view that never ends, and a trigger could undo what we write.
+    if _read_definition(db) != _definition():
+        raise DoubtError("its tables are not those of an index")
+    if db.execute("SELECT id FROM store LIMIT 2").fetchall() != [(store_id,)]:
         raise DoubtError("the index of another store")
+
+
+def _read_definition(db: sqlite3.Connection) -> dict[str, tuple[object, ...]]:
+    """How each table, index and the like of a database is defined, by name."""
+    query = f"SELECT name, type, tbl_name, sql FROM sqlite_master LIMIT {_OBJECTS}"  # noqa: S608 - our own words
+    return {name: tuple(rest) for name, *rest in db.execute(query)}
+
+
+@functools.cache
+def _definition() -> dict[str, tuple[object, ...]]:
+    """How they are defined in an index of ours."""
+    db = sqlite3.connect(":memory:")
+    db.executescript(_SCHEMA)
+    definition = _read_definition(db)
+    db.close()
+    return definition
 
 
 def create(db: sqlite3.Connection, store_id: str) -> None:
@@ -140,38 +165,65 @@ def seal(db: sqlite3.Connection) -> None:
 def take_over(db: sqlite3.Connection, source: sqlite3.Connection) -> None:
     """Copy what the packs do not say from the index that is replaced, as far as it can be read: it has checksums.
 
-    Before the packs are added: what was dropped from them stays dropped.
+    Before the packs are added: what was dropped from them stays dropped. After an `UnreadableError` it can be called
+    again with another connection, for what could not be read this time.
     """
+    errors: list[Exception] = []
     try:
-        if source.execute("PRAGMA user_version").fetchone()[0] not in _KIN:
-            return
-    except sqlite3.DatabaseError:
-        return
+        source.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        errors.append(error)
+        # A definition that is damaged then takes nothing from the other tables. Not before: no error would be told.
+        source.execute("PRAGMA writable_schema=ON")
     db.execute("BEGIN")
-    for table, columns in (
-        ("memory", "kind, number, keys, contents, checksum"),
-        ("note", "kind, key, text, checksum"),
-        ("dropped", "pack, rows, checksum"),
-        ("used", "pack, times, checksum"),
-    ):
-        rows = _readable(source, f"SELECT {columns} FROM {table}")  # noqa: S608 - our own words
-        marks = ", ".join("?" * len(columns.split(", ")))
-        db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)  # noqa: S608
+    for table, columns in _KNOWN_HERE_ONLY.items():
+        marks = ", ".join("?" * len(columns))
+        rows = _readable(source, table, columns, errors)
+        db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)  # noqa: S608 - our own words
     db.execute("COMMIT")
+    if errors:
+        raise UnreadableError(str(errors[0])) from errors[0]
 
 
-def _readable(source: sqlite3.Connection, query: str) -> Iterator[tuple[object, ...]]:
-    """The rows of a query, up to the first that is too damaged to be read."""
-    with contextlib.suppress(sqlite3.DatabaseError):
-        yield from source.execute(query)
+def _readable(
+    source: sqlite3.Connection, table: str, columns: Mapping[str, type], errors: list[Exception]
+) -> Iterator[tuple[object, ...]]:
+    """The rows of a table that is defined as ours is, up to one that cannot be read; `errors` takes the reason."""
+    query = "SELECT type, tbl_name, sql FROM sqlite_master WHERE name = ? LIMIT 2"
+    try:
+        if source.execute(query, (table,)).fetchall() != [_definition()[table]]:
+            return
+        for row in bounded(source, f"SELECT {', '.join(columns)} FROM {table}"):  # noqa: S608 - our own words
+            # Of the right types: a checksum only says that a row is as somebody wrote it.
+            typed = all(type(value) is kind for value, kind in zip(row, columns.values(), strict=True))
+            if typed and all(0 <= value < _LARGEST for value in row if type(value) is int):
+                yield row
+    except (sqlite3.Error, UnicodeDecodeError, DoubtError) as error:
+        errors.append(error)
 
 
-def fill(db: sqlite3.Connection, heads: Iterable[Head]) -> None:
-    """Add these packs to a new index, which is then one that `check` accepts."""
+def bounded(db: sqlite3.Connection, query: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query, and no more of them than the file can hold: pages that lead back to others never end."""
+    pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    left = pages * size
+    for row in db.execute(query, parameters):
+        left -= 1 + sum(len(value) for value in row if isinstance(value, (bytes, str)))
+        if left < 0:
+            raise DoubtError("it holds more than there is room for in its file")
+        yield row
+
+
+def fill(db: sqlite3.Connection, heads: Iterable[Head], listed: Collection[str]) -> None:
+    """Add these packs to a new index, which is then one that `check` accepts; `listed` are all that lie in the store.
+
+    Of those that cannot be read just now, what was dropped from them is kept: they may be read again tomorrow.
+    """
     db.execute("BEGIN")
     add_packs(db, heads)
     for table in ("dropped", "used"):
-        db.execute(f"DELETE FROM {table} WHERE pack NOT IN (SELECT id FROM pack)")  # noqa: S608 - our own words
+        known = db.execute(f"SELECT pack FROM {table}").fetchall()  # noqa: S608 - our own words
+        gone = [row for row in known if not isinstance(row[0], bytes) or row[0].hex() not in listed]
+        db.executemany(f"DELETE FROM {table} WHERE pack = ?", gone)  # noqa: S608
     db.execute("COMMIT")
     seal(db)
 

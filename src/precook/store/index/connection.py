@@ -1,0 +1,217 @@
+"""Connections to SQLite that trust nothing in the file they open, and what SQLite's complaints mean.
+
+A database may come from somewhere else, and one of ours may have been torn: no code in its schema is run, no statement
+goes on for ever, and no value takes all memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreReadError, StoreWriteError
+from precook.store import files
+from precook.store.layout import Layout
+
+_STEPS_AT_ONCE = 100_000
+"""Steps of SQLite's machine between two looks at how many are left: a few milliseconds."""
+_STEPS = 2_000_000
+"""Steps that every statement may take: a search for as many keys as go into one takes 400,000."""
+_STEPS_PER_BYTE = 4
+"""... and more for every byte of the file: the sums over all entries, the longest of our walks, take one."""
+_LONGEST_VALUE = 320 << 20
+"""Bytes of the longest row that is read; segments of what is remembered take 256 MiB at most."""
+_SCRAP = 64 << 10
+"""Bytes that a disk must have to open the index: SQLite's shared memory, and something to spare."""
+_BLOCK = 1 << 20
+
+_LOCKED = ("database is locked", "database table is locked", "database schema is locked", "locking protocol")
+_FULL = "database or disk is full"
+_READ_ONLY = "attempt to write a readonly database"
+_MALFORMED = "database disk image is malformed"
+_REFUSED = ("disk I/O error", "unable to open database file", _READ_ONLY)
+_ENDLESS = "interrupted"
+
+
+class DoubtError(Exception):
+    """The index is not what we wrote: time for a rebuild."""
+
+
+class NoIndexError(DoubtError):
+    """There is no index yet, or no longer: nothing to worry about."""
+
+
+class RefusedError(Exception):
+    """The system refused to read or write the index, for a reason that may pass; `error` tells it in our words."""
+
+    def __init__(self, error: StoreError, *, lost: bool = False) -> None:
+        super().__init__(error.reason)
+        self.error = error
+        self.lost = lost
+        """Whether the disk itself cannot read these bytes any more."""
+
+
+class _Steps:
+    """How often SQLite may still ask whether the statement under way should go on."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+class Connection(sqlite3.Connection):
+    """A connection each of whose statements comes to an end: pages that lead back to others would not."""
+
+    _steps: _Steps
+    nbytes = 0
+    """What the file takes, as far as that is known: who has much may look at much."""
+
+    def bound_steps(self) -> None:
+        """Let every statement take no more steps than a file of this size can need."""
+        self._steps = _Steps()
+        self.set_progress_handler(self._steps, _STEPS_AT_ONCE)
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run a statement."""
+        self._steps.left = (_STEPS + _STEPS_PER_BYTE * self.nbytes) // _STEPS_AT_ONCE
+        return super().execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Any, /) -> sqlite3.Cursor:
+        """Run a statement once for each of some rows; how many they are is the caller's affair."""
+        self._steps.left = sys.maxsize
+        return super().executemany(sql, parameters)
+
+    def close(self) -> None:
+        """Close it."""
+        _LOCKED_FILES.pop(id(self), None)
+        super().close()
+
+
+_LOCKED_FILES: dict[int, tuple[int, int]] = {}
+"""Device and inode of the files on which connections of this process have locks. Those belong to the process and the
+file: whoever closes any other descriptor of the file ends them."""
+
+
+def is_connected(status: os.stat_result) -> bool:
+    """Whether this process has locks on a file."""
+    return (status.st_dev, status.st_ino) in list(_LOCKED_FILES.values())
+
+
+def connect(uri: str, *, settings: Sequence[str] = (), place: os.stat_result | None = None) -> Connection:
+    """A connection that any thread may use, under a lock of its owner's; nothing of the file has been read yet.
+
+    `place` is the file, where the connection locks it.
+    """
+    connection = sqlite3.connect(
+        uri, timeout=10, isolation_level=None, check_same_thread=False, uri=True, factory=Connection
+    )
+    try:
+        if place is not None:
+            _LOCKED_FILES[id(connection)] = place.st_dev, place.st_ino
+        connection.bound_steps()
+        if sys.version_info >= (3, 11):
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+        # A database from somewhere else gets no say: no code in its schema, no trust in its cells, no mapping to fault
+        # on.
+        for setting in ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY", *settings):
+            connection.execute(f"PRAGMA {setting}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def defend(connection: Connection) -> None:
+    """Let nothing change the schema or the settings of a database that is only used, where this Python can say so."""
+    if sys.version_info >= (3, 12):
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)  # noqa: FBT003 - SQLite's own way to say it
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_TRIGGER, False)  # noqa: FBT003
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_VIEW, False)  # noqa: FBT003
+
+
+def explain(path: Path, error: Exception) -> StoreError | DoubtError | RefusedError:
+    """SQLite's complaint about the database at `path` as ours; what casts doubt on its content is a `DoubtError`."""
+    # By message: Python 3.10 does not pass SQLite's error codes on. By its beginning: what follows may quote the file.
+    reason = str(error)
+    if reason.startswith(_LOCKED):
+        return LockedError(path, f"the index is locked: {reason}")
+    if reason.startswith(_FULL):
+        return NoSpaceError(path, f"no space left for the index: {reason}")
+    if reason.startswith(_REFUSED):
+        return _explain_refusal(path, reason)
+    if reason.startswith(_MALFORMED):
+        # SQLite says so, too, where a read ended with an I/O error.
+        refused = _try_reading(path)
+        if refused is not None:
+            return refused
+    return DoubtError("a search in it does not end" if reason == _ENDLESS else reason)
+
+
+def _explain_refusal(path: Path, reason: str) -> StoreError | DoubtError | RefusedError:
+    """Ask the system itself: to SQLite a full disk, a failing one and a lack of descriptors are much the same."""
+    refused = _try_reading(path)
+    if refused is not None:
+        return refused
+    try:
+        with tempfile.TemporaryFile(dir=path.parent) as scrap:
+            scrap.write(bytes(_SCRAP))
+    except OSError as error:
+        explained = files.explain(path, error)
+        return explained if isinstance(explained, (NoSpaceError, ReadOnlyError)) else RefusedError(explained)
+    if reason == _READ_ONLY and not os.access(path, os.W_OK):
+        return ReadOnlyError(path, f"the index cannot be written: {reason}")
+    return RefusedError(StoreWriteError(path, f"the index could not be read or written: {reason}"))
+
+
+def _try_reading(path: Path) -> StoreError | DoubtError | RefusedError | None:
+    """What the system says about a database and its log; None where it gives all of them."""
+    try:
+        if not is_connected(path.lstat()):
+            _read_through(path)
+        _read_through(companions(path)[0])
+    except FileNotFoundError:
+        return NoIndexError("there is no index")
+    except OSError as error:
+        return explain_read(path, error)
+    return None
+
+
+def explain_read(path: Path, error: OSError) -> StoreError | RefusedError:
+    """What the system says about reading the index, as ours."""
+    if error.errno in files.MEDIUM:
+        try:
+            _read_through(Layout(path.parent).marker)
+        except OSError:
+            lost = False  # a disk that gives nothing back for a while may have lost nothing
+        else:
+            lost = True
+        return RefusedError(StoreReadError(path, f"the index cannot be read: {error.strerror}"), lost=lost)
+    explained = files.explain(path, error)
+    return explained if isinstance(explained, ReadOnlyError) else RefusedError(explained)
+
+
+def _read_through(path: Path) -> None:
+    """Read a file to its end, for what the system says about it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        while os.read(descriptor, _BLOCK):
+            pass
+    finally:
+        os.close(descriptor)
+
+
+def companions(path: Path) -> tuple[Path, Path, Path]:
+    """What SQLite may put beside a database: its log, its shared memory, and the journal of one without a log."""
+    log, shared, journal = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
+    return log, shared, journal
