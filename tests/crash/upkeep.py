@@ -179,4 +179,6 @@ class Reindex(StoreScenario):
         return problems
 
 
-UPKEEP: dict[str, StoreScenario] = {scenario.name: scenario for scenario in (Collect(), Evict(), Leased(), Compact(), Reindex())}
+UPKEEP: dict[str, StoreScenario] = {
+    scenario.name: scenario for scenario in (Collect(), Evict(), Leased(), Compact(), Reindex())
+}

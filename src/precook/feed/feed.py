@@ -72,7 +72,7 @@ class Feed:
         keys = np.concatenate([np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)])
         keys = keys[keys.any(axis=1) & first_of_each(keys)]
         # Before anything is looked up: what is found then stays until the feed ends.
-        self._lease = store.lease(f"feed of {content.dataset}")
+        self._lease = store.lease(f"feed of {content.dataset}", optional=True)
         try:
             self._lease.protect(keys)
             self.batches = BatchMaker(store, content, options, maker=maker)

@@ -38,12 +38,14 @@ def maintaining(internals: StoreInternals, command: str) -> Iterator[None]:
     if internals.index.read_only:
         raise ReadOnlyError(layout.root, "opened read-only")
     _check_owner(layout)
+    with files.explained(layout.root):
+        # First of all, for without room not even SQLite's own files can be made. And only where it is needed: it would
+        # have to be written anew each time.
+        if shutil.disk_usage(layout.root).free < _SCARCE:
+            files.unlink_inside(layout.root, layout.reserve)
     holder = f"{command} (pid {os.getpid()} on {socket.gethostname()})"
     with locked(layout.maintenance, patience=_PATIENCE, holder=holder):
         with internals.index.exclusive(), files.explained(layout.root):
-            # Only where it is needed: it would have to be written anew each time.
-            if shutil.disk_usage(layout.root).free < _SCARCE:
-                files.unlink_inside(layout.root, layout.reserve)
             sweep_leases(layout)
         internals.index.widen_cache(_CACHE)
         files.reached("maintenance.locked")

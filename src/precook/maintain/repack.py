@@ -412,7 +412,7 @@ def unlink_doomed(layout: Layout, index: Index) -> list[tuple[str, int]]:
 
 
 def sweep_doomed(layout: Layout, index: Index) -> None:
-    """The same at open, unless somebody else is at it or has the lock."""
+    """The same at open, unless somebody else is at it or has the lock, or a full disk leaves no room to forget them."""
     if index.doomed_packs():
-        with contextlib.suppress(LockedError), index.exclusive(patience=0):
+        with contextlib.suppress(LockedError, NoSpaceError), index.exclusive(patience=0):
             unlink_doomed(layout, index)

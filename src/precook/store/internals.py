@@ -129,9 +129,9 @@ class StoreInternals:
         if self._make_room is not None:
             self._make_room(nbytes)
 
-    def lease(self, purpose: str) -> Lease:
+    def lease(self, purpose: str, *, optional: bool = False) -> Lease:
         """A lease that ends with this store at the latest; one of a read-only store protects nothing."""
-        lease = Lease(self.layout, None if self.index.read_only else self.index, purpose)
+        lease = Lease(self.layout, None if self.index.read_only else self.index, purpose, optional=optional)
         self._leases = [*(other for other in self._leases if other() is not None), weakref.ref(lease)]
         return lease
 

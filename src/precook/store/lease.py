@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import re
 import secrets
@@ -28,13 +29,15 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from precook.errors import ClosedStoreError, LostLeaseError, NoLeaseError
+from precook.errors import ClosedStoreError, LostLeaseError, NoLeaseError, NoSpaceError
 from precook.store import files
 from precook.store import fork as forks
 from precook.store.index.index import Index
 from precook.store.keysets import BLOCK, beginnings
 from precook.store.layout import Layout
 from precook.values import Bytes
+
+_log = logging.getLogger("precook")
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 _LINE = 4096
@@ -61,12 +64,15 @@ class Lease:
     """Protects entries for as long as it is open; a context manager, made with `store.lease`.
 
     It ends with its process at the latest, and is not handed on to forked children. On a store that cannot be written
-    to it protects nothing: the grace period and snapshots have to.
+    to it protects nothing: the grace period and snapshots have to. Nor does one of somebody who only reads, and so asks
+    for a lease that is `optional`, on a full disk; that is told as a warning.
     """
 
-    def __init__(self, layout: Layout, index: Index | None, purpose: str) -> None:
+    def __init__(self, layout: Layout, index: Index | None, purpose: str, *, optional: bool = False) -> None:
         self._layout = layout
         self._index = index
+        self._purpose = purpose
+        self._optional = optional
         self._seen: set[bytes] = set()
         self._descriptor = -1
         self._end: weakref.finalize[[int, Path], Lease] | None = None
@@ -74,7 +80,7 @@ class Lease:
         self.keys = 0
         """How many keys were given to it."""
         if index is not None:
-            with index.exclusive(), files.explained(layout.root):
+            with self._doing_without(), index.exclusive(), files.explained(layout.root):
                 sweep_leases(layout)
                 self._descriptor = self._create(purpose)
                 # Also where nobody closes it: when it is forgotten, and at the end of the process.
@@ -100,7 +106,7 @@ class Lease:
         if self._index is None:
             return
         rows = np.ascontiguousarray(keys, np.uint8).reshape(-1, 32)
-        with self._index.exclusive():
+        with self._doing_without(), self._index.exclusive():
             self.check()
             # A build plans again at its end and asks for the same once more.
             same = blake3(rows.data).digest()
@@ -117,6 +123,18 @@ class Lease:
                 raise
             self._seen.add(same)
             self.keys += len(rows)
+
+    @contextlib.contextmanager
+    def _doing_without(self) -> Iterator[None]:
+        """Go on without protection where the disk is full and the lease is optional."""
+        try:
+            yield
+        except NoSpaceError as error:
+            if not self._optional:
+                raise
+            self.close()
+            self._index = None
+            _log.warning("%s; nothing keeps what this %s needs from being removed", error.message, self._purpose)
 
     def check(self) -> None:
         """Make sure that the lease still holds; `LostLeaseError` where somebody has broken it by force meanwhile."""

@@ -7,6 +7,7 @@ index was behind or wrong: it is mended and asked again. Here keys are found one
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, StoreError
+from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError, NoSpaceError, StoreError
 from precook.store.index.index import Index, Place
 from precook.store.layout import Layout
 from precook.store.pack_cache import PackCache
@@ -194,13 +195,14 @@ class Lookup:
         except (DamagedPackError, OSError) as error:
             self.packs.note_bad_pack(place.pack, error)
             if not self.index.read_only and isinstance(error, DamagedPackError):
-                self.index.drop_packs([place.pack])
+                # On a full disk the next one who meets it will.
+                with contextlib.suppress(NoSpaceError):
+                    self.index.drop_packs([place.pack])
             return Verdict.REFUSED
         except RowDamagedError:
             table = None
         if table is None or row < 0 or table.key(row) != place.key:
-            _log.warning("the index of %s names a wrong row and is made anew", self._layout.root)
-            self.index.rebuild()
+            self.index.make_anew("it names a wrong row")
             return Verdict.STALE
         table.used[row] = USED
         return table, row

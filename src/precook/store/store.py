@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from precook.errors import (
     IncompleteError,
     MissingEntryError,
     NoSnapshotError,
+    NoSpaceError,
     NoStoreError,
     PrecookError,
     ReadOnlyError,
@@ -68,6 +70,8 @@ from precook.values import Bytes, Flags, Key
 if TYPE_CHECKING:
     from precook.identity.recipe import Recipe
     from precook.store.format.build import Entry
+
+_log = logging.getLogger("precook")
 
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 2.0
@@ -286,21 +290,28 @@ class Store:
         return Memory(internals.index if internals is not None else None)
 
     def remember(self, memory: Memory) -> None:
-        """Keep what a memory has learnt; this creates the store where there is none yet."""
+        """Keep what a memory has learnt; this creates the store where there is none yet.
+
+        On a full disk that is put off, with a warning: it can be learnt again.
+        """
         if memory.changed and not self._read_only:
-            memory.flush(self._created().index)
+            try:
+                memory.flush(self._created().index)
+            except NoSpaceError as error:
+                _log.warning("%s; what was learnt is not remembered yet", error.message)
 
     def claims(self) -> Claims:
         """Claims of one builder, so that two of them do not encode the same; this creates the store if need be."""
         return Claims(self._created().index)
 
-    def lease(self, purpose: str) -> Lease:
+    def lease(self, purpose: str, *, optional: bool = False) -> Lease:
         """A lease, for a builder or a feed: what it is given to protect is not removed while it is open.
 
-        This creates the store if need be. A store that cannot be written to gives one that protects nothing.
+        This creates the store if need be. A store that cannot be written to gives one that protects nothing, and so
+        does a full disk where the lease is `optional`: whoever only reads can do without.
         """
         self._ready()
-        return self._created().lease(purpose)
+        return self._created().lease(purpose, optional=optional)
 
     def leases(self) -> list[Holder]:
         """Who holds a lease."""
