@@ -11,7 +11,7 @@ import numpy as np
 
 import precook
 from precook.memo.columns import Kind as Segments
-from precook.store import files
+from precook.store import files, pack_cache
 from precook.store.snapshot import read_snapshot
 from precook.store.snapshot_content import (
     FrozenConcept,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 # Names of precook are imported when first used: here, in place of once in every forked child.
 for _name in precook.__all__:
     getattr(precook, _name)
+
+pack_cache.LOOK_EVERY = 0.0  # a mapped pack is looked at in each read, so that every run makes the same calls
 
 _COMPANIONS = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm")
 
