@@ -44,8 +44,9 @@ def test_a_config_that_is_no_small_file_is_refused(tmp_path: Path, command: str,
         ("dataset: 1e999999999", "dataset: must be text"),
         ("- \n" * 300_000, "has more than 50,000 values"),
         ("concepts:\n" + "- {}\n" * 200_000, "has more than 50,000 values"),
+        (f"concepts: [{{name: a, path: a, samples: {10**90}}}]", "samples: must be 4611686018427387904 or less"),
     ],
-    ids=["deep", "laughs", "digits", "exponent", "list", "concepts"],
+    ids=["deep", "laughs", "digits", "exponent", "list", "concepts", "samples"],
 )
 def test_a_small_file_that_means_too_much_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     """Nesting, aliases of aliases, endless numbers and endless lists end in an error with the line."""

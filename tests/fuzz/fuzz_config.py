@@ -1,17 +1,24 @@
-"""Configs: any bytes are a config, or refused by a `ConfigError` that says what is wrong and can be printed."""
+"""Configs: any bytes are a config, or refused by a `ConfigError`; what is accepted can be built, or an error says why.
+
+Only what names no class and no model is built, and only from the pictures that lie there: a config is trusted with the
+folders and the code that it names.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import random
+import shutil
 import tempfile
 from pathlib import Path
 
 import yaml
+from PIL import Image
 
+import precook
 from precook.config.check import read_config
-from precook.errors import ConfigError
+from precook.errors import ConfigError, PrecookError
 from tests.fuzz.frame import Target, mutate_bytes, mutate_json
 
 GOOD = """\
@@ -36,9 +43,31 @@ keep: [paths, captions]
 """
 
 
+PLAIN = """\
+dataset: pets
+concepts:
+  - {name: cats, path: data/cats, masks: "{stem}-masklabel.png", repeats: 1.5, missing_mask: white}
+  - {name: dogs, path: data/dogs.jsonl, captions: {column: caption}, samples: 3, loss_weight: 0.5}
+image: {resolutions: [64, "32x48"], step: 16, crop: random, flip: random, variations: 2, max_aspect: 2.0, seed: 7}
+text: {variations: 2, empty_prompt: true}
+encoders:
+  pixels: {uses: image, batch_size: 2}
+  mask: {uses: mask, factor: 8}
+keep: [paths, captions]
+"""
+PATHS = {"cache", "data/cats", "data/dogs.jsonl"}
+
+
 @functools.cache
 def place() -> Path:
-    return Path(tempfile.mkdtemp()) / "precook.yaml"
+    """A config's place, beside a folder and a table of pictures."""
+    home = Path(tempfile.mkdtemp())
+    (home / "data/cats").mkdir(parents=True)
+    for number, name in enumerate(("a", "b", "c", "a-masklabel")):
+        Image.new("RGB", (96, 64 + 8 * (number % 3)), (number, 0, 0)).save(home / f"data/cats/{name}.png")
+        (home / f"data/cats/{name}.txt").write_text("one\ntwo\nthree")
+    (home / "data/dogs.jsonl").write_text('{"image": "cats/c.png", "caption": ["a dog", "a small dog"]}')
+    return home / "precook.yaml"
 
 
 def check(data: bytes) -> bool:
@@ -54,12 +83,27 @@ def check(data: bytes) -> bool:
         return False
     assert origin.line(("dataset",))
     assert json.dumps(settings.model_dump(mode="json"))
+    paths = {settings.store, *(concept.path for concept in settings.concepts)}
+    uses = {section.uses for section in settings.encoders.values()}
+    return build() if paths <= PATHS and uses <= {"image", "mask"} else True
+
+
+def build() -> bool:
+    """Build what a config says and take the first batch of it; whether that was possible."""
+    shutil.rmtree(place().parent / "cache", ignore_errors=True)
+    try:
+        with precook.load(place()) as project:
+            project.build(devices=["cpu"])
+            with project.feed(batch_size=2) as feed:
+                next(iter(feed.epoch(0)), None)
+    except PrecookError:
+        return False
     return True
 
 
 def seeds() -> list[bytes]:
     """A config as people write it, and the same as JSON, which is YAML too."""
-    return [GOOD.encode(), json.dumps(yaml.safe_load(GOOD)).encode()]
+    return [form for text in (PLAIN, GOOD) for form in (text.encode(), json.dumps(yaml.safe_load(text)).encode())]
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:

@@ -433,6 +433,15 @@ class TestHostile:
             file.truncate(8 + len(header) + 2 * side * side)
         self.adopted_in_little_memory(data, f"{bad.name}: 32.0 GiB, of which nearly nothing is on the disk")
 
+    def test_a_header_of_megabytes(self, data: Path) -> None:
+        """A header of many tensors takes memory for each of them."""
+        good = old.musubi_latent(data / "p1.png")[0]
+        header = b'{"x":1}'.ljust(80 << 20)
+        (data / "p0_0096x0064_qi.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        plan = plan_adopt(data, ignore_times=True)
+        assert [cache.path for sample in plan.samples for cache in sample.latents] == [good]
+        assert "its header claims 80.0 MiB" in plan.left_out[0].reason
+
     def test_a_caption_of_gigabytes(self, bad: Path) -> None:
         """A caption file that is none leaves its picture out."""
         old.sd_latent(bad.with_name("p0.png"), (96, 64))

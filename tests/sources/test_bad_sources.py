@@ -48,6 +48,12 @@ def _bomb(path: Path) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
 
 
+def _holes(path: Path) -> None:
+    """A gigabyte that takes no room on the disk."""
+    _noise().save(path)
+    os.truncate(path, 1 << 30)
+
+
 def _socket(path: Path) -> None:
     # Addresses are short, and the test's folder may not be.
     here = os.getcwd()
@@ -70,6 +76,7 @@ REFUSED: dict[str, tuple[str, Make, str]] = {
     "a picture of another kind": ("x.png", lambda path: path.write_bytes(_bytes(_noise(), "PPM")), "PPM"),
     "a FIFO": ("x.png", os.mkfifo, "a FIFO, not a file"),
     "a socket": ("x.png", _socket, "a socket, not a file"),
+    "a picture of holes": ("x.png", _holes, "most of which are not on the disk"),
     "a dangling link": ("x.png", lambda path: path.symlink_to("nowhere.png"), "no such file"),
     "a link to itself": ("x.png", lambda path: path.symlink_to(path.name), "too many levels"),
 }

@@ -245,3 +245,10 @@ def test_a_file_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     [file] = tmp_path.iterdir()
     with pytest.raises(CaptionError, match="not UTF-8: rename the file, or take the caption from elsewhere"):
         from_file_name(file.stem)
+
+
+def test_a_file_of_very_many_lines_is_refused() -> None:
+    """Each line would take memory of its own."""
+    assert len(read_lines(b"a\r\n" * 50_000)) == 50_000
+    with pytest.raises(CaptionError, match="200,000 lines, and a caption file has at most 100,000"):
+        read_lines(b"a\n" * 200_000)

@@ -21,7 +21,6 @@ from precook.config.field_types import (
     Flaw,
     NonEmpty,
     PathText,
-    Positive,
     Section,
     Text,
     clean,
@@ -35,6 +34,7 @@ TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 """How the names of tables end, in lower case; the case does not matter."""
 
 _EXTENSION = r"\.[^/\\]+"
+_MAX_SAMPLES = 1 << 62
 _NAME = 200
 _PLACEHOLDERS = ("stem", "name")
 
@@ -216,7 +216,7 @@ class Concept(Section):
         description="Each epoch shows floor(pictures * repeats).",
         json_schema_extra=NOT_IN_KEYS,
     )
-    samples: Positive | None = Field(
+    samples: Annotated[int, Field(ge=1, le=_MAX_SAMPLES)] | None = Field(
         default=None,
         description="Instead of repeats: so many, drawn anew each epoch from the whole concept.",
         examples=[200],

@@ -10,6 +10,8 @@ import re
 
 MAX_BYTES = 16 << 20
 """The largest caption file: what is larger is something else under a caption's name."""
+MAX_LINES = 100_000
+"""Captions in one file: each takes memory of its own, which a file of short ones would multiply by a hundred."""
 
 _MARKS = (
     # UTF-32 first: its little-endian mark begins with that of UTF-16.
@@ -65,12 +67,16 @@ def split_lines(text: str) -> list[str]:
 
 
 def read_lines(content: bytes, encoding: str = "utf-8") -> list[str]:
-    """The captions in a caption file of at most `MAX_BYTES`."""
+    """The captions in a caption file of at most `MAX_BYTES` and `MAX_LINES`."""
     if len(content) > MAX_BYTES:
         raise CaptionError(
             f"{len(content):,} bytes, and a caption file has at most {MAX_BYTES:,}: split it, or name another file"
         )
-    return split_lines(decode_caption(content, encoding))
+    text = decode_caption(content, encoding)
+    count = text.count("\n") + text.count("\r")
+    if count > MAX_LINES:
+        raise CaptionError(f"{count:,} lines, and a caption file has at most {MAX_LINES:,}: name another file")
+    return split_lines(text)
 
 
 def from_file_name(stem: str) -> str:

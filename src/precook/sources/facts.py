@@ -24,7 +24,7 @@ from blake3 import blake3
 from PIL import features
 
 from precook.errors import SourceError
-from precook.fs.read import NotAFileError, open_source, read_all
+from precook.fs.read import NotAFileError, bytes_there, open_source, read_all
 from precook.fs.stamps import COLUMNS, FILES, SIZE, Stamp, Stamps, read_stamps, settled, stamp_keys, stamp_of
 from precook.fs.trust import FileSystem, FileSystems, file_system_time, resource_error, stamps_are_reliable
 from precook.identity.digest import digest_files
@@ -42,6 +42,7 @@ _SAVE_SECONDS = 5.0
 _ATTEMPTS = 3
 LARGEST = 1 << 30
 """Bytes of a file that is read: several are in memory at once, and what is larger is no picture and no caption."""
+_MAX_HOLES = 64 << 20
 _PICTURE = struct.Struct("<IIBB5xB")
 _CAPTION = struct.Struct("<I32s3xB")
 _PILLOW = "/".join(
@@ -205,6 +206,8 @@ def _stamp_and_content(path: str) -> tuple[Stamp, bytes]:
         with open_source(path) as (descriptor, status):
             if status.st_size > LARGEST:
                 raise _UnreadableError(f"{status.st_size:,} bytes, and a source has at most {LARGEST:,}: shrink it")
+            if status.st_size > _MAX_HOLES and bytes_there(descriptor, status.st_size) < status.st_size - _MAX_HOLES:
+                raise _UnreadableError(f"{status.st_size:,} bytes, most of which are not on the disk: copy it again")
             content = read_all(descriptor)
             stamp, after = stamp_of(status), stamp_of(os.fstat(descriptor))
         if stamp != after:

@@ -11,6 +11,7 @@ tensors; only the parts of a name that repeat a shape or a type are dropped.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ AI_TOOLKIT = "ai-toolkit"
 LATENT_FOLDER = "_latent_cache"
 TEXT_FOLDER = "_t_e_cache"
 
+_MAX_HEADER = 4 << 20
 _MAX_HOLES = 64 << 20
 _MAX_NUMBER = 1 << 31
 _SHOWN = 60
@@ -153,7 +155,7 @@ def load(path: Path, part: OldPart) -> Tree:
                 read = {field: arrays.read(stored) for field, stored in part.fields.items()}
             return {field: array.astype(array.dtype.newbyteorder("="), copy=False) for field, array in read.items()}
         load_torch()
-        _refuse_holes(path)
+        _check_file(path)
         with safe_open(str(path), framework="pt") as tensors:
             return {field: tensors.get_tensor(stored) for field, stored in part.fields.items()}
 
@@ -169,11 +171,16 @@ def _as_unusable() -> Iterator[None]:
         raise UnusableError(f"cannot be read: {reason}; let the tool make it again") from error
 
 
-def _refuse_holes(path: Path) -> None:
-    """Refuse what is no regular file, or one of holes: its tensors would take memory that it does not take itself."""
+def _check_file(path: Path) -> None:
+    """Refuse a safetensors file that is no regular one, or whose header or tensors would take memory for nothing."""
     with open_source(path) as (descriptor, status):
         if bytes_there(descriptor, status.st_size) + _MAX_HOLES < status.st_size:
             raise UnusableError(f"{format_size(status.st_size)}, of which nearly nothing is on the disk")
+        header = int.from_bytes(os.read(descriptor, 8), "little")
+        if header > _MAX_HEADER:
+            raise UnusableError(
+                f"its header claims {format_size(header)}, and none of a cache has {_MAX_HEADER >> 20} MiB"
+            )
 
 
 # sd-scripts: float32 arrays, with the picture's size and the crop beside each latent.
@@ -321,7 +328,7 @@ def _toolkit_text(path: Path, name: OldName, picture: CachedPicture) -> list[Old
 
 def _headers(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Shapes and metadata of a safetensors file."""
-    _refuse_holes(path)
+    _check_file(path)
     # As numpy: shapes need no torch.
     with safe_open(str(path), framework="numpy") as tensors:
         shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
