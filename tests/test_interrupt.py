@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +50,59 @@ def test_a_wait_that_ctrl_c_ends_holds_its_lock_again() -> None:
 def in_another_thread(function: Callable[[], bool]) -> bool:
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
+
+
+class Pressing:
+    """A connection at which Ctrl-C is pressed as soon as a transaction has begun."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, *parameters: Any) -> Any:
+        found = self._connection.execute(sql, *parameters)
+        if sql.startswith("BEGIN"):
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def test_ctrl_c_where_a_transaction_has_begun_leaves_none_open(
+    store: precook.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next one who writes waits for nobody, in this process or another, and the index is not doubted for it."""
+    store.put(RECIPE.key(0), np.zeros(3))
+    index = store.internals().index
+    connected = index._connected
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(index, "_connected", lambda: Pressing(connected()))
+        store.put(RECIPE.key(1), np.zeros(3))
+    with precook.open(store.path) as other:
+        other.put(RECIPE.key(2), np.zeros(3))
+    store.put(RECIPE.key(1), np.zeros(3))
+    assert len(store) == 3
+    assert "anew" not in caplog.text
+
+
+def test_ctrl_c_inside_a_long_look_at_the_index_is_not_taken_for_damage(
+    store: precook.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes out as itself when the look is over, and no index is made anew for it."""
+    store.put(RECIPE.key(0), np.zeros(3))
+    index = store.internals().index
+    # 200,000 steps, at the first of which it is pressed.
+    steps = "SELECT press() IS NULL UNION ALL SELECT i + 1 FROM n LIMIT 200000"
+
+    def look(db: Any) -> Any:
+        # No Python code of ours runs in there: as for a real signal, it is only noted.
+        db.create_function("press", 0, _thread.interrupt_main)
+        return db.execute(f"WITH RECURSIVE n(i) AS ({steps}) SELECT count(*) FROM n").fetchall()
+
+    with pytest.raises(KeyboardInterrupt):
+        index._read(look)
+    assert store.get(RECIPE.key(0)).tolist() == [0, 0, 0]
+    assert "anew" not in caplog.text
 
 
 PUT = """

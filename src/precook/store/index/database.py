@@ -337,8 +337,9 @@ class Database:
         self._read(lambda _: None, writable=True)  # doubts are settled before anything is written
         with self._named_errors():
             db = self._connected()
-            db.execute("BEGIN IMMEDIATE")
             try:
+                # Inside: Ctrl-C may come when it has begun, and a transaction left open would lock everybody out.
+                db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
             except BaseException:
