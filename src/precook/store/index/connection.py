@@ -11,6 +11,7 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -56,37 +57,23 @@ class RefusedError(Exception):
         """Whether the disk itself cannot read these bytes any more."""
 
 
-class _Steps:
-    """How often SQLite may still ask whether the statement under way should go on."""
-
-    def __init__(self) -> None:
-        self.left = 0
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 class Connection(sqlite3.Connection):
     """A connection each of whose statements comes to an end: pages that lead back to others would not."""
 
-    _steps: _Steps
     nbytes = 0
     """What the file takes, as far as that is known: who has much may look at much."""
 
-    def bound_steps(self) -> None:
-        """Let every statement take no more steps than a file of this size can need."""
-        self._steps = _Steps()
-        self.set_progress_handler(self._steps, _STEPS_AT_ONCE)
-
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Run a statement."""
-        self._steps.left = (_STEPS + _STEPS_PER_BYTE * self.nbytes) // _STEPS_AT_ONCE
+        """Run a statement, which may take no more steps than a file of this size can need."""
+        looks = (_STEPS + _STEPS_PER_BYTE * self.nbytes) // _STEPS_AT_ONCE
+        # What SQLite asks whether to go on is no Python code: Ctrl-C would come out inside of that, where it is lost,
+        # and end the statement as one that does not come to its end.
+        self.set_progress_handler(chain(repeat(0, looks), repeat(1)).__next__, _STEPS_AT_ONCE)
         return super().execute(sql, parameters)
 
     def executemany(self, sql: str, parameters: Any, /) -> sqlite3.Cursor:
         """Run a statement once for each of some rows; how many they are is the caller's affair."""
-        self._steps.left = sys.maxsize
+        self.set_progress_handler(None, _STEPS_AT_ONCE)
         return super().executemany(sql, parameters)
 
     def close(self) -> None:
@@ -116,7 +103,6 @@ def connect(uri: str, *, settings: Sequence[str] = (), place: os.stat_result | N
     try:
         if place is not None:
             _LOCKED_FILES[id(connection)] = place.st_dev, place.st_ino
-        connection.bound_steps()
         if sys.version_info >= (3, 11):
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
         # A database from somewhere else gets no say: no code in its schema, no trust in its cells, no mapping to fault
