@@ -16,7 +16,7 @@ _HINT = "end other programs, or raise the limit of processes (`ulimit -u`, or th
 
 def start(thread: threading.Thread) -> None:
     """Start a thread; a `PrecookError` where the system gives no more of them, and then it never runs."""
-    with _named_error(thread.name):
+    with starting(thread.name):
         thread.start()
 
 
@@ -25,17 +25,18 @@ class ThreadPool(ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         """Have a thread call a function."""
-        with _named_error(self._thread_name_prefix or "one"):
+        with starting(self._thread_name_prefix or "one"):
             return super().submit(function, *args, **options)
 
 
 @contextmanager
-def _named_error(name: str) -> Iterator[None]:
+def starting(name: str) -> Iterator[None]:
+    """The same error for whatever starts threads in here, Python or a library."""
     try:
         with interruption():
             yield
-    except RuntimeError as error:
-        # By its message, which is as old as the module: Python has no class for it.
-        if "start new thread" not in str(error):
+    except BaseException as error:
+        # By their messages: Python has no class for it, and libraries in Rust panic with one that cannot be imported.
+        if not any(words in str(error) for words in ("start new thread", "ThreadPoolBuildError")):
             raise
         raise PrecookError(f"the system gives no more threads: {name} cannot be started", hint=_HINT) from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import precook
-from tests.support.commands import report, run
+from tests.support.commands import environment, report, run
 from tests.support.snapshots import freeze, put_packs
 
 
@@ -60,3 +63,30 @@ def test_a_feed_without_threads_is_a_named_error(
         refuse("precook-feed")
         with pytest.raises(precook.PrecookError, match="no more threads: precook-feed"):
             next(iter(feed.epoch(0)))
+
+
+HASH_AS_ANOTHER = """
+import dataclasses, os, resource, sys, precook  # as root: the other user may not be allowed to read them
+from pathlib import Path
+
+content = os.open(sys.argv[1], os.O_RDONLY)
+precook.digest(b"")
+os.setgroups([])
+os.setgid(61_311)
+os.setuid(61_311)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+try:
+    precook.digest(Path(f"/dev/fd/{content}"))
+except precook.PrecookError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the limit of processes does not hold for root, who alone can be another")
+def test_a_file_that_would_be_read_by_several_threads_is_a_named_error(tmp_path: Path) -> None:
+    """The library that makes digests starts threads of its own, and panics where it gets none."""
+    (tmp_path / "weights").write_bytes(bytes(4 << 20))
+    command = [sys.executable, "-c", HASH_AS_ANOTHER, str(tmp_path / "weights")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert "the system gives no more threads: precook-digest" in done.stdout
+    assert done.returncode == 0

@@ -98,6 +98,18 @@ def test_forking_while_threads_use_the_store_never_hangs_the_child(
             thread.join()
 
 
+def test_a_file_is_hashed_on_both_sides_of_a_fork(tmp_path: Path) -> None:
+    """The threads that hashed a large file for the parent are not there in the child, which does without."""
+    (tmp_path / "weights").write_bytes(bytes(16 << 20))
+    found = precook.digest(tmp_path / "weights")
+
+    def work() -> None:
+        signal.alarm(20)  # ends what would hang
+        assert precook.digest(tmp_path / "weights") == found
+
+    in_child(work)
+
+
 def put_some(store: precook.Store, recipe: precook.Recipe, number: int) -> None:
     with store.writer(flush_bytes=50_000) as writer:
         for i in range(number * 20, number * 20 + 60):

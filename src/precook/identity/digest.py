@@ -9,11 +9,13 @@ from pathlib import Path
 from blake3 import blake3
 
 from precook.errors import SourceChangedError, SourceError
-from precook.threads import ThreadPool
+from precook.threads import ThreadPool, starting
 from precook.values import Digest
 
 CHUNK = 4 << 20
 """Bytes read at a time: with the number of threads, all the memory that hashing takes."""
+_PROCESS = os.getpid()
+"""The process that this module was imported in."""
 
 
 def digest(content: bytes | str | Path) -> Digest:
@@ -29,7 +31,7 @@ def digest(content: bytes | str | Path) -> Digest:
     if isinstance(content, str):
         return Digest(blake3(content.encode("utf-8", "surrogatepass")).digest())
     if isinstance(content, Path):
-        return _digest_file(content, threads=blake3.AUTO)
+        return _digest_file(content, threads=max_threads())
     message = f"digest takes bytes, str or Path, not {type(content).__name__}"
     raise TypeError(message)
 
@@ -41,6 +43,14 @@ def digest_files(paths: Iterable[Path], *, threads: int | None = None) -> list[D
         return [digest(paths[0])]
     with ThreadPool(threads or min(8, os.cpu_count() or 1), thread_name_prefix="precook-digest") as pool:
         return list(pool.map(lambda path: _digest_file(path, threads=1), paths))
+
+
+def max_threads() -> int:
+    """How many threads one digest may take: all there are, in a forked process one.
+
+    The library keeps its threads for good, and those of the parent do not come along: a child would wait for them.
+    """
+    return blake3.AUTO if os.getpid() == _PROCESS else 1
 
 
 def derived_digest(context: str, content: bytes) -> bytes:
@@ -55,8 +65,9 @@ def _digest_file(path: Path, *, threads: int) -> Digest:
         with path.open("rb", buffering=0) as file:
             before = _size_and_times(file.fileno())
             chunk = memoryview(bytearray(min(CHUNK, max(before[0], 1) + 1)))
-            while size := file.readinto(chunk):
-                hasher.update(chunk[:size])
+            with starting("precook-digest"):
+                while size := file.readinto(chunk):
+                    hasher.update(chunk[:size])
             after = _size_and_times(file.fileno())
     except OSError as error:
         raise SourceError(path, error.strerror or str(error)) from error

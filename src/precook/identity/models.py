@@ -17,9 +17,10 @@ from blake3 import blake3
 
 from precook.errors import IdentityError, SourceError, printable
 from precook.identity.canonical import canonical
-from precook.identity.digest import digest, digest_files
+from precook.identity.digest import digest, digest_files, max_threads
 from precook.identity.functions import class_identity
 from precook.identity.plain import condensed, named_values, plain
+from precook.threads import starting
 from precook.values import Digest
 
 MAX_JSON_BYTES = 256 << 10
@@ -97,8 +98,9 @@ def identify_tensor(tensor: Any, *, where: str = "") -> dict[str, object]:
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     # A dimension of size one keeps any stride, and viewing as bytes wants it to be 1.
     flat = dense.as_strided((dense.numel(),), (1,))
-    hasher = blake3(max_threads=blake3.AUTO)
-    hasher.update(memoryview(flat.view(torch.uint8).numpy()))
+    hasher = blake3(max_threads=max_threads())
+    with starting("precook-digest"):
+        hasher.update(memoryview(flat.view(torch.uint8).numpy()))
     return {
         "kind": "tensor",
         "dtype": str(tensor.dtype).removeprefix("torch."),
