@@ -97,6 +97,17 @@ class Texts:
         ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
         return cls(np.frombuffer(b"".join(texts), np.uint8), ends)
 
+    @classmethod
+    def of(cls, form: Any) -> Texts:
+        """The column that was stored, whoever wrote it; `ValueError` where it is none."""
+        texts = _part(cls, form)
+        size, count = _rows(texts.text), _rows(texts.ends)
+        if not _is_column(texts.text, (size,), "u1", None) or not _is_column(texts.ends, (count,), "i8", size + 1):
+            _refuse(_MISFIT)
+        if bool((texts.ends[1:] < texts.ends[:-1]).any()):
+            _refuse(_MISFIT)
+        return texts
+
     def __len__(self) -> int:
         return len(self.ends)
 
@@ -191,8 +202,8 @@ class SnapshotContent:
             lines=lines,
             line_keys=_keys(_get(tree, "line_keys"), encoders, (texts, 32)),
             empty_keys=_keys(_get(tree, "empty_keys"), encoders, (32,)),
-            paths=_texts(tree["paths"]) if "paths" in tree else None,
-            captions=_texts(tree["captions"]) if "captions" in tree else None,
+            paths=Texts.of(tree["paths"]) if "paths" in tree else None,
+            captions=Texts.of(tree["captions"]) if "captions" in tree else None,
             extra={name: part for name, part in tree.items() if name not in _PARTS},
         )
         columns = [
@@ -281,16 +292,6 @@ def _keys(form: Any, encoders: Mapping[str, FrozenEncoder], shape: tuple[int, ..
     if not all(name in encoders and _is_column(keys, shape, "u1", None) for name, keys in columns.items()):
         _refuse(_MISFIT)
     return columns
-
-
-def _texts(form: Any) -> Texts:
-    texts = _part(Texts, form)
-    size, count = _rows(texts.text), _rows(texts.ends)
-    if not _is_column(texts.text, (size,), "u1", None) or not _is_column(texts.ends, (count,), "i8", size + 1):
-        _refuse(_MISFIT)
-    if bool((texts.ends[1:] < texts.ends[:-1]).any()):
-        _refuse(_MISFIT)
-    return texts
 
 
 def _dataset(name: Any) -> str:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import precook
+from tests.support.forged import name_of, pack_of
 from tests.support.mgds_pipelines import Run, concept, shown
 
 
@@ -65,5 +66,32 @@ def test_every_concept_of_a_group_must_be_given(tmp_path: Path, cats: Path) -> N
     with (
         _sourceless(tmp_path, both[:1]) as without,
         pytest.raises(precook.IncompleteError, match="was built from 2 concepts, and 1 are given"),
+    ):
+        without.start()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"variations": [0, 1], "paths": {}},
+        {"variations": ["x"], "paths": {}},
+        {"variations": [0], "paths": {"image_path": {}}},
+        {"variations": [0], "paths": {"image_path": {"text": 1, "ends": 2}}},
+    ],
+    ids=str,
+)
+def test_a_snapshot_that_is_not_of_a_cache_is_named(tmp_path: Path, cats: Path, form: dict[str, Any]) -> None:
+    """Somebody else's snapshot under the name of ours is damaged, and the error says where it lies."""
+    with Run(tmp_path, [concept(cats)]) as with_sources:
+        with_sources.epoch()
+    with precook.open(tmp_path / "image" / "precook") as store:
+        for file in store.snapshots():
+            tree = store.snapshot(file.dataset).content.tree()
+            content = pack_of({**tree, "mgds": form})
+            file.path.with_name(f"00000009-{name_of(content)}.safetensors").write_bytes(content)
+    with (
+        _sourceless(tmp_path, [concept(cats)]) as without,
+        pytest.raises(precook.DamagedPackError, match="not a snapshot"),
     ):
         without.start()

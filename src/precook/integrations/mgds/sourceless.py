@@ -6,14 +6,14 @@ of a group counts. What only mgds needs stands in a part of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import IncompleteError
+from precook.errors import DamagedPackError, IncompleteError
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
@@ -98,12 +98,29 @@ def write_group(store: Store, name: str, snapshot: GroupSnapshot, group: CacheGr
 
 def read_group(store: Store, name: str) -> GroupSnapshot:
     """The latest snapshot of a group; `NoSnapshotError` where it was never built."""
-    content = store.snapshot(name).content
-    variations: list[int] = content.extra["mgds"]["variations"]
-    concepts = content.samples.concept
-    keys = content.picture_keys["entry"].reshape(len(variations), len(concepts), 32)
-    paths = {path_name: _unpack(texts) for path_name, texts in content.extra["mgds"]["paths"].items()}
-    return GroupSnapshot(dict(zip(variations, keys, strict=True)), paths, concepts, {})
+    snapshot = store.snapshot(name)
+    try:
+        return _read_group(snapshot.content)
+    except ValueError as error:
+        raise DamagedPackError(snapshot.file.path, f"not a snapshot of an mgds cache: {error}") from error
+
+
+def _read_group(content: SnapshotContent) -> GroupSnapshot:
+    form, keys, concepts = content.extra.get("mgds"), content.picture_keys.get("entry"), content.samples.concept
+    if not isinstance(form, dict) or keys is None:
+        raise ValueError("it has no entries or no variations")
+    variations, columns = form.get("variations"), form.get("paths")
+    if not isinstance(variations, list) or not all(type(variation) is int for variation in variations):
+        raise ValueError("its variations are not numbers")
+    if len(keys) != len(variations) * len(concepts) or len(set(variations)) != len(variations):
+        raise ValueError("it has not one entry for each variation of each member")
+    if not isinstance(columns, dict):
+        raise ValueError("its paths have no names")  # noqa: TRY004 - damaged bytes, not a caller's mistake
+    paths = {path_name: _unpack(texts) for path_name, texts in columns.items()}
+    if any(len(texts) != len(concepts) for texts in paths.values()):
+        raise ValueError("it has not one path for each member")
+    shaped = keys.reshape(len(variations), len(concepts), 32)
+    return GroupSnapshot(dict(zip(variations, shaped, strict=True)), paths, concepts, {})
 
 
 def _pack(texts: Sequence[str]) -> dict[str, Any]:
@@ -111,8 +128,8 @@ def _pack(texts: Sequence[str]) -> dict[str, Any]:
     return {"text": column.text, "ends": column.ends}
 
 
-def _unpack(column: Mapping[str, Any]) -> list[str]:
-    return [text.decode("utf-8", "surrogatepass") for text in Texts(column["text"], column["ends"]).split()]
+def _unpack(form: Any) -> list[str]:
+    return [text.decode("utf-8", "surrogatepass") for text in Texts.of(form).split()]
 
 
 class SourcelessCache(Cache):
