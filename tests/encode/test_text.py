@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -651,6 +652,17 @@ class TestRefusals:
         (folder / "other.safetensors").write_bytes(b"so that there are weights")
         self.refused(folder, f"model.safetensors.index.json names {shard}")
         assert not opened.called
+
+    @pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "paged|flash_attention_2"])
+    def test_attention_that_is_not_installed(
+        self, folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, attention: str
+    ) -> None:
+        """Where the package `kernels` is there, transformers would fetch code from the hub for it, and run that."""
+        parts = transformers.modeling_utils
+        monkeypatch.setattr(parts, "is_kernels_available", lambda *_, **__: True, raising=False)
+        monkeypatch.setattr(parts, "lazy_import_flash_attention", fetched := Mock(), raising=False)
+        self.refused(folders("qwen3"), f"attention: {re.escape(attention)} is not installed", attention=attention)
+        assert not fetched.called
 
     def test_weights_that_are_missing_or_damaged(self, folders: Callable[[str], Path], tmp_path: Path) -> None:
         """The library would make up what is missing; here the load ends with the names."""

@@ -216,9 +216,8 @@ def _load_model(folder: Path, section: TransformersText, dtype: Any) -> tuple[An
     """The model, and whether a pooler that it may have is more than random numbers."""
     check_weights(folder)
     transformers = library("transformers")
-    if section.attention is not None and "/" in section.attention:
-        hint = "choose one that is installed, such as sdpa or eager"
-        raise EncodeError(f"attention: {printable(section.attention)} is code from the hub", hint=hint)
+    if section.attention is not None:
+        _check_attention(transformers, section.attention)
     with loading("model", folder):
         config = transformers.AutoConfig.from_pretrained(folder, **LOCAL, trust_remote_code=False)
         # Ours or the library's choice: a config file could name code from the hub.
@@ -234,6 +233,18 @@ def _load_model(folder: Path, section: TransformersText, dtype: Any) -> tuple[An
     pooler = {name for name in missing if "pooler" in name.split(".")}
     check_complete(folder, missing - pooler)
     return model.eval(), not pooler
+
+
+def _check_attention(transformers: Any, attention: str) -> None:
+    """Refuse a kind of attention that is not installed: transformers would fetch its code from the hub."""
+    hint = "choose one that is installed, such as sdpa or eager"
+    if "/" in attention:
+        raise EncodeError(f"attention: {printable(attention)} is code from the hub", hint=hint)
+    if "flash" in attention:
+        # transformers has a function for each version.
+        is_there = getattr(transformers.utils, f"is_flash_attn_{attention[-1]}_available", None)
+        if is_there is None or not is_there():
+            raise EncodeError(f"attention: {printable(attention)} is not installed, or not for this machine", hint=hint)
 
 
 def _kind(transformers: Any, config: Any, folder: Path) -> Any:
