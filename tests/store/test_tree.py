@@ -111,6 +111,7 @@ def test_torch_tensors_that_would_come_back_as_something_else_are_refused() -> N
     for bad, reason in [
         (torch.nn.Parameter(torch.zeros(2)), "Parameter"),
         (torch.zeros(2, requires_grad=True), "requires grad"),
+        (torch.zeros((1,) * 65), "65 dimensions"),
         (torch.zeros(2, 2).to_sparse(), "sparse"),
         (torch.zeros(2, device="meta"), "meta"),
         (torch.zeros(2, dtype=torch.complex128), "complex128"),

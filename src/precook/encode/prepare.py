@@ -13,11 +13,12 @@ import numpy as np
 
 from precook.encode.encoder import Item
 from precook.errors import SourceChangedError
-from precook.fs.read import read_source
+from precook.fs.read import read_small
 from precook.identity.digest import digest
 from precook.plan.entries import EncoderPlan, PlannedEntry
 from precook.sources.captions import CaptionError
 from precook.sources.crop import cut, cut_mask
+from precook.sources.facts import LARGEST
 from precook.sources.geometry import Geometry
 from precook.sources.pictures import RefusedError, decode, decode_mask
 from precook.values import Pixels
@@ -123,7 +124,7 @@ class Unit:
 
     def _content(self, path: str) -> bytes:
         """A file's bytes, if they are what was planned."""
-        content = read_source(path)
+        content = read_small(path, LARGEST)
         if digest(content) != self.entries[0].input:
             raise SourceChangedError(Path(path))
         return content

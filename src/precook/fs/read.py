@@ -49,12 +49,6 @@ def read_all(descriptor: int) -> bytes:
         return file.readall()
 
 
-def read_source(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of the regular file at a path."""
-    with open_source(path) as (descriptor, _):
-        return read_all(descriptor)
-
-
 def read_small(path: str | os.PathLike[str], limit: int) -> bytes:
     """The bytes of a regular file that has no reason to be large; `TooLargeError` before more than `limit` is read.
 

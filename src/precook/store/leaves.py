@@ -43,11 +43,12 @@ def read_leaf(value: Any, where: str, *, copy: bool = True) -> Leaf:
 
     Without `copy` it may share the tensor's memory, which then must not be written to any more.
     """
+    # First: torch has tensors of more dimensions than numpy knows.
+    if value.ndim > MAX_RANK:
+        raise TreeError(where, f"a tensor of {value.ndim} dimensions; at most {MAX_RANK} can be stored")
     leaf = (
         _from_numpy(value, where, copy=copy) if isinstance(value, np.ndarray) else _from_torch(value, where, copy=copy)
     )
-    if len(leaf.shape) > MAX_RANK:
-        raise TreeError(where, f"a tensor of {len(leaf.shape)} dimensions; at most {MAX_RANK} can be stored")
     size = leaf.dtype.size
     for dim in leaf.shape:
         # Counted without the zeros: an empty tensor must not claim a huge shape either.
