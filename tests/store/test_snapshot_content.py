@@ -90,6 +90,17 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "columns that are texts": (lambda: made(lines={"sample": "ab"}), "do not fit together"),
     "concepts by name": (lambda: made(concepts={}), "no list"),
     "cuts of no number": (lambda: made(image={"resolutions": [1.5], "variations": 1, "pick": "one"}), "were cut"),
+    "a weight that no float holds": (lambda: made(concepts=[concept(loss_weight=10**400)] * 2), "no weights"),
+    "repeats that no float holds": (lambda: made(concepts=[concept(repeats=10**400)] * 2), "no weights"),
+    "samples without number": (lambda: made(concepts=[concept(samples=2**70)] * 2), "no number of samples"),
+    "a pad that no column holds": (
+        lambda: made(encoders={"latent": {"input": "image", "recipe": '["x",{}]', "pad": 2**70}}),
+        "pads with no number",
+    ),
+    "a resolution that no column holds": (
+        lambda: made(image={"resolutions": [2**70], "variations": 1, "pick": "one"}),
+        "were cut",
+    ),
     "keys of an unknown encoder": (lambda: made(encoders={}), "do not fit together"),
 }
 
