@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import precook
+from precook.maintain.repair import plan_repair
 from tests.support.commands import run
 from tests.support.refusals import Refusals
 from tests.support.snapshots import freeze, packs, put_packs
+from tests.support.stores import flip
 
 RECIPE = precook.Recipe("test", {"version": 1})
 NEEDED = [1, 2, 5]
@@ -149,6 +151,47 @@ def test_a_repair_reads_again_before_it_gives_up_an_entry(tmp_path: Path) -> Non
         assert store.missing(keys(ALL)) == keys([1])
         assert store.verify().lost == (RECIPE.key(1),)  # the snapshot names it: until a build makes it again
         assert not store.verify().damage
+
+
+@pytest.mark.parametrize("what", ["rows", "whole packs"])
+def test_a_repair_gives_up_nothing_while_the_disk_cannot_be_read(tmp_path: Path, what: str) -> None:
+    """Neither what was unreadable before nor what was sound when it was verified: all of it is there later."""
+    path = tmp_path / "store"
+    make(path)
+    with precook.open(path) as store:
+        if what == "rows":
+            pack, sector = sector_of(path, 1)
+            with Refusals([pack], None, sector=sector).active():
+                plan = plan_repair(store, store.verify())
+        else:
+            with Refusals(packs(path), None).active():
+                plan = plan_repair(store, store.verify())
+        assert plan.bad_packs
+        before = {file: file.read_bytes() for file in packs(path)}
+        with (
+            Refusals([*packs(path), path / "store.toml"], None).active(),
+            pytest.raises(precook.StoreReadError, match="cannot be read"),
+        ):
+            plan.execute()
+        assert {file: file.read_bytes() for file in packs(path)} == before
+    check(path, ALL)
+
+
+def test_a_repair_leaves_a_pack_that_can_no_longer_be_read(tmp_path: Path) -> None:
+    """Entries that were sound when they were verified are not dropped for an error that comes after."""
+    path = tmp_path / "store"
+    make(path)
+    with precook.open(path) as store:
+        flip(store, RECIPE.key(0))
+        pack, sector = sector_of(path, 1)
+        plan = plan_repair(store, store.verify())
+        for at in (None, sector):
+            refusals = Refusals([pack], None, sector=at)
+            with refusals.active(), pytest.raises(precook.StoreReadError, match="cannot be read"):
+                plan.execute()
+            assert pack.exists()
+        assert plan.execute().entries == 1
+        assert store.missing(keys(ALL)) == keys([0])
 
 
 def test_a_snapshot_that_cannot_be_read_for_a_moment_stays(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 import shutil
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -259,12 +259,12 @@ def planned_size(internals: StoreInternals, living: dict[str, Numbers]) -> int |
             piece.pack.release()
 
 
-def rewrite_packs(internals: StoreInternals, names: Sequence[str], *, give_up: bool = False) -> Rewrite:
+def rewrite_packs(internals: StoreInternals, names: Sequence[str], *, give_up: Collection[int] = ()) -> Rewrite:
     """Put the living rows of some packs into a new one, and remove the old ones.
 
     The new pack is read back before it gets its name. Damaged rows are left behind and become misses. A pack of which
-    the system refuses to read a row stays as it is, unless whoever asks wants to `give_up` such rows. Packs that are
-    gone or damaged as a whole stay, too.
+    the system refuses to read a row stays as it is, unless it is one of those that whoever asks wants to `give_up`.
+    Packs that are gone or damaged as a whole stay, too.
     """
     pieces: list[Piece] = []
     left: list[StoreReadError] = []
@@ -324,15 +324,15 @@ def _replace(internals: StoreInternals, pieces: Sequence[Piece], living: int) ->
     return Rewrite(len(packs), living - entries, nbytes, sum(pack.nbytes for pack in packs) - nbytes)
 
 
-def _sound_rows(internals: StoreInternals, piece: Piece, *, give_up: bool) -> Numbers:
+def _sound_rows(internals: StoreInternals, piece: Piece, *, give_up: Collection[int]) -> Numbers:
     """The rows that are what was put; those that are not are told to the index.
 
-    `StoreReadError` where the system refuses to read one of them, unless such rows are to be given up.
+    `StoreReadError` where the system refuses to read one of them that is not to be given up.
     """
     pack = piece.pack
     bad = list(pack.damage(piece.rows.tolist()))
     for one in bad:
-        if one.refused and not give_up:
+        if one.refused and one.row not in give_up:
             raise StoreReadError(pack.path, one.reason)
     for one in bad:
         table, row = pack.locate(one.row)

@@ -3,13 +3,14 @@
 A pack with damaged entries is written anew without them and the old file goes, so that nothing brings them back. A pack
 whose head is damaged says nothing reliable about its entries and goes as a whole. Entries that have a sound copy in
 another pack are not lost by any of this. What the system refused to read is read again, when the repair is planned and
-when it is done: only a repair, which somebody asked for, gives up what still cannot be read.
+when it is done. Only a repair, which somebody asked for, gives up what still cannot be read, while other files can.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from precook.maintain.verify import Damage, Verification
 from precook.report import SILENT, Reporter
 from precook.store import files
 from precook.store.internals import StoreInternals
-from precook.store.packfile import damage_reason
+from precook.store.packfile import damage_reason, forget_cached
 from precook.store.store import Store
 from precook.values import Key
 
@@ -43,6 +44,8 @@ class BadPack:
     reason: str
     """Why it goes as a whole; empty where it is written anew without its damaged entries."""
     nbytes: int
+    refused: frozenset[int] = frozenset()
+    """Rows that the system refused to read, when the pack was verified and when the repair was planned."""
 
     @property
     def name(self) -> str:
@@ -158,21 +161,48 @@ def _examine(
         for damage in damages
         if damage.key is not None and damage.row is not None and (not damage.refused or damage.row in again)
     }
-    return bad if lost or any(not damage.refused for damage in damages) else None, lost
+    if not lost and all(damage.refused for damage in damages):
+        return None, {}
+    return replace(bad, refused=frozenset(again)), lost
 
 
 def _replace(internals: StoreInternals, bad: BadPack) -> tuple[int, int]:
-    """Put a pack of its sound entries in the place of a damaged one; entries dropped, and bytes of the new file."""
+    """Put a pack of its sound entries in the place of a damaged one; entries dropped, and bytes of the new file.
+
+    `StoreReadError`, and all of it stays, where the system refuses to read what it gave when the repair was planned.
+    """
     try:
         internals.open_pack(bad.name)
     except FileNotFoundError:
         return 0, 0  # somebody else was quicker
     except (DamagedPackError, OSError) as error:
-        return _remove(internals, bad, damage_reason(error, bad.path)), 0
-    rewrite = rewrite_packs(internals, [bad.name], give_up=True)
+        reason = damage_reason(error, bad.path)
+        if isinstance(error, OSError):
+            if not bad.reason:
+                raise files.read_error(bad.path, error) from error
+            _check_disk(internals)
+        return _remove(internals, bad, reason), 0
+    if bad.refused:
+        _check_disk(internals)
+    rewrite = rewrite_packs(internals, [bad.name], give_up=bad.refused)
     for unread in rewrite.left:
         raise unread
     return rewrite.lost, rewrite.nbytes
+
+
+def _check_disk(internals: StoreInternals) -> None:
+    """Make sure that the disk can be read before something is given up because it cannot; else `StoreReadError`.
+
+    A bad sector is bad beside others that are not; a disk that is away for a moment gives nothing.
+    """
+    path = internals.layout.marker
+    with files.reading(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            forget_cached(descriptor)
+            os.pread(descriptor, 1, 0)
+        finally:
+            os.close(descriptor)
 
 
 def _remove(internals: StoreInternals, bad: BadPack, reason: str) -> int:

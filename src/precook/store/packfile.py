@@ -476,11 +476,16 @@ def _twice(descriptor: int, read: Callable[[], _Result]) -> _Result:
     try:
         return read()
     except (DamagedPackError, RowDamagedError, OSError):
-        if _ADVISE is not None:
-            # From the disk, not from what the system holds of it; what is no file cannot be advised on.
-            with contextlib.suppress(OSError):
-                _ADVISE(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        forget_cached(descriptor)
         return read()
+
+
+def forget_cached(descriptor: int) -> None:
+    """Have the next read of a file come from the disk, not from what the system holds of it, where that can be had."""
+    if _ADVISE is not None:
+        # Advice that nobody has to take: what is no file cannot be advised on at all.
+        with contextlib.suppress(OSError):
+            _ADVISE(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _same_file(status: os.stat_result) -> tuple[int, int, int]:
