@@ -88,3 +88,17 @@ def test_values_in_another_spelling_survive_a_rewriting(twins: Path) -> None:
     assert not pack.exists()
     with precook.open("cache") as store:
         assert store.get(stays.key(1))["y"] == [1, 2]
+
+
+def test_an_encoder_of_an_archive_cannot_name_a_file_elsewhere(twins: Path) -> None:
+    """Its name becomes part of a file's name when shards are exported: one that leads out of a folder is refused."""
+    assert run("export", "pets", "pets.tar").code == 0
+    manifest, members = take_archive(Path("pets.tar").read_bytes())
+    with precook.open("cache") as store:
+        tree = store.snapshot("pets").content.tree()
+    for part in ("encoders", "picture_keys"):
+        tree[part]["../../elsewhere"] = tree[part].pop("pixels")
+    Path("evil.tar").write_bytes(make_archive(manifest, [pack_of(tree), *members[1:]]))
+    ended = run("import", "evil.tar", "--store", "there")
+    assert ended.code == 4
+    assert "an encoder is called '../../elsewhere'" in ended.err

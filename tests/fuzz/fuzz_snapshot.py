@@ -6,6 +6,7 @@ and checksums protect against accidents, not against somebody.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -22,6 +23,7 @@ import precook
 from precook.maintain.bundle import export_bundle, import_bundle
 from precook.maintain.gc import plan_gc
 from precook.maintain.owners import find_owners
+from precook.maintain.shards import export_shards
 from precook.store.layout import Layout
 from tests.fuzz.frame import Target, mutate_json
 from tests.support.feeds import everything, images
@@ -106,6 +108,10 @@ def check(data: bytes) -> bool:
         plan_gc(store, grace=0)
         find_owners(store, [bytes(row) for row in snapshot.entry_keys()])
         bring(store, path)
+        with contextlib.suppress(precook.PrecookError):
+            export_shards(store, "test", path.with_name("shards") / "of test", force=True)
+        names = {found.name for found in path.parent.rglob("*-00000.safetensors")}
+        assert len(names) <= len(snapshot.content.encoders)
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -135,3 +136,13 @@ def test_damage_stops_the_export(made: precook.Project, tmp_path: Path) -> None:
         store.reindex()
         export_shards(store, "test", tmp_path / "out")
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_dataset_that_no_plan_made_has_no_resolutions(made: precook.Project, tmp_path: Path) -> None:
+    """A list of samples, as taking over another tool's cache makes one, goes out, too."""
+    content = made.store.snapshot("test").content
+    listed = dataclasses.replace(content, image=dataclasses.replace(content.image, resolutions=[]))
+    made.store.freeze("test", listed)
+    export_shards(made.store, "test", tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert {cut["resolution"] for sample in manifest["samples"] for cut in sample["pictures"]} == {None}

@@ -73,6 +73,10 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         "pads with no number",
     ),
     "a dataset that leads out of its folder": (lambda: made(dataset="../up"), "no name"),
+    "an encoder that leads out of its folder": (
+        lambda: made(encoders={**made()["encoders"], "../../up": {"input": "image", "recipe": ""}}),
+        "an encoder is called",
+    ),
     "an encoder without a name": (lambda: made(encoders={1: {}}), "no names"),
     "sizes below zero": (
         lambda: made(pictures={**made()["pictures"], "size": np.full((2, 2), -1, np.int32)}),

@@ -195,11 +195,13 @@ def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, 
         {"id": identity.tobytes().hex(), "concept": int(concept), "pictures": [], "captions": []}
         for identity, concept in zip(content.samples.id, content.samples.concept, strict=True)
     ]
+    # Datasets that no plan made have none.
+    resolutions = dict(enumerate(content.image.resolutions))
     for row, sample in enumerate(content.pictures.sample.tolist()):
         resolution, variation = content.pictures.target[row].tolist()
         samples[sample]["pictures"].append(
             {
-                "resolution": content.image.resolutions[resolution],
+                "resolution": resolutions.get(resolution),
                 "variation": variation,
                 "size": content.pictures.size[row].tolist(),
                 "entries": entries(content.picture_keys, row),
@@ -210,7 +212,10 @@ def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, 
     return {
         "precook_shards": FORMAT,
         "dataset": snapshot.file.dataset,
-        "concepts": content.tree()["concepts"],
+        "concepts": [
+            {name: getattr(concept, name) for name in ("name", "loss_weight", "repeats", "samples")}
+            for concept in content.concepts
+        ],
         "encoders": {
             name: {
                 "input": content.encoders[name].input,
@@ -219,6 +224,6 @@ def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, 
             }
             for name, writer in shards.items()
         },
-        "empty": {name: numbers[name][key.tobytes()] for name, key in content.empty_keys.items()},
+        "empty": {name: numbers[name][key.tobytes()] for name, key in content.empty_keys.items() if key.any()},
         "samples": samples,
     }

@@ -225,6 +225,7 @@ class SnapshotContent:
 
 
 _DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ENCODER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
 _MISFIT = "its columns do not fit together"
 _MAX_NUMBER = 1 << 31
 _MAX_SHOWN = 1 << 62
@@ -301,8 +302,9 @@ def _dataset(name: Any) -> str:
 
 
 def _name(name: str) -> str:
-    if not 0 < len(name) <= _MAX_NAME:
-        _refuse(f"a name of {len(name)} letters")
+    """The name of an encoder, which may become part of a file's name."""
+    if _ENCODER.fullmatch(name) is None:
+        _refuse(f"an encoder is called {name[:80]!a}")
     return name
 
 
