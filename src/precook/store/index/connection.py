@@ -27,8 +27,10 @@ _STEPS_PER_BYTE = 4
 """... and more for every byte of the file: the sums over all entries, the longest of our walks, take one."""
 _LONGEST_VALUE = 320 << 20
 """Bytes of the longest row that is read; segments of what is remembered take 256 MiB at most."""
-_SCRAP = 64 << 10
+_ROOM = 64 << 10
 """Bytes that a disk must have to open the index: SQLite's shared memory, and something to spare."""
+_SCARCE = 1 << 20
+"""Free bytes below which it is tried whether there is so much."""
 _BLOCK = 1 << 20
 
 _LOCKED = ("database is locked", "database table is locked", "database schema is locked", "locking protocol")
@@ -147,14 +149,36 @@ def _explain_refusal(path: Path, reason: str) -> StoreError | DoubtError | Refus
     if refused is not None:
         return refused
     try:
-        with tempfile.TemporaryFile(dir=path.parent) as scrap:
-            scrap.write(bytes(_SCRAP))
+        _take_room(path.parent)
     except OSError as error:
         explained = files.explain(path, error)
         return explained if isinstance(explained, (NoSpaceError, ReadOnlyError)) else RefusedError(explained)
     if reason == _READ_ONLY and not os.access(path, os.W_OK):
         return ReadOnlyError(path, f"the index cannot be written: {reason}")
     return RefusedError(StoreWriteError(path, f"the index could not be read or written: {reason}"))
+
+
+def check_room(path: Path) -> None:
+    """Raise `NoSpaceError` where the disk has no room for what SQLite puts beside a database.
+
+    Before it tries: it maps its shared memory, and where blocks are smaller than pages, or are never written in place,
+    a page that the disk has no room for ends the process with SIGBUS.
+    """
+    try:
+        status = os.statvfs(path.parent)
+        if status.f_bavail * status.f_frsize < _SCARCE:
+            _take_room(path.parent)
+    except OSError as error:
+        explained = files.explain(path, error)
+        if isinstance(explained, NoSpaceError):
+            raise explained from error
+        # Anything else hears who opens the file.
+
+
+def _take_room(folder: Path) -> None:
+    """Write as much as SQLite needs to a file without a name; what the file system says is free may not be for us."""
+    with tempfile.TemporaryFile(dir=folder) as scrap:
+        scrap.write(bytes(_ROOM))
 
 
 def _try_reading(path: Path) -> StoreError | DoubtError | RefusedError | None:

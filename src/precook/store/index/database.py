@@ -26,6 +26,7 @@ from precook.store.index.connection import (
     DoubtError,
     NoIndexError,
     RefusedError,
+    check_room,
     companions,
     connect,
     defend,
@@ -143,10 +144,6 @@ class Database:
 
     def _ask(self, query: Callable[[sqlite3.Connection], _T], *, writable: bool) -> _T:
         """The result of a query."""
-        if writable and self._disk_full:
-            # There may be room by now.
-            self.close()
-            self._disk_full = False
         try:
             with self._named_errors():
                 return query(self._connected())
@@ -208,8 +205,7 @@ class Database:
         if self.read_only:
             self._rebuild_in_memory()
             return
-        with self.exclusive(), files.explained(self._layout.root):
-            self._disk_full = False
+        with self.exclusive(), self._trying_for_room(), files.explained(self._layout.root):
             with contextlib.suppress(DoubtError):
                 self._settle()
             names = list_packs(self._layout)[0]
@@ -333,8 +329,40 @@ class Database:
             self._file.settle()
 
     @contextlib.contextmanager
+    def _trying_for_room(self) -> Iterator[None]:
+        """Try whether a full disk has room by now; where it has not, go on to look at what was looked at before."""
+        if not self._disk_full:
+            yield
+            return
+        view = None
+        if self.in_memory:
+            view, self._connection = self._connection, None
+        else:
+            # Not beside the other one: they would share SQLite's shared memory, which this one may not write to.
+            self.close()
+        self._disk_full = False
+        try:
+            yield
+        except NoSpaceError:
+            self.close()
+            self._disk_full = True
+            if view is not None:
+                self._connection, self._signature, self._names = view, _IN_MEMORY, Names({}, {}, {})
+            raise
+        if view is not None:
+            view.close()
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Called when an index in memory gives way to the file, which may know less."""
+
+    @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        self._read(lambda _: None, writable=True)  # doubts are settled before anything is written
+        with self._trying_for_room():
+            check_room(self._path)
+            self._read(lambda _: None, writable=True)  # doubts are settled before anything is written
+        if self._disk_full:
+            raise NoSpaceError(self._path, "no space left for the index")
         with self._named_errors():
             db = self._connected()
             try:
@@ -402,6 +430,8 @@ class Database:
             self._file.check()
         if signature is None:
             raise NoIndexError("there is no index")
+        if not self._only_looks:
+            check_room(self._path)
         connection = self._open()
         try:
             self._log_bytes = self._file.log_bytes()

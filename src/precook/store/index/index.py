@@ -161,6 +161,10 @@ class Index(Database):
         if known - ids or any(True for _ in self._read_heads(ids - known)):
             self._rebuild_in_memory()
 
+    def catch_up(self) -> None:
+        """Adopt what only the index in memory knew."""
+        self.refresh()
+
     def add(self, heads: Iterable[Head]) -> None:
         """Add the rows of durable packs."""
         heads = list(heads)
