@@ -56,6 +56,10 @@ REFUSED = [
     ("repair", "eio", 19),
 ]
 UNREADABLE = [
+    ("create", "read-eio", 11),
+    ("create", "stat-eio", 23),
+    ("lost-index", "read-eio", 31),
+    ("export", "read-eio", 13),
     ("read", "read-eio", 19),
     ("read", "mmap-enomem", 3),
     ("gc", "read-eio", 17),
@@ -130,6 +134,17 @@ def test_refused_lock_is_a_named_error(driver: Driver, scenario: str, fault: str
 def test_second_user_carries_on(driver: Driver, scenario: str, stride: int) -> None:
     """What one user of a group was killed in the middle of, another one finishes, and the first can read it."""
     report = done(driver.run("sweep", scenario=f"two users, {scenario}", fault="kill", stride=stride))
+    assert report.summary() == ""
+    assert report.points > 0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "system", "stride"),
+    [("create", "tmpfs", 19), ("read", "tmpfs", 19), ("gc", "tmpfs", 19), ("evict", "ext4", 47)],
+)
+def test_full_disk_can_be_read_and_made_room_on(driver: Driver, scenario: str, system: str, stride: int) -> None:
+    """With no byte free entries are read, gc and evict work out of the reserve, and later all goes on."""
+    report = done(driver.run("fill_up", scenario=scenario, system=system, stride=stride))
     assert report.summary() == ""
     assert report.points > 0
 

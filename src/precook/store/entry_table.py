@@ -18,7 +18,7 @@ from precook.store.format.pack import Table
 from precook.store.index.index import Index
 from precook.store.index.scan import find_pages, read_pages
 from precook.store.keysets import beginnings, split
-from precook.store.lookup import Lookup
+from precook.store.lookup import Lookup, use_row
 from precook.store.packfile import RowDamagedError, TableFile
 from precook.values import Array, Bytes, Flags, Key, Numbers
 
@@ -196,7 +196,7 @@ class EntryTable:
             except MissingEntryError:
                 raise damaged or MissingEntryError(self._key(number)) from None
             try:
-                return use(table, row)
+                return use_row(table, row, use)
             except (RowDamagedError, OSError) as error:
                 damaged = self._lookup.failed(self._key(number), table, row, error) or damaged
                 self.look_again(np.array([number]))

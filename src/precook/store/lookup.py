@@ -79,7 +79,7 @@ class Lookup:
             if place is None:
                 raise damaged or MissingEntryError(key)
             try:
-                return use(*place)
+                return use_row(*place, use)
             except (RowDamagedError, OSError) as error:
                 damaged = self.failed(key, *place, error) or damaged
             place = None
@@ -234,3 +234,16 @@ class Lookup:
         for table, _, inside in confirmed:
             np.frombuffer(table.used, np.uint8)[inside] = USED
         return confirmed
+
+
+def use_row(table: TableFile, row: int, use: Callable[[TableFile, int], _Result]) -> _Result:
+    """What a use of a row gives, at the second try where the system refuses the first: much of that passes.
+
+    A place that is given up is a miss for as long as its store is open.
+    """
+    try:
+        return use(table, row)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return use(table, row)
