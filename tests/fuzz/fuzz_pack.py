@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import precook
-from precook.errors import MissingEntryError
+from precook.errors import DAMAGED, MissingEntryError
 from precook.maintain.compact import plan_compact
 from precook.maintain.gc import plan_gc
 from precook.maintain.repair import plan_repair
@@ -29,10 +29,13 @@ from precook.store.format.pack import Head
 from precook.store.layout import Layout
 from precook.store.tree import read_values, take_apart
 from tests.fuzz.frame import Target, mutate_bytes, mutate_json
+from tests.support.commands import run
 from tests.support.forged import ROWS, name_of, read_head, signed
 
 RECIPE = precook.Recipe("good", {})
 GOOD = RECIPE.key(1)
+SHOWN = 2
+"""Entries that are shown by the command line."""
 
 
 def read_file(data: bytes) -> bytes:
@@ -109,6 +112,7 @@ def live_with(data: bytes) -> None:
     pack.parent.mkdir(exist_ok=True)
     pack.write_bytes(data)
     served = use(path)
+    show(path)
     with precook.open(path) as store:
         plan_repair(store, store.verify()).execute()
         assert store.verify().clean
@@ -135,6 +139,14 @@ def use(path: Path) -> set[bytes]:
         store.totals()
         store.verify()
     return served
+
+
+def show(path: Path) -> None:
+    """Everything that the command line tells of a store and of some of its entries."""
+    with precook.open(path) as store:
+        keys = [entry.key.hex() for entry in store.entries()][:SHOWN]
+    for command in (["ls"], ["status"], *(["show", key, *form] for key in keys for form in ([], ["--json"]))):
+        assert run(*command, "--store", path).code in (0, DAMAGED), command
 
 
 @functools.cache
