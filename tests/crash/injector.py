@@ -87,6 +87,9 @@ def _misbehaviour(scenario: Scenario, fault: Fault, outcome: Outcome) -> list[st
         problems.append("it was to be killed, and was not: the harness is broken")
     if fault.reads and not fault.forever and len(outcome.errors) > 1:
         problems.append(f"one read failed, once, and {len(outcome.errors)} steps did: {outcome.errors[-1]}")
+    if fault.reads and not fault.forever and any(name == "MissingEntryError" for name, _ in outcome.errors):
+        # For as long as nothing of a pack can be read, its entries are missing; not for one read that failed.
+        problems.append("one read failed, once, and an entry that is there was missing")
     vague = {kind.__name__ for kind in scenario.too_vague}
     for name, text in outcome.errors:
         if fault.action is not Action.ERROR:

@@ -53,7 +53,11 @@ class Import(StoreScenario):
         """Import it, and once more after an error."""
 
         def step() -> None:
-            with (area / "in.tar").open("rb") as stream:
+            try:
+                stream = (area / "in.tar").open("rb")
+            except OSError as error:  # nothing of the store's: the command says so, too
+                raise precook.StoreReadError(area / "in.tar", str(error)) from error
+            with stream:
                 import_bundle(store, stream)
 
         with precook.open(area / "cache") as store:

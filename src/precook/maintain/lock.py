@@ -55,7 +55,8 @@ def maintaining(internals: StoreInternals, command: str) -> Iterator[None]:
 
 def _check_owner(layout: Layout) -> None:
     """Refuse to remove anything from a directory that somebody else may have planted."""
-    status = layout.root.stat()
+    with files.reading(layout.root):
+        status = layout.root.stat()
     if status.st_mode & stat.S_IWOTH:
         hint = f"take that right away: chmod o-w {printable(layout.root)}"
         raise ReadOnlyError(
