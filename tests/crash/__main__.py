@@ -88,6 +88,8 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
             jobs.append(Job("cut_everywhere", {"scenario": scenario, "bug": bug, "randoms": 0}, seeded=True))
         bug = "ignored-short-write"
         jobs.append(Job("sweep", {"scenario": scenario, "fault": "short", "bug": bug}, seeded=True))
+    lost = {"scenario": "leased", "fault": "read-short", "bug": "believed-short-read"}
+    jobs.append(Job("sweep", lost, seeded=True))
     return [job for job in jobs if options.only in str(job)]
 
 

@@ -33,10 +33,16 @@ def _write_once(descriptor: int, buffers: Any) -> None:
         os.writev(descriptor, parts[start : start + at_once])
 
 
+def _read_once(descriptor: int, size: int, offset: int) -> bytes:
+    """Read, and believe that there is no more."""
+    return os.pread(descriptor, size, offset)
+
+
 BUGS: dict[str, tuple[str, Callable[..., Any]]] = {
     "no-file-sync": ("sync_file", _sync_directories_only),
     "no-directory-sync": ("sync_directory", _nothing),
     "ignored-short-write": ("write_all", _write_once),
+    "believed-short-read": ("read_at", _read_once),
 }
 
 

@@ -24,7 +24,6 @@ CAUGHT = [
     ("leaks errors", "sweep", {"fault": "flock-enolck"}, "none of the store's own"),
     ("takes a read error for damage", "sweep", {"fault": "read-eio"}, "acknowledged and is lost"),
     ("takes a read error for damage", "sweep", {"fault": "read-eio-forever"}, "acknowledged and is lost"),
-    ("believes a short read", "sweep", {"fault": "read-short"}, "acknowledged and is lost"),
     ("takes a name away again", "meanwhile", {"fault": "fsync-eio"}, "acknowledged and is lost"),
     ("acknowledges too early", "fill_up", {"system": "tmpfs"}, "acknowledged and is lost"),
     ("writes in place", "sweep", {"fault": "torn"}, "wrong bytes"),
@@ -36,6 +35,7 @@ SEEDED: dict[str, tuple[str, dict[str, Any]]] = {
     "no-file-sync": ("cut_everywhere", {}),
     "no-directory-sync": ("cut_everywhere", {}),
     "ignored-short-write": ("sweep", {"fault": "short"}),
+    "believed-short-read": ("sweep", {"fault": "read-short"}),
 }
 SURVIVED = [
     *("kill", "killafter", "torn", "short", "enospc", "eio-forever", "fsync-eio"),
