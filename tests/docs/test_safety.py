@@ -31,7 +31,7 @@ LIMITS = {
     "a tensor": (leaves.MAX_RANK, leaves.MAX_BYTES),
     "an archive": (archive.MAX_MEMBERS, archive.MAX_BYTES),
     "a source": (facts.LARGEST,),
-    "a caption file": (captions.MAX_BYTES,),
+    "a caption file": (captions.MAX_BYTES, captions.MAX_LINES),
     "a table": (tables.MAX_BYTES,),
     "a picture": (ImageSettings.model_fields["max_pixels"].default,),
     "a model's folder": (models.MAX_ENTRIES,),

@@ -60,15 +60,18 @@ def test_a_full_disk_without_a_reserve_is_a_named_error(small_disk: Path, recipe
         assert [store.get(recipe.key(number))["number"] for number in range(4)] == [0, 1, 2, 3]
 
 
-def test_a_small_store_keeps_no_reserve(store: precook.Store, recipe: precook.Recipe) -> None:
-    """A reserve takes a hundredth of a store at most; one that is large enough gets it, once."""
+def test_the_reserve_is_a_hundredth_of_a_store(store: precook.Store, recipe: precook.Recipe) -> None:
+    """None for a small store, 64 MiB at most for a large one; it is made anew when the store has doubled."""
     store.put(recipe.key(1), 1)
     layout = Layout(store.path)
     assert not layout.reserve.exists()
-    assert not keep_reserve(layout, 99 << 20, size=1 << 20)
-    assert keep_reserve(layout, 100 << 20, size=1 << 20)
+    assert keep_reserve(layout, 99 << 20) == 0
+    assert keep_reserve(layout, 100 << 20) == 1 << 20
     assert layout.reserve.stat().st_size == 1 << 20
-    assert keep_reserve(layout, 100 << 20, size=1 << 20)
+    assert keep_reserve(layout, 199 << 20) == 1 << 20
+    assert keep_reserve(layout, 200 << 20) == 2 << 20
+    assert keep_reserve(layout, 1 << 40) == layout.reserve.stat().st_size == 64 << 20
+    assert keep_reserve(layout, 100 << 20) == 64 << 20
 
 
 def test_a_directory_that_anybody_may_write_to_is_refused(store: precook.Store, recipe: precook.Recipe) -> None:

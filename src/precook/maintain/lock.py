@@ -20,9 +20,12 @@ from precook.store.layout import Layout
 from precook.store.lease import sweep_leases
 from precook.store.lock import locked
 
-RESERVE_BYTES = 64 << 20
-_RESERVE_WORTH = 100
-"""A store gets a reserve when it is so many times as large: a hundredth more."""
+_RESERVE_SHARE = 100
+"""The reserve is a hundredth of the store ..."""
+_LARGEST_RESERVE = 64 << 20
+"""... and no more than that."""
+_SMALLEST_RESERVE = 1 << 20
+"""Bytes below which it would not be worth a file."""
 _SCARCE = 16 << 20
 """Free bytes below which the reserve is needed."""
 _PATIENCE = 5.0
@@ -68,17 +71,23 @@ def _check_owner(layout: Layout) -> None:
         raise ReadOnlyError(layout.root, "this directory belongs to somebody else", hint=hint)
 
 
-def keep_reserve(layout: Layout, pack_bytes: int, *, size: int = RESERVE_BYTES) -> bool:
-    """Make the reserve of a store that is large enough for one, where the disk has room; whether there is one now."""
-    if layout.reserve.exists():
-        return True
-    if pack_bytes < _RESERVE_WORTH * size or shutil.disk_usage(layout.root).free < 2 * size + _SCARCE:
-        return False
+def keep_reserve(layout: Layout, pack_bytes: int) -> int:
+    """Make the reserve of a store of so many bytes, where the disk has room; the size of the one there is now."""
+    try:
+        kept = layout.reserve.stat().st_size
+    except FileNotFoundError:
+        kept = 0
+    wanted = min(_LARGEST_RESERVE, pack_bytes // _RESERVE_SHARE)
+    # Made anew when the store has doubled, and not at every open.
+    if wanted < max(_SMALLEST_RESERVE, 2 * kept) or shutil.disk_usage(layout.root).free < 2 * wanted + _SCARCE:
+        return kept
     # Nothing depends on it: where it cannot be had, it is tried again when the store is next opened.
     with contextlib.suppress(OSError):
-        make_reserve(layout, size)
-        return True
-    return False
+        layout.reserve.unlink(missing_ok=True)
+        kept = 0
+        make_reserve(layout, wanted)
+        kept = wanted
+    return kept
 
 
 def make_reserve(layout: Layout, size: int) -> None:
