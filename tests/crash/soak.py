@@ -279,6 +279,8 @@ class Child:
     def __init__(self, path: Path, role: str, rng: random.Random, user: int | None) -> None:
         self.role = role
         self._reading, writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._said = b""
         self.killed = rng.random() < 0.4
         now = time.monotonic()
         self._until = now + rng.uniform(0.0, _PERIOD)
@@ -313,6 +315,7 @@ class Child:
     def ended(self) -> bool:
         """Whether it is over; one whose moment has come is stopped, goes on, or is killed."""
         now = time.monotonic()
+        self._listen()
         if os.waitpid(self.pid, os.WNOHANG)[0]:
             self.killed = False
             return True
@@ -332,13 +335,19 @@ class Child:
             return True
         return False
 
+    def _listen(self) -> None:
+        """Take what it has said: a pipe that is full would hold it up."""
+        with contextlib.suppress(BlockingIOError):
+            while said := os.read(self._reading, 1 << 16):
+                self._said += said
+
     def count(self, counts: Counter[str], violations: list[str]) -> None:
         """Add up what it said; a line that it was killed in the middle of does not count."""
         counts.update(processes=1, killed=self.killed, stopped=self.stopped)
         violations += [f"{self.role}: it hangs"] * self.hangs
-        with open(self._reading, "rb") as file:
-            lines = file.read().decode(errors="replace").split("\n")[:-1]
-        for line in lines:
+        self._listen()
+        os.close(self._reading)
+        for line in self._said.decode(errors="replace").split("\n")[:-1]:
             word, _, rest = line.partition("\t")
             if word == "violation":
                 violations.append(rest)
