@@ -49,7 +49,7 @@ class NoIndexError(DoubtError):
     """There is no index yet, or no longer: nothing to worry about."""
 
 
-class RefusedError(Exception):
+class SystemRefusedError(Exception):
     """The system refused to read or write the index, for a reason that may pass; `error` tells it in our words."""
 
     def __init__(self, error: StoreError, *, lost: bool = False) -> None:
@@ -125,7 +125,7 @@ def defend(connection: Connection) -> None:
         connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_VIEW, False)  # noqa: FBT003
 
 
-def explain(path: Path, error: Exception) -> StoreError | DoubtError | RefusedError:
+def explain(path: Path, error: Exception) -> StoreError | DoubtError | SystemRefusedError:
     """SQLite's complaint about the database at `path` as ours; what casts doubt on its content is a `DoubtError`."""
     # By message: Python 3.10 does not pass SQLite's error codes on. By its beginning: what follows may quote the file.
     reason = str(error)
@@ -143,7 +143,7 @@ def explain(path: Path, error: Exception) -> StoreError | DoubtError | RefusedEr
     return DoubtError("a search in it does not end" if reason == _ENDLESS else reason)
 
 
-def _explain_refusal(path: Path, reason: str) -> StoreError | DoubtError | RefusedError:
+def _explain_refusal(path: Path, reason: str) -> StoreError | DoubtError | SystemRefusedError:
     """Ask the system itself: to SQLite a full disk, a failing one and a lack of descriptors are much the same."""
     refused = _try_reading(path)
     if refused is not None:
@@ -152,10 +152,10 @@ def _explain_refusal(path: Path, reason: str) -> StoreError | DoubtError | Refus
         _take_room(path.parent)
     except OSError as error:
         explained = files.explain(path, error)
-        return explained if isinstance(explained, (NoSpaceError, ReadOnlyError)) else RefusedError(explained)
+        return explained if isinstance(explained, (NoSpaceError, ReadOnlyError)) else SystemRefusedError(explained)
     if reason == _READ_ONLY and not os.access(path, os.W_OK):
         return ReadOnlyError(path, f"the index cannot be written: {reason}")
-    return RefusedError(StoreWriteError(path, f"the index could not be read or written: {reason}"))
+    return SystemRefusedError(StoreWriteError(path, f"the index could not be read or written: {reason}"))
 
 
 def check_room(path: Path) -> None:
@@ -181,7 +181,7 @@ def _take_room(folder: Path) -> None:
         scrap.write(bytes(_ROOM))
 
 
-def _try_reading(path: Path) -> StoreError | DoubtError | RefusedError | None:
+def _try_reading(path: Path) -> StoreError | DoubtError | SystemRefusedError | None:
     """What the system says about a database and its log; None where it gives all of them."""
     try:
         if not is_connected(path.lstat()):
@@ -194,7 +194,7 @@ def _try_reading(path: Path) -> StoreError | DoubtError | RefusedError | None:
     return None
 
 
-def explain_read(path: Path, error: OSError) -> StoreError | RefusedError:
+def explain_read(path: Path, error: OSError) -> StoreError | SystemRefusedError:
     """What the system says about reading the index, as ours."""
     if error.errno in files.MEDIUM:
         try:
@@ -203,9 +203,9 @@ def explain_read(path: Path, error: OSError) -> StoreError | RefusedError:
             lost = False  # a disk that gives nothing back for a while may have lost nothing
         else:
             lost = True
-        return RefusedError(StoreReadError(path, f"the index cannot be read: {error.strerror}"), lost=lost)
+        return SystemRefusedError(StoreReadError(path, f"the index cannot be read: {error.strerror}"), lost=lost)
     explained = files.explain(path, error)
-    return explained if isinstance(explained, ReadOnlyError) else RefusedError(explained)
+    return explained if isinstance(explained, ReadOnlyError) else SystemRefusedError(explained)
 
 
 def _read_through(path: Path) -> None:

@@ -25,7 +25,7 @@ from precook.store.index.connection import (
     Connection,
     DoubtError,
     NoIndexError,
-    RefusedError,
+    SystemRefusedError,
     check_room,
     companions,
     connect,
@@ -35,7 +35,7 @@ from precook.store.index.connection import (
     is_connected,
 )
 from precook.store.index.file import IndexFile, look
-from precook.store.index.schema import Names, UnreadableError
+from precook.store.index.schema import Names, UnreadableIndexError
 from precook.store.layout import Layout, list_packs
 from precook.store.lock import PATIENCE, locked
 
@@ -130,7 +130,7 @@ class Database:
         `writable`: by a connection that can also write; without it a full disk is no reason not to read.
         """
         with self.lock:
-            with contextlib.suppress(DoubtError, RefusedError):
+            with contextlib.suppress(DoubtError, SystemRefusedError):
                 return self._ask(query, writable=writable)
             with contextlib.nullcontext() if self.read_only else self.exclusive():
                 # Once more under the lock: another process may have been replacing the index just now.
@@ -163,7 +163,7 @@ class Database:
                 if not self.read_only:
                     self._settle()
                 return self._ask(query, writable=writable)
-            except RefusedError as refused:
+            except SystemRefusedError as refused:
                 if not left and refused.lost:
                     raise DoubtError(refused.error.reason) from refused
                 if not left:
@@ -176,9 +176,9 @@ class Database:
             try:
                 with self._writing() as db:
                     result = change(db)
-            except (DoubtError, RefusedError) as doubt:
+            except (DoubtError, SystemRefusedError) as doubt:
                 # What was refused for another reason is not tried again: after a failed sync that would look well.
-                if isinstance(doubt, RefusedError) and not doubt.lost:
+                if isinstance(doubt, SystemRefusedError) and not doubt.lost:
                     raise doubt.error from doubt
                 self.make_anew(str(doubt), writable=True)
                 with self._last_attempt(), self._writing() as db:
@@ -264,9 +264,9 @@ class Database:
                     schema.take_over(db, source)
             except DoubtError:
                 return
-            except UnreadableError as error:
+            except UnreadableIndexError as error:
                 refused = explain(self._path, error)
-                lost = isinstance(refused, RefusedError) and refused.lost
+                lost = isinstance(refused, SystemRefusedError) and refused.lost
                 if isinstance(refused, NoIndexError) or (not left and isinstance(refused, DoubtError)):
                     return
                 if not left and not lost and not self._only_looks:
@@ -285,7 +285,7 @@ class Database:
         try:
             return self._open()
         except sqlite3.Error as error:
-            raise UnreadableError(str(error)) from error
+            raise UnreadableIndexError(str(error)) from error
 
     def make_durable(self, names: Iterable[str]) -> None:
         """Sync the names of packs that are about to get rows, or whose rows are about to go.
@@ -406,7 +406,7 @@ class Database:
         """Turn what cannot be helped by making the index anew into errors."""
         try:
             yield
-        except RefusedError as refused:
+        except SystemRefusedError as refused:
             raise refused.error from refused
         except DoubtError as doubt:
             raise StoreWriteError(self._path, f"the index cannot be made: {doubt}") from doubt

@@ -69,7 +69,7 @@ _MOMENT = 10**9
 """Nanoseconds, more than between two ticks of any clock: a time that lies further ahead was set wrongly."""
 
 
-class UnreadableError(Exception):
+class UnreadableIndexError(Exception):
     """Some of the index that is replaced could not be read."""
 
 
@@ -165,8 +165,8 @@ def seal(db: sqlite3.Connection) -> None:
 def take_over(db: sqlite3.Connection, source: sqlite3.Connection) -> None:
     """Copy what the packs do not say from the index that is replaced, as far as it can be read: it has checksums.
 
-    Before the packs are added: what was dropped from them stays dropped. After an `UnreadableError` it can be called
-    again with another connection, for what could not be read this time.
+    Before the packs are added: what was dropped from them stays dropped. After an `UnreadableIndexError` it can be
+    called again with another connection, for what could not be read this time.
     """
     errors: list[Exception] = []
     try:
@@ -182,7 +182,7 @@ def take_over(db: sqlite3.Connection, source: sqlite3.Connection) -> None:
         db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)  # noqa: S608 - our own words
     db.execute("COMMIT")
     if errors:
-        raise UnreadableError(str(errors[0])) from errors[0]
+        raise UnreadableIndexError(str(errors[0])) from errors[0]
 
 
 def _readable(
