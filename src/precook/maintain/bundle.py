@@ -25,6 +25,7 @@ from blake3 import blake3
 
 from precook.errors import (
     BundleError,
+    DamagedEntryError,
     DamagedPackError,
     LockedError,
     MissingEntryError,
@@ -64,13 +65,13 @@ from precook.store.entry_table import EntryTable
 from precook.store.format.build import Entry, build_pack, make_entry
 from precook.store.format.pack import MAX_RECIPES
 from precook.store.internals import StoreInternals
-from precook.store.packfile import Guard, PackFile
+from precook.store.packfile import Guard, PackFile, RowDamagedError
 from precook.store.snapshot import Snapshot, SnapshotFile, check_dataset, read_snapshot
 from precook.store.snapshot_content import is_dataset
 from precook.store.store import Store
 from precook.store.tree import take_apart
 from precook.units import format_size
-from precook.values import Bytes, Numbers
+from precook.values import Bytes, Key, Numbers
 
 KEEPS = ("captions", "paths")
 """What a snapshot may hold beyond what training needs."""
@@ -495,6 +496,10 @@ def _move_in(internals: StoreInternals, staging: Staging, member: Member) -> int
             for number, key in enumerate(keys):
                 if key in absent:
                     table, row = pack.locate(number)
-                    entries.append(stored_entry(table, row, table.verify(descriptor, row)))
+                    try:
+                        entries.append(stored_entry(table, row, table.verify(descriptor, row)))
+                    except RowDamagedError as error:
+                        # It was whole when it was staged, as far as the disk said.
+                        raise DamagedEntryError(Key(key), pack.path, str(error)) from error
         commit(internals, entries)
     return added
