@@ -446,6 +446,18 @@ int creat64(const char *path, mode_t mode) { return open64(path, O_CREAT | O_WRO
 
 #define HERE (-1) /* write at the descriptor's own position */
 
+/* The first `length` bytes of some parts, as parts of their own; how many these are. */
+static int shortened(struct iovec *cut, const struct iovec *parts, int n, size_t length) {
+    int used = 0;
+    for (; used < n && length; used++) {
+        cut[used] = parts[used];
+        if (cut[used].iov_len > length)
+            cut[used].iov_len = length;
+        length -= cut[used].iov_len;
+    }
+    return used;
+}
+
 static ssize_t written(struct call *call, int fd, const struct iovec *parts, int n, off64_t offset) {
     int kept = errno;
     struct iovec cut[IOV_MAX];
@@ -466,16 +478,8 @@ static ssize_t written(struct call *call, int fd, const struct iovec *parts, int
     if (verdict == FAIL)
         return end(call, -1, fi.error, inode_of(fd), NULL, 0);
     if (verdict == HALF && total > 1) {
-        size_t left = total / 2;
-        int used = 0;
-        for (; used < n && left; used++) {
-            cut[used] = parts[used];
-            if (cut[used].iov_len > left)
-                cut[used].iov_len = left;
-            left -= cut[used].iov_len;
-        }
+        n = shortened(cut, parts, n, total / 2);
         parts = cut;
-        n = used;
     } else if (verdict == HALF && call->dies_after) {
         die(); /* half of nothing */
     }
@@ -586,16 +590,8 @@ static ssize_t got(struct call *call, int fd, const struct iovec *parts, int n, 
     if (verdict == FAIL)
         return -1;
     if (verdict == HALF && total > 1) {
-        size_t left = total / 2;
-        int used = 0;
-        for (; used < n && left; used++) {
-            cut[used] = parts[used];
-            if (cut[used].iov_len > left)
-                cut[used].iov_len = left;
-            left -= cut[used].iov_len;
-        }
+        n = shortened(cut, parts, n, total / 2);
         parts = cut;
-        n = used;
     }
     return offset == HERE ? plain_readv(fd, parts, n) : plain_preadv(fd, parts, n, offset);
 }

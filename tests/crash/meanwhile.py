@@ -16,9 +16,8 @@ from .aftermath import Scenario, check_aftermath, perform
 from .children import Child, Journal, Outcome
 from .disk import Disk
 from .library import Action, Fault, Library
-from .power import Cutter, started, with_next
+from .power import Cutter, started
 from .report import Report
-from .trace import Kind, read_trace
 from .users import copy_owned
 
 if TYPE_CHECKING:
@@ -118,12 +117,7 @@ def meanwhile(  # noqa: PLR0913 - what a power cut is made of
                 report.error(name)
             if cut:
                 cutter = Cutter(scenario, workspace, report, Disk(start), seed, lying=False, brief=True)
-                struck = False
-                for operation, following in with_next(read_trace(trace, area)):
-                    cutter.apply(operation)
-                    struck = struck or operation.kind is Kind.FIRED
-                    if struck and operation.kind is Kind.MARK and following is not Kind.MARK:
-                        cutter.cut(f"{where}, cut at commit {operation.a}", randoms, combine=False)
+                cutter.play_fault(trace, area, where, randoms)
                 cutter.cut(f"{where}, cut at the end", randoms, combine=False)
             # Last: the check runs the scenario again, in this very place.
             report.checked += 1

@@ -54,7 +54,7 @@ def cut_everywhere(  # noqa: PLR0913 - what a power cut is made of
                 report.violation("while recording", problem)
         cutter = Cutter(scenario, workspace, report, Disk(start), seed, lying=lying, brief=brief)
         cutter.cut("before anything", randoms)
-        for moment, (operation, following) in enumerate(with_next(read_trace(trace, workspace / "area")), 1):
+        for moment, (operation, following) in enumerate(_with_next(read_trace(trace, workspace / "area")), 1):
             cutter.apply(operation)
             if reason := scenario.forbids(operation):
                 report.violation(f"operation {moment} ({operation})", reason)
@@ -92,13 +92,7 @@ def cut_after_fault(  # noqa: PLR0913 - what a power cut is made of
             if outcome.crash:
                 report.violation(f"call {outcome.fired}", outcome.crash)
             cutter = Cutter(scenario, workspace, report, Disk(start), seed, lying=False, brief=brief)
-            struck = False
-            for operation, following in with_next(read_trace(trace, area)):
-                cutter.apply(operation)
-                struck = struck or operation.kind is Kind.FIRED
-                # Before the fault this is any run, and `cut_everywhere` has been there.
-                if struck and operation.kind is Kind.MARK and following is not Kind.MARK:
-                    cutter.cut(f"fault at {outcome.fired}, cut at commit {operation.a}", randoms, combine=False)
+            cutter.play_fault(trace, area, f"fault at {outcome.fired}", randoms)
             cutter.cut(f"fault at {outcome.fired}, cut at the end", randoms)
     return report
 
@@ -125,6 +119,16 @@ class Cutter:
         if operation.kind is Kind.MARK:
             self._acked |= {operation.a}
         self._disk.apply(operation, lying=self._lying)
+
+    def play_fault(self, trace: Path, area: Path, where: str, randoms: int) -> None:
+        """Play a trace in which a fault has struck, and cut the power at each acknowledgement since then."""
+        struck = False
+        for operation, following in _with_next(read_trace(trace, area)):
+            self.apply(operation)
+            struck = struck or operation.kind is Kind.FIRED
+            # Before the fault this is any run, and `cut_everywhere` has been there.
+            if struck and operation.kind is Kind.MARK and following is not Kind.MARK:
+                self.cut(f"{where}, cut at commit {operation.a}", randoms, combine=False)
 
     def cut(self, where: str, randoms: int, *, combine: bool = True) -> None:
         for survivors in self._plain:
@@ -159,7 +163,7 @@ class Cutter:
             shutil.rmtree(self._area)
 
 
-def with_next(operations: Iterable[Operation]) -> Iterator[tuple[Operation, Kind | None]]:
+def _with_next(operations: Iterable[Operation]) -> Iterator[tuple[Operation, Kind | None]]:
     """Each operation, and the kind of the next.
 
     Before an acknowledgement there is no need to cut: the disk is the same right after it, and more is expected of it.
