@@ -28,9 +28,9 @@ _HEADS = 256 << 20
 """Bytes of heads kept in memory."""
 _KNOWN = 1_000_000
 """Keys whose place is remembered."""
-LOOK_EVERY = 100e-6
+LOOK_EVERY = 400e-6
 """Seconds from one look at a mapped pack to the next, for each pack that is open: so a look, which takes about 2 µs,
-costs a reader two hundredths of its time at most, however many packs it reads from."""
+costs a reader a two-hundredth of its time at most, however many packs it reads from."""
 _TOUCHES = 1000
 """Lists of what was used that are kept apart before they become one."""
 

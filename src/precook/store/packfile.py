@@ -118,7 +118,8 @@ class PackFile:
         self.guard = guard
         self.placed: list[bytes] = []
         """Keys whose place the reader remembers in this pack."""
-        descriptor = _open_regular(path)
+        self._name = os.fspath(path)
+        descriptor = _open_regular(self._name)
         try:
             self.head = _twice(descriptor, functools.partial(_read_head, descriptor, path, name))
             status = os.fstat(descriptor)
@@ -129,7 +130,6 @@ class PackFile:
         self.written = status.st_mtime_ns
         """When the file was written, in nanoseconds."""
         self._changed = False
-        self._name = os.fspath(path)
         self.look_at = 0.0
         """When the file has to be looked at again, by the monotonic clock."""
         self.whole = status.st_size == self.head.file_bytes
@@ -193,7 +193,7 @@ class PackFile:
 
     def descriptor(self) -> int:
         """The same, for the caller to close."""
-        descriptor = _open_regular(self.path)
+        descriptor = _open_regular(self._name)
         if self._changed or _same_file(os.fstat(descriptor)) != self._file:
             os.close(descriptor)
             raise PackGoneError(self.path)
@@ -287,19 +287,25 @@ class TableFile:
 
     def read_into(self, row: int, arrays: Sequence[Array], *, check: bool) -> None:
         """Read a row's leaves from the disk into arrays of their shapes."""
-        with self.pack.open() as descriptor:
-            self._announce(descriptor, [row])
+        # Not by `open`: this is the way of every first read, and a context manager of Python code is a tenth of it.
+        descriptor = self.pack.descriptor()
+        try:
+            self._announce(descriptor, (row,))
             self.read_from(descriptor, row, arrays, check=check)
+        finally:
+            os.close(descriptor)
 
     def read_from(self, descriptor: int, row: int, arrays: Sequence[Array], *, check: bool) -> None:
         """The same through a descriptor of the pack, which several rows may share."""
-        whole = [array if array.flags.c_contiguous else np.empty(array.shape, array.dtype) for array in arrays]
-        self._read(descriptor, row, whole)
-        if check:
-            self.check(row, whole)
-        for array, buffer in zip(arrays, whole, strict=True):
-            if buffer is not array:
+        if not all([array.flags.c_contiguous for array in arrays]):  # noqa: C419 - a generator takes longer
+            buffers = self._empty(row)
+            self.read_from(descriptor, row, buffers, check=check)
+            for array, buffer in zip(arrays, buffers, strict=True):
                 array[...] = buffer
+            return
+        self._read(descriptor, row, arrays)
+        if check:
+            self.check(row, arrays)
         self.checked[row] = 1
 
     def verify(self, descriptor: int, row: int) -> list[Array]:
@@ -320,7 +326,7 @@ class TableFile:
         with self.pack.open() as descriptor:
             self._announce(descriptor, rows)
 
-    def check(self, row: int, arrays: list[Array]) -> None:
+    def check(self, row: int, arrays: Sequence[Array]) -> None:
         """Compare a row's leaves with its checksum."""
         self._compare(row, [(array.shape, (array,)) for array in arrays])
 
@@ -349,7 +355,10 @@ class TableFile:
     def take(self, row: int) -> tuple[list[Array], bool]:
         """A checked row's leaves, large ones without a copy; and whether the table was mapped anew for it."""
         if not self._large:
-            return [np.array(array) for array in self.view(row)], False
+            columns = self._source or self.columns()
+            return [
+                _row(leaf, column, row).copy() for leaf, column in zip(self.table.leaves, columns, strict=True)
+            ], False
         fresh = False
         with self.pack.guard.lock:
             if self._gift is None or self._taken[row]:
@@ -390,7 +399,7 @@ class TableFile:
             raise RowDamagedError("the pack is cut short")
         return [np.empty(leaf.row_shape(row), leaf.dtype.bits) for leaf in self.table.leaves]
 
-    def _read(self, descriptor: int, row: int, arrays: list[Array]) -> None:
+    def _read(self, descriptor: int, row: int, arrays: Sequence[Array]) -> None:
         for leaf, array in zip(self.table.leaves, arrays, strict=True):
             _read_span(descriptor, array, leaf.span(row)[0])
 
@@ -461,13 +470,13 @@ def _read_span(descriptor: int, array: Array, offset: int) -> None:
     raise RowDamagedError("the pack is cut short")
 
 
-def _open_regular(path: Path) -> int:
+def _open_regular(path: str) -> int:
     # A FIFO must not hang us and a link must not lead us elsewhere.
     try:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
-            raise DamagedPackError(path, "a link or a device, not a file") from error
+            raise DamagedPackError(Path(path), "a link or a device, not a file") from error
         raise
 
 

@@ -11,7 +11,8 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Sequence
-from itertools import chain, repeat
+from itertools import repeat
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +65,23 @@ class Connection(sqlite3.Connection):
 
     nbytes = 0
     """What the file takes, as far as that is known: who has much may look at much."""
+    _looks = repeat(0, 0)
+    """Gives SQLite a zero each time that it asks whether to go on, and ends where it is to stop."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Run a statement, which may take no more steps than a file of this size can need."""
+        """Run a statement, which may take no more steps than a file of this size can need, or twice as many."""
         looks = (_STEPS + _STEPS_PER_BYTE * self.nbytes) // _STEPS_AT_ONCE
-        # What SQLite asks whether to go on is no Python code: Ctrl-C would come out inside of that, where it is lost,
-        # and end the statement as one that does not come to its end.
-        self.set_progress_handler(chain(repeat(0, looks), repeat(1)).__next__, _STEPS_AT_ONCE)
+        # Twice as many, so that a short statement need not begin with new ones.
+        if length_hint(self._looks) < looks:
+            self._looks = repeat(0, 2 * looks)
+            # What SQLite asks is no Python code: Ctrl-C would come out inside of that, where it is lost, and end the
+            # statement as one that does not come to its end.
+            self.set_progress_handler(self._looks.__next__, _STEPS_AT_ONCE)
         return super().execute(sql, parameters)
 
     def executemany(self, sql: str, parameters: Any, /) -> sqlite3.Cursor:
         """Run a statement once for each of some rows; how many they are is the caller's affair."""
+        self._looks = repeat(0, 0)
         self.set_progress_handler(None, _STEPS_AT_ONCE)
         return super().executemany(sql, parameters)
 

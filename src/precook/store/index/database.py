@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreWriteError, printable
+from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreWriteError, printable
 from precook.store import files
 from precook.store.format.pack import Head
 from precook.store.index import schema
@@ -46,6 +46,9 @@ _WRITING = ("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0")
 _IN_MEMORY = "memory"
 _ATTEMPTS = 3
 """How often the system is asked, each time by a new connection, before its refusal counts."""
+
+_UNNAMED = (AttributeError, TypeError, ValueError, OverflowError, OSError, sqlite3.Error)
+"""What comes out of a query where the file is not what we wrote, or cannot be read."""
 
 _T = TypeVar("_T")
 
@@ -130,8 +133,10 @@ class Database:
         `writable`: by a connection that can also write; without it a full disk is no reason not to read.
         """
         with self.lock:
-            with contextlib.suppress(DoubtError, SystemRefusedError):
+            try:
                 return self._ask(query, writable=writable)
+            except (DoubtError, SystemRefusedError):
+                pass  # once more below
             with contextlib.nullcontext() if self.read_only else self.exclusive():
                 # Once more under the lock: another process may have been replacing the index just now.
                 try:
@@ -145,8 +150,11 @@ class Database:
     def _ask(self, query: Callable[[sqlite3.Connection], _T], *, writable: bool) -> _T:
         """The result of a query."""
         try:
-            with self._named_errors():
-                return query(self._connected())
+            return query(self._connected())
+        except _UNNAMED as error:
+            named = self._named(error)
+            if not isinstance(named, NoSpaceError) or writable or self._only_looks:
+                raise named from error
         except NoSpaceError:
             if writable or self._only_looks:
                 raise
@@ -388,18 +396,20 @@ class Database:
         """Turn SQLite's errors about the index, or a database at `path`, into ours or into doubt."""
         try:
             yield
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        except _UNNAMED as error:
+            raise self._named(error, path) from error
+
+    def _named(self, error: Exception, path: Path | None = None) -> StoreError | DoubtError | SystemRefusedError:
+        """An error about the index, or a database at `path`, as ours or as doubt."""
+        if isinstance(error, OSError):
+            return explain_read(path or self._path, error)
+        if not isinstance(error, sqlite3.Error):
             # A torn page can hold values of types that we never write, and text that is none.
-            raise DoubtError(f"unexpected values: {error}") from error
-        except OSError as error:
-            raise explain_read(path or self._path, error) from error
-        except sqlite3.Error as error:
-            # Before the system is asked about the file: closing another descriptor of it would end our locks.
-            self.close()
-            # Who only looks is helped by nothing but a second look, and an index in memory is better than none.
-            if self._only_looks:
-                raise DoubtError(str(error)) from error
-            raise explain(path or self._path, error) from error
+            return DoubtError(f"unexpected values: {error}")
+        # Before the system is asked about the file: closing another descriptor of it would end our locks.
+        self.close()
+        # Who only looks is helped by nothing but a second look, and an index in memory is better than none.
+        return DoubtError(str(error)) if self._only_looks else explain(path or self._path, error)
 
     @contextlib.contextmanager
     def _last_attempt(self) -> Iterator[None]:
