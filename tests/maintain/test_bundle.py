@@ -378,6 +378,23 @@ def test_an_archive_may_come_by_a_pipe(archive: bytes, target: precook.Store) ->
     os.wait()
 
 
+@pytest.mark.parametrize("offset", [20, -1], ids=["head", "entry"])
+def test_an_import_goes_on_after_a_disk_has_torn_what_it_had_staged(
+    archive: bytes, target: precook.Store, offset: int
+) -> None:
+    """What waits from an interrupted run is read again: damaged packs are received once more, and nobody clears up."""
+    with pytest.raises(precook.BundleError, match="ends early"):
+        bring(target, archive[: int(len(archive) * 0.9)])
+    staged = list(target.path.glob("imports/*/*.safetensors"))
+    assert len(staged) > 1
+    for path in staged:
+        torn = bytearray(path.read_bytes())
+        torn[offset] ^= 0xFF
+        path.write_bytes(torn)
+    assert bring(target, archive).resumed == 0
+    assert target.verify().clean
+
+
 def test_two_imports_of_one_archive_do_not_meet(archive: bytes, target: precook.Store) -> None:
     """The second is told that another one is at it, and works once that has ended."""
     digest = archive[len("manifest-") :][:64].decode()

@@ -341,11 +341,22 @@ class Staging:
         return PackFile(self.path(member), member.pack, Guard())
 
     def has(self, member: Member) -> bool:
-        """Whether a pack has passed before."""
+        """Whether a pack has passed before and still does; one that a disk has torn since makes way for another."""
+        path = self.path(member)
         try:
-            return self.path(member).stat().st_size == member.nbytes
+            damage = next(check_pack(self.pack(member)), None)
         except FileNotFoundError:
             return False
+        except DamagedPackError:
+            whole = False
+        else:
+            if damage is not None and damage.refused:
+                raise StoreReadError(path, damage.reason)
+            whole = damage is None and path.stat().st_size == member.nbytes
+        if not whole:
+            with files.explained(self.root):
+                path.unlink()
+        return whole
 
     def remove(self) -> None:
         """Remove everything that waits here."""
