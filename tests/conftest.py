@@ -6,7 +6,8 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pipeline_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny pipeline, by its family; each is made once, and nobody writes to it."""
+    from tests.support.pipelines import tiny_pipeline  # noqa: PLC0415 - skips where torch is not installed
+
+    return cache(lambda family: tiny_pipeline(family, tmp_path_factory.mktemp("pipelines") / family))
 
 
 @pytest.fixture
