@@ -48,13 +48,18 @@ def test_plain_readers_find_every_tensor(made: precook.Project, tmp_path: Path, 
     assert {path.name for path in folder.iterdir()} == {*done.files, "manifest.json"}
     snapshot = made.store.snapshot("test")
     content = snapshot.content
+    assert content.pictures.original is not None
+    assert content.pictures.crop is not None
     assert len(manifest["samples"]) == done.samples == 4
     rows = iter(range(len(content.pictures.sample)))
     lines = iter(range(len(content.lines.sample)))
     for sample, identity in zip(manifest["samples"], content.samples.id, strict=True):
         assert sample["id"] == identity.tobytes().hex()
         for cut in sample["pictures"]:
-            key = precook.Key(content.picture_keys["pixels"][next(rows)].tobytes())
+            row = next(rows)
+            key = precook.Key(content.picture_keys["pixels"][row].tobytes())
+            assert cut["original_size"] == content.pictures.original[row].tolist()
+            assert cut["crop"] == content.pictures.crop[row].tolist()
             tensors, _ = read(folder, manifest, "pixels", cut["entries"]["pixels"])
             (array,) = tensors.values()
             assert np.array_equal(array, made.store.get(key))

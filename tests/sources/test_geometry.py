@@ -19,7 +19,17 @@ from precook import ConfigError, digest
 from precook.config import schema
 from precook.config.schema import ImageSettings, Resolution
 from precook.identity.canonical import canonical
-from precook.sources.geometry import COLUMNS, MAX_BUCKETS, RESAMPLINGS, Cuts, Geometry, buckets, cut_rows, nearest
+from precook.sources.geometry import (
+    COLUMNS,
+    MAX_BUCKETS,
+    RESAMPLINGS,
+    Cuts,
+    Geometry,
+    buckets,
+    cut_rows,
+    nearest,
+    shown_crops,
+)
 from precook.sources.pictures import Facts, RefusedError, check_pixels
 
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "geometry.md").read_text(encoding="utf-8")
@@ -73,6 +83,14 @@ def table(heading: str) -> list[str]:
     return PAGE.split(f"{heading}\n\n", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
 
 
+def fitted(size: Size, choices: list[Size]) -> tuple[Size, Size]:
+    """The size that a picture gets, and the one that it is scaled to, by exact arithmetic."""
+    target = choices[slow_nearest(size, choices)]
+    scale = max(Fraction(target[0], size[0]), Fraction(target[1], size[1]))
+    half = Fraction(0 if len(choices) == 1 and target[0] == target[1] else 1, 2)
+    return target, (int(size[0] * scale + half), int(size[1] * scale + half))
+
+
 @st.composite
 def pictures(draw: st.DrawFn) -> Size:
     """Sizes as pictures have them, and every other one up to the most pixels that are ever allowed."""
@@ -103,8 +121,61 @@ def images(draw: st.DrawFn, **fields: Any) -> ImageSettings:
     return settings(**(chosen | fields))
 
 
+TORCHVISION = """
+64 640x480 85x64 10,0 | 64 1001x1500 64x95 0,16 | 64 1500x1001 95x64 16,0 | 64 333x500 64x96 0,16
+64 1024x683 95x64 16,0 | 64 1920x1080 113x64 24,0 | 64 256x257 64x64 0,0 | 64 37x53 64x91 0,14 | 64 7x5 89x64 12,0
+512 480x640 512x682 0,85 | 512 1500x1001 767x512 128,0 | 512 500x333 768x512 128,0 | 512 683x1024 512x767 0,128
+512 4032x3024 682x512 85,0 | 512 257x256 514x512 1,0 | 512 100x99 517x512 2,0 | 512 799x600 681x512 84,0
+512 512x512 512x512 0,0 | 512 7x5 716x512 102,0 | 512 1080x1920 512x910 0,199 | 512 53x37 733x512 110,0
+1024 1001x1500 1024x1534 0,255 | 1024 500x333 1537x1024 256,0 | 1024 683x1024 1024x1535 0,256
+1024 100x99 1034x1024 5,0 | 1024 37x53 1024x1466 0,221 | 1024 799x600 1363x1024 170,0 | 1024 7x5 1433x1024 204,0
+1024 2048x1367 1534x1024 255,0 | 1024 1365x1024 1365x1024 170,0
+"""
+"""What torchvision 0.29's `Resize(side)` and `CenterCrop(side)` do with pictures of some sizes: side, picture, the size
+that it is scaled to, left and top of the box."""
+
 LENIENT = {"upscale": "allow", "extreme_aspect": "crop", "max_pixels": MOST}
 """Whatever can be cut is."""
+
+
+# Other libraries
+
+
+@pytest.mark.parametrize("case", re.split(r" \| |\n", TORCHVISION.strip()))
+@pytest.mark.parametrize("form", ["exact", "only"])
+def test_one_square_for_all_is_cut_as_torchvision_cuts(case: str, form: str) -> None:
+    """The centre of a square that every picture gets is the one that training scripts cut, to the pixel."""
+    side, source, scaled, box = case.split(" ")
+    size = (int(source.split("x")[0]), int(source.split("x")[1]))
+    fields = {"resolutions": [f"{side}x{side}"]} if form == "exact" else {"resolutions": [int(side)], "max_aspect": 1.0}
+    found = one(size, settings(**fields))
+    assert ("x".join(map(str, found.scaled)), ",".join(map(str, found.crop))) == (scaled, box)
+
+
+def test_pictures_of_other_sizes_are_cut_as_ever() -> None:
+    """Buckets and oblong sizes keep their rounding: nobody's entries are missing because squares have changed."""
+    found = one((1500, 1001), settings(resolutions=["512x448"]))
+    assert (found.scaled, found.crop) == ((671, 448), (79, 0))
+    found = one((1500, 1400), settings(resolutions=[512]))
+    assert (found.scaled, found.crop, found.target) == ((549, 512), (18, 0), (512, 512))
+
+
+def test_what_a_model_is_told_of_a_mirrored_cut_counts_from_the_other_side() -> None:
+    """The offset is that in the picture as it is shown, as if it had been mirrored before it was cut."""
+    plain = one((1000, 500), settings(resolutions=["64x64"], crop="random"))
+    mirrored = one((1000, 500), settings(resolutions=["64x64"], crop="random", flip="always"))
+    assert plain.scaled == mirrored.scaled == (128, 64)
+    assert plain.crop == mirrored.crop
+    assert (plain.shown_crop, mirrored.shown_crop) == ((0, plain.crop[0]), (0, 64 - plain.crop[0]))
+    assert plain.crop[0] not in {0, 32, 64}
+
+
+@given(pictures(), images(**LENIENT))
+def test_rows_and_geometries_tell_the_same_crop(size: Size, image: ImageSettings) -> None:
+    """What stands in a batch is what an encoder was given."""
+    cuts = cut([size], image)
+    assume(not cuts.refused)
+    assert tuple(shown_crops(cuts.rows)[0].tolist()) == Geometry.of(cuts.rows[0]).shown_crop
 
 
 # The page
@@ -291,7 +362,7 @@ def test_halfway_between_two_real_sizes() -> None:
 
 @given(size=pictures(), image=images(**LENIENT), variation=st.integers(0, 999))
 def test_the_picture_is_scaled_to_cover_its_target(size: Size, image: ImageSettings, variation: int) -> None:
-    """The scaled picture covers the target, one side fits exactly, and the other keeps the shape to half a pixel."""
+    """The scaled picture covers the target, one side fits exactly, and the other keeps the shape to a pixel at most."""
     cuts = cut([size], image, variation=variation)
     assume(not cuts.refused)
     made = Geometry.of(cuts.rows[0])
@@ -300,7 +371,8 @@ def test_the_picture_is_scaled_to_cover_its_target(size: Size, image: ImageSetti
     fits = [side for side in (0, 1) if made.scaled[side] == made.target[side]]
     assert fits
     assert any(
-        abs(Fraction(made.target[side] * size[1 - side], size[side]) - made.scaled[1 - side]) <= Fraction(1, 2)
+        abs(Fraction(made.target[side] * size[1 - side], size[side]) - made.scaled[1 - side])
+        <= (Fraction(1, 2) if made.target[0] != made.target[1] else 1)
         for side in fits
     )
 
@@ -317,27 +389,26 @@ def test_the_box_lies_inside_of_the_scaled_picture(size: Size, image: ImageSetti
 
 @pytest.mark.parametrize(
     ("size", "scaled"),
-    [((3, 2), (96, 64)), ((64, 64), (64, 64)), ((128, 3), (2731, 64)), ((1, 1), (64, 64)), ((65, 128), (64, 126))],
+    [((3, 2), (96, 64)), ((64, 64), (64, 64)), ((128, 3), (2731, 64)), ((1, 1), (64, 64)), ((41, 128), (32, 100))],
 )
 def test_scaled_sides_are_rounded(size: Size, scaled: Size) -> None:
     """The side that does not fit exactly is rounded to the nearest whole number."""
-    assert one(size, settings(resolutions=["64x64"])).scaled == scaled
+    assert one(size, settings(resolutions=["32x64"], step=32)).scaled == scaled
 
 
 def test_half_a_pixel_becomes_one() -> None:
     """A scaled side that lies exactly between two whole numbers gets the larger one, lying and standing."""
-    image = settings(resolutions=["3x3"], step=1)
-    assert one((7, 6), image).scaled == (4, 3)
-    assert one((6, 7), image).scaled == (3, 4)
-    assert one((13, 6), image).scaled == (7, 3)
+    assert one((7, 6), settings(resolutions=["2x3"], step=1)).scaled == (4, 3)
+    assert one((6, 7), settings(resolutions=["3x2"], step=1)).scaled == (3, 4)
+    assert one((13, 6), settings(resolutions=["2x3"], step=1)).scaled == (7, 3)
 
 
 def test_a_centred_box_leaves_as_much_on_both_sides() -> None:
     """The odd pixel stays at the right or at the bottom, and neither digest, variation nor seed matters."""
     for number in range(20):
-        image = settings(resolutions=["64x64"], seed=number)
-        assert one((99, 64), image, picture=number, variation=number).crop == (17, 0)
-        assert one((64, 99), image, picture=number, variation=number).crop == (0, 17)
+        image = settings(resolutions=["64x128"], seed=number)
+        assert one((99, 128), image, picture=number, variation=number).crop == (17, 0)
+        assert one((64, 163), image, picture=number, variation=number).crop == (0, 17)
 
 
 # Draws
@@ -442,11 +513,9 @@ def test_pictures_are_refused_for_their_reasons_only(sizes: list[Size], image: I
     cuts = cut(sizes, image)
     longest = max(Fraction(max(choice), min(choice)) for choice in choices)
     for row, (width, height) in enumerate(sizes):
-        target = choices[slow_nearest((width, height), choices)]
-        scale = max(Fraction(target[0], width), Fraction(target[1], height))
-        scaled = [int(side * scale + Fraction(1, 2)) for side in (width, height)]
+        target, scaled = fitted((width, height), choices)
         expected = ""
-        if image.upscale == "refuse" and scale > 1:
+        if image.upscale == "refuse" and (target[0] > width or target[1] > height):
             expected = "image.upscale is refuse"
         if image.extreme_aspect == "refuse" and Fraction(max(width, height), min(width, height)) > longest:
             expected = "image.extreme_aspect is refuse"
@@ -457,7 +526,7 @@ def test_pictures_are_refused_for_their_reasons_only(sizes: list[Size], image: I
         assert (row in cuts.refused) == bool(expected)
         assert cuts.refused.get(row, "").endswith(expected)
         if not expected:
-            assert Geometry.of(cuts.rows[row]).scaled == tuple(scaled)
+            assert Geometry.of(cuts.rows[row]).scaled == scaled
 
 
 def test_a_refused_picture_leaves_the_others_alone() -> None:
@@ -521,9 +590,7 @@ def test_the_largest_numbers_do_not_overflow(resolution: int | str, size: Size) 
     """The longest pictures at the largest resolutions are refused or cut as exact arithmetic says."""
     image = settings(resolutions=[resolution], step=1, max_aspect=1.001, crop="random", max_pixels=MOST)
     choices = buckets(image.sizes[0], step=1, max_aspect=1.001)
-    target = choices[slow_nearest(size, choices)]
-    scale = max(Fraction(target[0], size[0]), Fraction(target[1], size[1]))
-    scaled = tuple(int(side * scale + Fraction(1, 2)) for side in size)
+    target, scaled = fitted(size, choices)
     found = told(cut([size], image), 0)
     if scaled[0] * scaled[1] > MOST:
         scaling = f"to cover {target[0]}x{target[1]} it would be scaled to {scaled[0]}x{scaled[1]}"

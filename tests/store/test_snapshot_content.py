@@ -28,6 +28,12 @@ def made(**changes: Any) -> dict[str, Any]:
     return {**form, "order": np.array([1, 0]), "nested": {"a": [1, None]}, **changes}
 
 
+def cut_numbers(**changes: Any) -> dict[str, Any]:
+    """The pictures of the same snapshot, with the numbers of their cuts."""
+    numbers = {name: np.ones((2, 2), np.int32) for name in ("original", "crop")}
+    return {**made()["pictures"], **numbers, **changes}
+
+
 def concept(**changes: Any) -> dict[str, Any]:
     return {"name": "cats", "loss_weight": 1.0, "repeats": 1.0, "samples": None, **changes}
 
@@ -38,6 +44,13 @@ def test_what_was_read_is_stored_as_it_was() -> None:
     before, after = take_apart(form), take_apart(SnapshotContent.of(form).tree())
     assert (before.skeleton, before.values) == (after.skeleton, after.values)
     assert [leaf.data.tobytes() for leaf in before.leaves] == [leaf.data.tobytes() for leaf in after.leaves]
+
+
+def test_the_numbers_of_cuts_are_stored_as_they_were() -> None:
+    """A snapshot that has them keeps them, and one without gets none."""
+    form = made(pictures=cut_numbers())
+    assert SnapshotContent.of(form).tree()["pictures"].keys() == form["pictures"].keys()
+    assert not {"original", "crop"} & SnapshotContent.of(made()).tree()["pictures"].keys()
 
 
 def test_columns_have_names() -> None:
@@ -82,6 +95,13 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: made(pictures={**made()["pictures"], "size": np.full((2, 2), -1, np.int32)}),
         "do not fit together",
     ),
+    "the size of a picture, and no offset": (
+        lambda: made(pictures={**made()["pictures"], "original": np.ones((2, 2), np.int32)}),
+        "do not fit together",
+    ),
+    "offsets below zero": (lambda: made(pictures=cut_numbers(crop=np.full((2, 2), -1, np.int32))), "do not fit"),
+    "offsets of one picture alone": (lambda: made(pictures=cut_numbers(crop=np.ones((1, 2), np.int32))), "do not fit"),
+    "sizes of pictures that are texts": (lambda: made(pictures=cut_numbers(original="ab")), "do not fit"),
     "captions that end before they begin": (
         lambda: made(captions={"text": np.zeros(4, np.uint8), "ends": np.array([3, 2])}),
         "do not fit together",

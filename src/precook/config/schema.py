@@ -26,7 +26,7 @@ from precook.config.field_types import (
 )
 from precook.config.messages import described, did_you_mean, either, quoted
 
-BATCH_NAMES = ("sample", "concept", "caption", "loss_weight", "size")
+BATCH_NAMES = ("sample", "concept", "caption", "loss_weight", "size", "original_size", "crop", "target_size")
 """What a batch holds beside the encoders' results."""
 COLOURS = {"black": (0, 0, 0), "white": (255, 255, 255), "gray": (128, 128, 128), "grey": (128, 128, 128)}
 

@@ -26,13 +26,23 @@ _METHODS = ("identity", "load", "encode", "unload")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What an encoder gets of one sample: the part that its `input` names, the others are None."""
+    """What an encoder gets of one sample: the part that its `input` names, the others are None.
+
+    Pictures and masks come with the numbers of their cut, which are part of every key that is made from them: those
+    that SDXL is trained with, in the order of its `add_time_ids`.
+    """
 
     image: npt.NDArray[np.uint8] | None = None
     """H x W x 3, cut to the geometry."""
     mask: npt.NDArray[np.uint8] | None = None
     """H x W, cut like its picture."""
     text: str | None = None
+    original_size: tuple[int, int] | None = None
+    """Height and width of the picture before it was cut, upright."""
+    crop: tuple[int, int] | None = None
+    """Top and left of the cut in the picture as it was scaled and, where it is mirrored, mirrored."""
+    target_size: tuple[int, int] | None = None
+    """Height and width of the cut."""
 
 
 @runtime_checkable

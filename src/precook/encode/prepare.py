@@ -114,13 +114,13 @@ class Unit:
         elif first.parts.white:
             for entry in self.entries:
                 width, height = _geometry(entry).target
-                yield Job(entry, Item(mask=np.full((height, width), _WHITE, np.uint8)))
+                yield _cut_job(entry, mask=np.full((height, width), _WHITE, np.uint8))
         elif kind == "mask":
             mask = decode_mask(self._content(concept.mask_path(number) or ""))
-            yield from (Job(entry, Item(mask=cut_mask(mask, _geometry(entry)))) for entry in self.entries)
+            yield from (_cut_job(entry, mask=cut_mask(mask, _geometry(entry))) for entry in self.entries)
         else:
             picture = decode(self._content(concept.full_path(number)), background=self.background)
-            yield from (Job(entry, Item(image=cut(picture, _geometry(entry)))) for entry in self.entries)
+            yield from (_cut_job(entry, image=cut(picture, _geometry(entry))) for entry in self.entries)
 
     def _content(self, path: str) -> bytes:
         """A file's bytes, if they are what was planned."""
@@ -151,6 +151,20 @@ def _memory(entries: Sequence[PlannedEntry]) -> int:
     cuts = sum(3 * width * height for width, height in (_geometry(entry).target for entry in entries))
     width, height = (0, 0) if first.white else first.geometry.source
     return _DECODING * width * height + cuts
+
+
+def _cut_job(entry: PlannedEntry, *, image: Pixels | None = None, mask: Pixels | None = None) -> Job:
+    """A picture or a mask with the numbers of its cut."""
+    geometry = _geometry(entry)
+    (width, height), (target_width, target_height) = geometry.source, geometry.target
+    item = Item(
+        image=image,
+        mask=mask,
+        original_size=(height, width),
+        crop=geometry.shown_crop,
+        target_size=(target_height, target_width),
+    )
+    return Job(entry, item)
 
 
 def _geometry(entry: PlannedEntry) -> Geometry:

@@ -162,6 +162,10 @@ class BatchMaker:
         batch["loss_weight"] = buffers.tensor(content.loss_weights[concepts])
         if content.has_pictures:
             batch["size"] = (height, width)
+            if content.originals is not None and content.crops is not None:
+                batch["original_size"] = buffers.tensor(content.originals[cuts].astype(np.int64))
+                batch["crop"] = buffers.tensor(content.crops[cuts].astype(np.int64))
+                batch["target_size"] = buffers.tensor(content.sizes[cuts])
         return batch
 
     def _obtain(self, items: Items, members: Numbers) -> Numbers:

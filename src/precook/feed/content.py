@@ -73,6 +73,10 @@ class FeedContent:
         pictures = content.pictures
         self.sizes: Numbers = pictures.size.astype(np.int64)
         """Height and width of each cut."""
+        self.originals = pictures.original
+        """Height and width of the picture of each cut, where the snapshot says it."""
+        self.crops = pictures.crop
+        """Top and left of each cut, known where `originals` are."""
         resolutions = int(pictures.target[:, 0].max(initial=0)) + 1
         groups = pictures.sample.astype(np.int64) * resolutions + pictures.target[:, 0]
         if _falls(groups) or _falls(content.lines.sample):

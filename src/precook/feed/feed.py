@@ -43,7 +43,8 @@ class Feed:
     """Batches of one dataset; a context manager, though nothing is lost without.
 
     Batches are dicts: a stacked tensor or a tree of them for each encoder, and `sample`, `concept`, `caption`,
-    `loss_weight`, `size`. The same samples, options and epoch give the same batches.
+    `loss_weight`; where pictures are encoded also `size`, `original_size`, `crop` and `target_size`. The same samples,
+    options and epoch give the same batches.
     """
 
     def __init__(

@@ -197,6 +197,7 @@ def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, 
     ]
     # Datasets that no plan made have none.
     resolutions = dict(enumerate(content.image.resolutions))
+    told = {"original_size": content.pictures.original, "crop": content.pictures.crop}
     for row, sample in enumerate(content.pictures.sample.tolist()):
         resolution, variation = content.pictures.target[row].tolist()
         samples[sample]["pictures"].append(
@@ -204,6 +205,7 @@ def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, 
                 "resolution": resolutions.get(resolution),
                 "variation": variation,
                 "size": content.pictures.size[row].tolist(),
+                **{name: column[row].tolist() for name, column in told.items() if column is not None},
                 "entries": entries(content.picture_keys, row),
             }
         )

@@ -15,7 +15,7 @@ from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import History
 from precook.plan.wanted import NOBODY, text_rows
 from precook.sources.captions import CaptionError
-from precook.sources.geometry import TARGET
+from precook.sources.geometry import SOURCE, TARGET, shown_crops
 from precook.store.snapshot import Snapshot
 from precook.store.snapshot_content import (
     FrozenConcept,
@@ -97,8 +97,8 @@ def snapshot_content(
 
 
 def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, dict[str, Bytes]]:
-    """For each sample and target: its size, and the keys of what picture and mask encoders made of it."""
-    samples, forms, sizes = [], [], []
+    """For each sample and target: how it is cut, and the keys of what picture and mask encoders made of it."""
+    samples, forms, cut_rows = [], [], []
     # For each target and sample of the plan, the number of its cut, target after target.
     numbers = np.full((len(plan.targets.all), plan.samples.count), -1, np.int64)
     count = 0
@@ -108,8 +108,8 @@ def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, di
         count += len(chosen)
         samples.append(row_of[chosen])
         forms.append(np.tile([target.resolution, target.variation], (len(chosen), 1)))
-        sizes.append(plan.targets.cuts[number][chosen][:, TARGET][:, ::-1])  # height first
-    sample, form, size = np.concatenate(samples), np.concatenate(forms), np.concatenate(sizes)
+        cut_rows.append(plan.targets.cuts[number][chosen])
+    sample, form, rows = np.concatenate(samples), np.concatenate(forms), np.concatenate(cut_rows)
     order = np.lexsort((form[:, 1], form[:, 0], sample))
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
@@ -120,8 +120,13 @@ def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, di
             columns[name] = np.zeros((count, 32), np.uint8)
             cuts = numbers[wants.parts, wants.samples]
             columns[name][place[cuts[cuts >= 0]]] = wants.keys[cuts >= 0]
+    rows = rows[order]
     pictures = PictureColumns(
-        sample=sample[order].astype(np.int32), target=form[order].astype(np.int32), size=size[order].astype(np.int32)
+        sample=sample[order].astype(np.int32),
+        target=form[order].astype(np.int32),
+        size=rows[:, TARGET][:, ::-1].copy(),  # height first, here and below
+        original=rows[:, SOURCE][:, ::-1].copy(),
+        crop=shown_crops(rows),
     )
     return pictures, columns
 

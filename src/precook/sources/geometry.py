@@ -25,8 +25,9 @@ RESAMPLINGS: tuple[Resampling, ...] = get_args(Resampling)
 """A row holds a name's place in here, and rows are remembered on disk: new names go to the end."""
 COLUMNS = 10
 """Numbers in a row: source, scaled, crop, target (two each), flip, resampling."""
+SOURCE = slice(0, 2)
 TARGET = slice(6, 8)
-"""Where in a row the target's width and height stand."""
+"""Where in a row the widths and heights of the picture and of its target stand."""
 MAX_BUCKETS = 1 << 18
 """About twice what the largest resolution has with the smallest step and the usual `max_aspect`."""
 _NEAR = 1e-9
@@ -56,6 +57,12 @@ class Geometry:
         """The geometry in a row of numbers."""
         a, b, c, d, e, f, g, h, flip, resampling = (int(number) for number in row)
         return cls((a, b), (c, d), (e, f), (g, h), bool(flip), RESAMPLINGS[resampling])
+
+    @property
+    def shown_crop(self) -> tuple[int, int]:
+        """Top and left of the box, in the scaled picture as it is shown: mirrored, if `flip`."""
+        left, top = self.crop
+        return top, self.scaled[0] - self.target[0] - left if self.flip else left
 
     @property
     def form(self) -> dict[str, object]:
@@ -143,7 +150,9 @@ def cut_rows(
     """Work out how pictures of these sizes (width, height after orientation) are cut for one target."""
     choices = buckets(resolution, step=settings.step, max_aspect=settings.max_aspect)
     target = np.array(choices, np.int64)[nearest(sizes, choices)]
-    scaled = _cover(sizes, target)
+    # One square for all pictures is what torchvision's Resize and CenterCrop make: so it rounds as they do.
+    square = len(choices) == 1 and choices[0][0] == choices[0][1]
+    scaled = _cover(sizes, target, whole=square)
     refused = _refusals(sizes, scaled, target, choices[-1], settings)
     room = scaled - target
     if settings.crop == "random":
@@ -155,7 +164,7 @@ def cut_rows(
             axis=1,
         )
     else:
-        crop = room // 2
+        crop = (room + (room // 2 % 2 if square else 0)) // 2  # halves to the even number, or down
     if settings.flip == "random":
         flip = pick(draw(digests, Purpose.FLIP, number=variation, seed=settings.seed), 2)
     else:
@@ -166,15 +175,25 @@ def cut_rows(
     return Cuts(rows.astype(np.int32), refused)
 
 
-def _cover(sizes: Numbers, target: Numbers) -> Numbers:
-    """The smallest size with the picture's aspect ratio that covers the target: one side fits, the other is rounded."""
+def shown_crops(rows: GeometryRows) -> GeometryRows:
+    """Top and left of each row's box, as `Geometry.shown_crop` says them."""
+    scaled, left, top, target, flip = rows[:, [2, 4, 5, 6, 8]].T
+    return np.stack([top, np.where(flip, scaled - target - left, left)], axis=1)
+
+
+def _cover(sizes: Numbers, target: Numbers, *, whole: bool) -> Numbers:
+    """The smallest size with the picture's aspect ratio that covers the target.
+
+    One side fits; the other is rounded down if only `whole` pixels count, else to the nearest.
+    """
     width, height = sizes.T
     to_width, to_height = target.T
     wide = width * to_height >= to_width * height
+    half = 0 if whole else 1
     return np.stack(
         [
-            np.where(wide, (2 * width * to_height + height) // (2 * height), to_width),
-            np.where(wide, to_height, (2 * height * to_width + width) // (2 * width)),
+            np.where(wide, (2 * width * to_height + half * height) // (2 * height), to_width),
+            np.where(wide, to_height, (2 * height * to_width + half * width) // (2 * width)),
         ],
         axis=1,
     )

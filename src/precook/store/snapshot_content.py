@@ -71,6 +71,10 @@ class PictureColumns:
     """Resolution and variation."""
     size: Small
     """Height and width."""
+    original: Small | None = None
+    """Height and width of the picture itself; older snapshots and other writers do not say it."""
+    crop: Small | None = None
+    """Top and left of the cut, in the picture as it was scaled and perhaps mirrored; known where `original` is."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -215,6 +219,8 @@ class SnapshotContent:
             (pictures.size, (cuts, 2), "i4", _MAX_NUMBER),
             (lines.sample, (texts,), "i4", count),
         ]
+        if pictures.original is not None or pictures.crop is not None:
+            columns += [(column, (cuts, 2), "i4", _MAX_NUMBER) for column in (pictures.original, pictures.crop)]
         if not all(_is_column(*column) for column in columns):
             _refuse(_MISFIT)
         # Those that were frozen without a text encoder, by an older precook, have captions and no lines, or neither.
@@ -236,10 +242,11 @@ _Part = TypeVar("_Part", bound=Any)
 
 
 def as_plain(part: Any) -> dict[str, Any]:
-    """One part of the content as it is stored; an encoder without a pad has no such field."""
+    """One part of the content as it is stored; what only some writers know is left out where it is not known."""
     form = {known.name: getattr(part, known.name) for known in fields(part) if known.name != "extra"}
-    if isinstance(part, FrozenEncoder) and part.pad is None:
-        del form["pad"]
+    for name in ("pad", "original", "crop"):
+        if form.get(name, 0) is None:
+            del form[name]
     return {**form, **part.extra}
 
 
