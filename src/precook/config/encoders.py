@@ -97,6 +97,11 @@ class DiffusersVae(ModelEncoder):
     """Latents of a VAE of diffusers."""
 
     uses: Literal["diffusers-vae"] = Field(description="Latents of a VAE of diffusers: a tensor C x h x w.")
+    config: PathText | None = Field(
+        default=None,
+        description="Where model is one .safetensors file: folder with the config.json of its VAE.",
+        examples=["models/vae-config"],
+    )
     dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
     posterior: Annotated[PosteriorForm, one_of(PosteriorForm)] = Field(
         default="mean", description="mean, sample (drawn once), or moments (drawn anew each epoch)."

@@ -18,13 +18,21 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from precook.config.encoders import EncoderSection, ModelEncoder, TransformersText, UserSection, own_class
+from precook.config.encoders import (
+    DiffusersVae,
+    EncoderSection,
+    ModelEncoder,
+    TransformersText,
+    UserSection,
+    own_class,
+)
 from precook.config.field_types import decides
 from precook.config.yaml import Origin
 from precook.encode.encoder import BaseEncoder, Encoder, as_base, why_no_encoder_class
 from precook.encode.hub import HubSnapshots, is_unused
 from precook.encode.processor import backend
 from precook.encode.torch_tools import named_shards, read_config
+from precook.encode.vae_model import Convention, class_name, convention
 from precook.errors import EncodeError, IdentityError, SourceError, printable
 from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
@@ -56,7 +64,7 @@ _CLASSES = {
 """By name, because each is imported when it is made: none of them is needed to plan."""
 _VERSIONS = dict.fromkeys(_INPUTS, 1)
 """Raised when an encoder of ours would store other bytes for the same input."""
-_PLACES = ("uses", "model", "revision", "subfolder", "tokenizer")
+_PLACES = ("uses", "model", "revision", "subfolder", "tokenizer", "config")
 """Settings that say where a model lies: its content is in the recipe instead."""
 _TOKENIZER = (
     "tokenizer",
@@ -137,6 +145,8 @@ class EncoderSpec:
         folders = self._folders(self.snapshots.planned)
         if folders is None:
             return kind(section)
+        if isinstance(section, DiffusersVae) and section.config is not None:
+            return kind(section, folders[0], self.base / section.config)
         return kind(section, *folders) if isinstance(section, TransformersText) else kind(section, folders[0])
 
     def check_files(self, recipe: Recipe, memory: Memory) -> None:
@@ -183,12 +193,36 @@ class EncoderSpec:
         data |= _reading(_INPUTS[section.uses])
         if folders is not None:
             data["model"] = self._files("model", folders[0], section.uses, memory, report)
+            if isinstance(section, DiffusersVae):
+                data |= self._vae(section, folders[0])
             if isinstance(section, TransformersText) and section.tokenizer is not None:
                 data["tokenizer"] = self._files("tokenizer", folders[1], "transformers-tokens", memory, report)
         if section.uses == "transformers-processor":
             # The same config makes other pixels where torchvision is installed; see `processor`.
             data["backend"] = backend()
         return Recipe(section.uses, data)
+
+    def _vae(self, section: DiffusersVae, place: Path) -> dict[str, object]:
+        """What decides latents beside a model's own files: the config of a single file, and pixels in another range."""
+        data: dict[str, object] = {}
+        where = ("encoders", self.name, "config")
+        if section.config is not None and place.is_dir():
+            raise self.origin.error(where, "only a model that is one file needs it", hint="leave it out")
+        if place.is_file():
+            hint = "set config to a folder with the config.json of the VAE, in the format of diffusers"
+            if section.config is None:
+                message = f"{printable(place)}: a single file does not say what it holds without config.json"
+                raise self.origin.error(("encoders", self.name, "model"), message, hint=hint)
+            place = self.base / section.config
+            if not (place / "config.json").is_file():
+                raise self.origin.error(where, f"no config.json in {printable(place)}", hint=hint)
+            try:
+                data["config"] = identify_path(place, counts=lambda name: name == "config.json")
+            except (IdentityError, SourceError) as error:
+                raise self.origin.error(where, error.message, hint=error.hint) from error
+        # As long as nobody has said otherwise, pixels go from -1 to 1: most keys do not say it.
+        pixels = convention(class_name(place)).pixels
+        return data if pixels == Convention().pixels else {**data, "pixels": pixels}
 
     def _files(self, setting: str, folder: Path, uses: str, memory: Memory, report: Reporter) -> object:
         """A model's files by content, those that the encoder uses."""
