@@ -100,12 +100,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "tiny": tiny,
     "qwen": qwen,
     "ltx": ltx,
-    "layered": lambda: qwen(input_channels=4),
-    "unscaled": lambda: diffusers.AutoencoderKLFlux2(
-        block_out_channels=(32, 64),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
+    "channels": lambda: qwen(input_channels=5),
+    "unscaled": lambda: diffusers.AutoencoderKLKVAE(
+        channels=32, num_enc_blocks=1, num_dec_blocks=1, z_channels=4, ch_mult=(1, 2)
     ),
     "asymmetric": lambda: diffusers.AsymmetricAutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 2,
@@ -419,11 +416,11 @@ class TestRefusals:
         [
             ("tiny", {"posterior": "sample"}, "AutoencoderTiny has no distribution.*sample.*set posterior to mean"),
             ("tiny", {"posterior": "moments"}, "AutoencoderTiny has no distribution.*moments.*set posterior to mean"),
-            ("unscaled", {"scaled": True}, "AutoencoderKLFlux2 does not say how its latents are scaled.*set scaled"),
+            ("unscaled", {"scaled": True}, "AutoencoderKLKVAE does not say how its latents are scaled.*set scaled"),
             ("mistaken", {"scaled": True}, "AutoencoderKLQwenImage has latents of 4 channels, and its config scales 3"),
             ("asymmetric", {"tiling": True}, "AsymmetricAutoencoderKL has no tiling.*set tiling to false"),
             ("asymmetric", {"slicing": True}, "AsymmetricAutoencoderKL has no slicing.*set slicing to false"),
-            ("layered", {}, "AutoencoderKLQwenImage does not encode a picture of 4 x 4 pixels: .*name the folder"),
+            ("channels", {}, "AutoencoderKLQwenImage does not encode a picture of 4 x 4 pixels: .*name the folder"),
             ("audio", {}, "AutoencoderOobleck does not say how much smaller its latents are.*name the folder"),
             ("unet", {}, "UNet2DModel is not a VAE.*such as AutoencoderKL"),
         ],
