@@ -132,7 +132,7 @@ class Vae:
         for option in ("tiling", "slicing"):
             if getattr(section, option):
                 _enable(model, option)
-        habits = convention(type(model).__name__)
+        usual = convention(type(model).__name__)
         conv3d = library("torch").nn.Conv3d
         encoder = getattr(model, "encoder", model)  # a decoder may smooth videos although the encoder takes pictures
         side = model.config.get("encoder_input_size")
@@ -144,8 +144,8 @@ class Vae:
             factor=factor,
             multiple=factor * _patch_size(model) if section.scaled else factor,
             side=side if type(side) is int else None,
-            video=habits.frames or any(isinstance(module, conv3d) for module in encoder.modules()),
-            alpha=habits.alpha and _channels(model) == 4,  # noqa: PLR2004 - RGBA
+            video=usual.frames or any(isinstance(module, conv3d) for module in encoder.modules()),
+            alpha=usual.alpha and _channels(model) == 4,  # noqa: PLR2004 - RGBA
         )
 
     @property

@@ -172,10 +172,13 @@ def example_items(takes: str) -> list[Item]:
         texts = ("a cat", "a dog on a mat", "", "two birds, far away, over the sea", "a cat")
         return [Item(text=text) for text in texts]
     random = np.random.default_rng(0)
-    sizes = ((64, 64), (64, 64), (64, 96), (64, 64), (64, 96))
-    if takes == "mask":
-        return [Item(mask=random.integers(0, 256, size, np.uint8)) for size in sizes]
-    return [Item(image=random.integers(0, 256, (*size, 3), np.uint8)) for size in sizes]
+    items = []
+    for height, width in ((64, 64), (64, 64), (64, 96), (64, 64), (64, 96)):
+        shape = (height, width) if takes == "mask" else (height, width, 3)
+        pixels = random.integers(0, 256, shape, np.uint8)
+        cut = {"original_size": (2 * height + 8, 2 * width), "crop": (4, 0), "target_size": (height, width)}
+        items.append(Item(mask=pixels, **cut) if takes == "mask" else Item(image=pixels, **cut))
+    return items
 
 
 def _batches(items: Sequence[Item]) -> list[list[tuple[int, Item]]]:
