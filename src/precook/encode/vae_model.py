@@ -310,7 +310,7 @@ def _load_file(section: DiffusersVae, file: Path, config: Path | None) -> Any:
         missing.extend(found.missing_keys)
         return found
 
-    listening = type(kind.__name__, (kind,), {"load_state_dict": load_state_dict})
+    listening: Any = type(kind.__name__, (kind,), {"load_state_dict": load_state_dict})
     with loading("VAE", file):
         options = {"torch_dtype": torch_dtype(section.dtype), "low_cpu_mem_usage": False, **LOCAL}
         model = listening.from_single_file(str(file), config=str(config), **options)

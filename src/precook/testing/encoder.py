@@ -176,8 +176,15 @@ def example_items(takes: str) -> list[Item]:
     for height, width in ((64, 64), (64, 64), (64, 96), (64, 64), (64, 96)):
         shape = (height, width) if takes == "mask" else (height, width, 3)
         pixels = random.integers(0, 256, shape, np.uint8)
-        cut = {"original_size": (2 * height + 8, 2 * width), "crop": (4, 0), "target_size": (height, width)}
-        items.append(Item(mask=pixels, **cut) if takes == "mask" else Item(image=pixels, **cut))
+        items.append(
+            Item(
+                image=pixels if takes != "mask" else None,
+                mask=pixels if takes == "mask" else None,
+                original_size=(2 * height + 8, 2 * width),
+                crop=(4, 0),
+                target_size=(height, width),
+            )
+        )
     return items
 
 
