@@ -15,12 +15,12 @@ from precook.config.encoders import own_class
 from precook.config.schema import Settings
 from precook.config.yaml import Origin
 from precook.encode.build import Build, BuildPlan, BuildReport, lease_build, plan_build, record_build
-from precook.encode.encoder import Encoder
+from precook.encode.encoder import Encoder, missing_methods, read_input
 from precook.encode.hub import HubSnapshots
 from precook.encode.recompute import RecomputeDifference, recompute
 from precook.encode.registry import EncoderSpec
 from precook.encode.run import BuildOptions
-from precook.errors import ConfigError, ConfigProblem
+from precook.errors import ConfigError, ConfigProblem, EncodeError
 from precook.feed.feed import Feed, feed_plan
 from precook.feed.options import FeedOptions
 from precook.memo.memo import Memory
@@ -42,9 +42,15 @@ class Project:
         encoders = dict(sections.get("encoders", {}))
         objects = {name: encoder for name, encoder in encoders.items() if not isinstance(encoder, Mapping)}
         for name, encoder in objects.items():
-            if not isinstance(encoder, Encoder):
-                message = f"{type(encoder).__name__} is not an encoder"
-                raise ConfigError(ConfigProblem(f"encoders.{name}", None, message))
+            where, kind = f"encoders.{name}", type(encoder).__name__
+            absent = missing_methods(encoder)
+            if absent:
+                message = f"{kind} is not an encoder: it has no {' and no '.join(absent)}"
+                raise ConfigError(ConfigProblem(where, None, message))
+            try:
+                read_input(encoder)
+            except EncodeError as error:
+                raise ConfigError(ConfigProblem(where, None, f"{kind}: {error.message}", error.hint or "")) from error
         if objects:
             # A stand-in takes the object's place while the rest is checked.
             stand_in = {"uses": "precook.encode:object"}

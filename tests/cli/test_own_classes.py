@@ -147,6 +147,24 @@ class TestWhatAConfigNames:
         name_own_class(place, "own_child:Child", ", takes: text")
         assert run("build").code == 0
 
+    @pytest.mark.parametrize(
+        ("says", "message"),
+        [
+            ("input = 'txet'", "unknown input 'txet'; did you mean 'text'?"),
+            ("inputs = ('image', 'text')", "it takes several inputs at once, 'image', 'text', and an encoder has one"),
+            ("inputs = ('image')", "inputs is 'image', not a tuple of names"),
+        ],
+    )
+    def test_an_unknown_input_is_refused(self, place: Path, says: str, message: str) -> None:
+        """With the nearest name, before anything else is asked of the class."""
+        leave_trace(place, "taking")
+        text = (place / "taking.py").read_text()
+        (place / "taking.py").write_text(text.replace("input = 'text'", says).replace("return 1", "raise RuntimeError"))
+        name_own_class(place, "taking:Own")
+        ended = run("plan")
+        assert ended.code == 2
+        assert f"precook.yaml:9: encoders.own.uses: taking:Own: {message}" in ended.err
+
     def test_a_module_that_ends_python_is_an_error(self, place: Path) -> None:
         """A config whose module calls sys.exit(0) does not look like a plan that went well."""
         (place / "ending.py").write_text("import sys\nsys.exit(0)\n")

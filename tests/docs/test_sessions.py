@@ -1,4 +1,4 @@
-"""The tutorial and the guide of tests, typed in as a reader would: files written, commands run, output compared."""
+"""The tutorial, and the guides of own encoders and of tests, typed in as a reader would: files written, commands run, output compared."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from tests.support.pages import ROOT, console_blocks, titled_files
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+ENCODERS = ROOT / "docs" / "guides" / "encoders.md"
 TESTING = ROOT / "docs" / "guides" / "testing.md"
 
 
@@ -31,13 +32,15 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_tutorial_does_what_it_shows(shell: Path) -> None:
+@pytest.mark.parametrize("page", [TUTORIAL, ENCODERS], ids=lambda page: page.stem)
+def test_a_page_does_what_it_shows(shell: Path, page: Path) -> None:
     """Every file is written and every command is run, in the order of the page."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    for name, content in titled_files(TUTORIAL).items():
+    if page == TUTORIAL:
+        pytest.importorskip("torch", reason="torch is not installed")
+    for name, content in titled_files(page).items():
         (shell / name).write_text(content)
-    examples = [example for block in console_blocks(TUTORIAL) for example in block]
-    assert len(examples) > 8
+    examples = [example for block in console_blocks(page) for example in block]
+    assert len(examples) > 5
     for example in examples:
         ended = subprocess.run(
             example.command, shell=True, cwd=shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import precook
 from precook.encode.encoder import BaseEncoder, Item, as_base
-from tests.support.projects import Words
+from tests.support.projects import Words, dataset, project
 
 
 class Able(Words):
@@ -73,3 +75,54 @@ def test_an_encoder_of_ours_is_taken_as_it_is() -> None:
         ours.encode([Item(image=np.zeros((1, 1, 3), np.uint8))])
     with pytest.raises(NotImplementedError):
         ours.stage([])
+
+
+class Taking(Words):
+    """A user's encoder that says what it takes in some way."""
+
+    def __init__(self, **says: Any) -> None:
+        super().__init__()
+        self.__dict__.update({"input": None, **says})
+
+
+@pytest.mark.parametrize(
+    ("says", "message", "hint"),
+    [
+        ({"input": "imgae"}, "unknown input 'imgae'; did you mean 'image'?", "write input = 'image', 'text' or 'mask'"),
+        ({"input": "Text"}, "unknown input 'Text'; did you mean 'text'?", "write input = "),
+        ({"input": "audio"}, "unknown input 'audio'", "write input = "),
+        ({"input": ["image"]}, "unknown input ['image']", "write input = "),
+        ({"input": b"image"}, "unknown input b'image'", "write input = "),
+        ({}, "it does not say what it takes", "write input = "),
+        ({"inputs": "image"}, "inputs is 'image', not a tuple of names", 'write inputs = ("image",)'),
+        ({"inputs": ()}, "inputs is (), not a tuple of names", 'write inputs = ("image",)'),
+        ({"inputs": ("maks",)}, "unknown input 'maks'; did you mean 'mask'?", "write input = "),
+        (
+            {"inputs": ("image", "text")},
+            "it takes several inputs at once, 'image', 'text', and an encoder has one",
+            "write an encoder for each of them",
+        ),
+    ],
+)
+def test_an_unknown_input_is_refused(tmp_path: Path, says: dict[str, Any], message: str, hint: str) -> None:
+    """Of an object at once, with the nearest name: nothing is taken for a picture because it is misspelt."""
+    with pytest.raises(precook.ConfigError) as refused:
+        project(tmp_path, encoders={"mine": Taking(**says)})
+    assert refused.value.message == f"encoders.mine: Taking: {message}"
+    assert (refused.value.hint or "").startswith(hint)
+
+
+@pytest.mark.parametrize("says", [{"input": "text"}, {"inputs": ("text",)}, {"inputs": ["text"]}])
+def test_one_input_can_be_said_in_two_ways(tmp_path: Path, says: dict[str, Any]) -> None:
+    """`inputs` with one item is `input`; where there is an `input`, an attribute `inputs` is the encoder's own."""
+    dataset(tmp_path / "data", 1)
+    with project(tmp_path, encoders={"mine": Taking(**says)}) as opened:
+        assert opened.build().encoded == {"mine": 2}
+    with project(tmp_path, encoders={"mine": Taking(input="text", inputs=("image", "text"))}) as opened:
+        assert not opened.plan().missing
+
+
+def test_what_is_no_encoder_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    """An object that cannot encode."""
+    with pytest.raises(precook.ConfigError, match=r"encoders.mine: object is not an encoder: it has no identity"):
+        project(tmp_path, encoders={"mine": object()})

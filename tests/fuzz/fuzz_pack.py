@@ -20,6 +20,7 @@ import numpy as np
 
 import precook
 from precook.errors import DAMAGED, MissingEntryError
+from precook.identity.versions import compare_versions
 from precook.maintain.compact import plan_compact
 from precook.maintain.gc import plan_gc
 from precook.maintain.repair import plan_repair
@@ -76,6 +77,7 @@ def check(data: bytes) -> bool:
 
 def look_at(head: Head) -> None:
     """What a pack says lies inside its file, row by row."""
+    assert len(head.made) == len(head.recipe_digests)
     for table in head.tables:
         assert table.row_bytes().shape == (table.rows,)
         for row in range(min(table.rows, ROWS)):
@@ -133,10 +135,12 @@ def use(path: Path) -> set[bytes]:
             with contextlib.suppress(MissingEntryError):
                 store.get(key, tensors="numpy")
                 assert store.locate(key).labels
+                compare_versions(store.locate(key).made, {"Pillow": "1", "code:mine": "a"})
                 store.stack([key, key], tensors="numpy")
                 served.add(key.bytes)
         store.stats()
         store.totals()
+        store.made_with()
         store.verify()
     return served
 
@@ -161,7 +165,13 @@ def good_packs() -> list[bytes]:
     ]
     recipes = [precook.Recipe("one", {}), precook.Recipe("two", {"a": [1, 2.5, "x"]}), None, None, None]
     entries = [
-        make_entry(bytes([i]) * 32, take_apart(tree), recipe=recipe, labels=b'{"file":"a"}' if i else b"null")
+        make_entry(
+            bytes([i]) * 32,
+            take_apart(tree),
+            recipe=recipe,
+            labels=b'{"file":"a"}' if i else b"null",
+            made=b'{"Pillow":"12.3.0","code:mine":"00ff"}' if i else b"",
+        )
         for i, (tree, recipe) in enumerate(zip(trees, recipes, strict=True))
     ]
     images = [build_pack(part, created=1, salt="x") for part in (entries, entries[:1], entries[1:3])]
@@ -182,5 +192,5 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 TOKENS = """$tensor $plain $tuple $dict $bytes $str $bits $int leaves tree columns rows values labels all null true F16
-U8 F4 numpy torch t0/keys data_offsets created salt directory recipes -1"""
+U8 F4 numpy torch t0/keys data_offsets created salt directory recipes made code: -1"""
 TARGET = Target("pack", seeds, check, mutate, tuple(TOKENS.split()))

@@ -149,6 +149,44 @@ def test_the_unchanged_metadata_is_read() -> None:
     assert parse(*good_form()).rows == 2
 
 
+MADE: dict[str, Any] = {
+    "not a list": {"Pillow": "1"},
+    "one for no recipe": [{"Pillow": "1"}, None],
+    "none for a recipe": [],
+    "a text": ["Pillow 1"],
+    "no names": [{}],
+    "65 names": [{str(number): "1" for number in range(65)}],
+    "a name of 201 characters": [{"a" * 201: "1"}],
+    "a version of 201 characters": [{"Pillow": "1" * 201}],
+    "an empty version": [{"Pillow": ""}],
+    "a version that is a number": [{"Pillow": 12}],
+    "versions in versions": [{"Pillow": {"Pillow": "1"}}],
+}
+
+
+@pytest.mark.parametrize("name", [*MADE, "fine"])
+def test_what_entries_were_made_with_has_bounds(name: str) -> None:
+    """In number, length and type; whatever is inside them is read, and is nothing to any reader but text."""
+    form, directory = made_form(MADE.get(name, [{"a" * 200: "\ud800" * 200, **{str(n): "1" for n in range(63)}}]))
+    if name == "fine":
+        assert len(json.loads(parse(form, directory).made[1])) == 64
+        return
+    with pytest.raises(HeaderError):
+        parse(form, directory)
+
+
+def made_form(made: Any) -> tuple[Any, bytes]:
+    """The metadata and the directory of a pack that says this about what its entries were made with."""
+    entry = make_entry(bytes(32), take_apart(1), recipe=precook.Recipe("test", {}), made=b'{"Pillow":"1"}')
+    head = build_pack([entry], created=1, salt="x").head
+    length = 8 + struct.unpack("<Q", head[:8])[0]
+    form = json.loads(head[8:length])
+    inner = json.loads(form["__metadata__"]["precook"])
+    assert inner["made"] == [{"Pillow": "1"}]
+    form["__metadata__"]["precook"] = json.dumps({**inner, "made": made})
+    return form, head[length:]
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
     """Random bytes never raise anything but our error."""

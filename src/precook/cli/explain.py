@@ -10,7 +10,7 @@ import typer
 
 from precook.cli import output
 from precook.cli.options import ConfigOption, JsonOption, NoCodeOption, NoWriteOption, StoreOption, open_project
-from precook.cli.plan import make_plan, not_loaded_document, why_document
+from precook.cli.plan import changes_document, make_plan, not_loaded_document, why_document
 from precook.errors import SourceError
 
 if TYPE_CHECKING:
@@ -71,5 +71,7 @@ def _entry_document(entry: EntryState) -> dict[str, Any]:
         "key": entry.key.hex,
         "state": entry.state,
         "failure": entry.reason,
+        "made_with": entry.made or None,
+        "changes": changes_document(entry.changes),
         **why,
     }

@@ -20,7 +20,7 @@ from precook.cli.options import (
 from precook.errors import NoSpaceError, ReadOnlyError
 
 if TYPE_CHECKING:
-    from precook.plan.entries import EncoderPlan
+    from precook.identity.versions import VersionChange
     from precook.plan.plan import Plan
     from precook.plan.reasons import Why
     from precook.project import Project
@@ -61,7 +61,7 @@ def counts_document(plan: Plan) -> dict[str, Any]:
         "without_caption": plan.samples.uncaptioned,
         "duplicates": int((plan.samples.repeats > 0).sum()),
         "left_out": sum(failure.encoder is None for failure in plan.failed),
-        "encoders": [_encoder_document(name, encoder) for name, encoder in plan.encoders.items()],
+        "encoders": [_encoder_document(plan, name) for name in plan.encoders],
         "not_loaded": not_loaded_document(plan.not_loaded),
     }
 
@@ -127,8 +127,15 @@ def _document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _encoder_document(name: str, encoder: EncoderPlan) -> dict[str, Any]:
+def changes_document(changes: Sequence[VersionChange]) -> list[dict[str, Any]]:
+    """Versions that are others today, for programs."""
+    return [{"name": change.name, "made": list(change.made), "today": change.today} for change in changes]
+
+
+def _encoder_document(plan: Plan, name: str) -> dict[str, Any]:
+    encoder = plan.encoders[name]
     encoding = encoder.wants.encoding
+    different = {difference.encoder: difference for difference in plan.version_differences}.get(name)
     return {
         "name": name,
         "input": encoding.input,
@@ -138,4 +145,9 @@ def _encoder_document(name: str, encoder: EncoderPlan) -> dict[str, Any]:
         "missing": len(encoder.missing),
         "failed": len(encoder.failures),
         "reasons": dict(Counter(why.reason.value for why in encoder.why)),
+        "made_with": {
+            "today": dict(encoding.versions),
+            "different_entries": different.entries if different else 0,
+            "changes": changes_document(different.changes) if different else [],
+        },
     }

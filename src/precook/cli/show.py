@@ -106,6 +106,7 @@ def _document(view: EntryView) -> dict[str, Any]:
         "bytes": entry.nbytes,
         "created": utc_time(entry.created),
         "recipe": {**recipe.as_json(), "data": recipe.data} if recipe else None,
+        "made_with": entry.made or None,
         "labels": view.labels,
         "pack": str(entry.pack),
         "row": entry.pack_row,
@@ -123,6 +124,7 @@ def _facts(view: EntryView) -> Iterator[tuple[str, Line]]:
     entry, recipe = view.entry, view.recipe
     yield "entry", entry.key.hex
     yield from _outlined_fact("recipe", recipe.name if recipe else "none", recipe and recipe.data)
+    yield from _outlined_fact("made with", "", entry.made)
     yield from _outlined_fact("labels", "" if view.labels else "none", view.labels)
     yield "size", f"{format_size(entry.nbytes)}, {format_count(count_tensors(view.tree), 'tensor')}"
     yield "written", f"{format_age(time.time() - entry.created)}, {local_time(entry.created)}"

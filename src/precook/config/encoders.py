@@ -14,6 +14,7 @@ from precook.config.field_types import (
     Positive,
     Section,
     Text,
+    clean,
     one_of,
     plain,
     refusal,
@@ -52,6 +53,19 @@ def _layers(value: object) -> object:
     return unique(tuple(value))
 
 
+def _version(value: object) -> object:
+    if value is None or type(value) is int:
+        return value
+    if not isinstance(value, str):
+        # 1.10 is the same number as 1.1, and two versions that were meant to differ would have the same keys.
+        example = f'write "{value}"' if type(value) is float else ""
+        raise refusal(Flaw(f"must be text or a whole number, not {described(value)}", example))
+    if not value:
+        raise refusal(Flaw("must not be empty"))
+    return clean(value)
+
+
+_VERSION_SCHEMA = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "integer"}, {"type": "null"}]}
 Dtype = Literal["float32", "float16", "bfloat16"]
 PosteriorForm = Literal["mean", "sample", "moments"]
 Layers = Annotated[
@@ -77,6 +91,9 @@ class EncoderSection(Section):
     )
     batch_size: Annotated[Positive | Literal["auto"], whole_or("auto")] = Field(
         default="auto", description="Samples per call; auto finds what fits.", json_schema_extra=NOT_IN_KEYS
+    )
+    version: Annotated[str | int | None, BeforeValidator(_version), WithJsonSchema(_VERSION_SCHEMA)] = Field(
+        default=None, description="Text or a whole number of yours: another one makes its entries anew.", examples=[2]
     )
 
 

@@ -87,6 +87,7 @@ class BuildPlan(Plan):
             plan.encoders,
             plan.generation,
             not_loaded or {},
+            plan.version_differences,
         )
         self.specs = specs
 

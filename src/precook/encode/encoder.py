@@ -10,11 +10,13 @@ import inspect
 import logging
 import types
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from precook.config.messages import did_you_mean, either
+from precook.errors import EncodeError
 from precook.plan.wanted import Input
 from precook.store.tree import Tree
 
@@ -22,6 +24,10 @@ _log = logging.getLogger("precook")
 
 _METHODS = ("identity", "load", "encode", "unload")
 """What a class of encoders has; its `input` may be known only once an encoder is made."""
+
+
+_INPUTS: tuple[Input, ...] = get_args(Input)
+_FEW_INPUTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class Encoder(Protocol):
     """Turns items into trees."""
 
     input: Input
+    """What it takes; `inputs`, a tuple with one of these names, may stand in its place."""
 
     def identity(self) -> object:
         """Plain data: everything that decides the output. Cheap, and called before `load`."""
@@ -80,6 +87,32 @@ def why_no_encoder_class(kind: object) -> str | None:
         and not callable(found)
     ]
     return f"has no method{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else None
+
+
+def missing_methods(encoder: object) -> list[str]:
+    """The methods of an encoder that an object does not have."""
+    return [name for name in _METHODS if not callable(getattr(encoder, name, None))]
+
+
+def read_input(encoder: object) -> Input:
+    """What an encoder takes, as its `input` says, or in its place `inputs` with one item; `EncodeError` for others."""
+    takes = getattr(encoder, "input", None)
+    if takes is None and (several := getattr(encoder, "inputs", None)) is not None:
+        if not isinstance(several, (tuple, list)) or not several:
+            raise EncodeError(f"inputs is {several!a:.80}, not a tuple of names", hint='write inputs = ("image",)')
+        if len(several) > 1:
+            named = ", ".join(f"{name!a:.40}" for name in several[:_FEW_INPUTS])
+            hint = "write an encoder for each of them"
+            raise EncodeError(f"it takes several inputs at once, {named}, and an encoder has one", hint=hint)
+        (takes,) = several
+    for known in _INPUTS:
+        if isinstance(takes, str) and takes == known:
+            return known
+    hint = f"write input = {either([repr(known) for known in _INPUTS])}"
+    if takes is None:
+        raise EncodeError("it does not say what it takes", hint=hint)
+    meant = did_you_mean(takes, _INPUTS) if isinstance(takes, str) else ""
+    raise EncodeError(f"unknown input {takes!a:.80}{meant}", hint=hint)
 
 
 class StagedBatch(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 from precook.config.encoders import (
     DiffusersVae,
@@ -28,7 +28,7 @@ from precook.config.encoders import (
 )
 from precook.config.field_types import decides
 from precook.config.yaml import Origin
-from precook.encode.encoder import BaseEncoder, Encoder, as_base, why_no_encoder_class
+from precook.encode.encoder import BaseEncoder, Encoder, as_base, read_input, why_no_encoder_class
 from precook.encode.hub import HubSnapshots, is_unused
 from precook.encode.processor import backend
 from precook.encode.torch_tools import named_shards, read_config
@@ -36,6 +36,7 @@ from precook.encode.vae_model import Convention, class_name, convention
 from precook.errors import EncodeError, IdentityError, SourceError, printable
 from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
+from precook.identity.versions import code_versions, dump_versions, library_versions
 from precook.memo.memo import Memory
 from precook.plan.wanted import Encoding, Input
 from precook.report import SILENT, Reporter
@@ -64,6 +65,15 @@ _CLASSES = {
 """By name, because each is imported when it is made: none of them is needed to plan."""
 _VERSIONS = dict.fromkeys(_INPUTS, 1)
 """Raised when an encoder of ours would store other bytes for the same input."""
+_LIBRARIES: dict[str, tuple[str, ...]] = {
+    "diffusers-vae": ("Pillow", "torch", "diffusers"),
+    "transformers-text": ("torch", "transformers", "tokenizers"),
+    "transformers-tokens": ("transformers", "tokenizers"),
+    "transformers-processor": ("Pillow", "torch", "torchvision", "transformers"),
+    "mask": ("Pillow",),
+    "image": ("Pillow",),
+}
+"""The libraries that may decide what an encoder makes: recorded with its entries, and no part of their keys."""
 _PLACES = ("uses", "model", "revision", "subfolder", "tokenizer", "config")
 """Settings that say where a model lies: its content is in the recipe instead."""
 _TOKENIZER = (
@@ -81,6 +91,7 @@ _PROCESSOR = ("preprocessor_config", "processor_config", "image_processor", "vid
 _CHOOSING = ("model_type", "tokenizer_class", "image_processor_type", "feature_extractor_type")
 """Fields of a model's config that choose the class of a tokenizer or a processor."""
 _WANTED = "name a class with input (image, text or mask), identity, load, encode and unload"
+_COMPARE = "`precook verify --recompute 20%` compares"
 _PADS = "pads"
 """The kind of notes that hold pad ids, by recipe."""
 
@@ -116,22 +127,64 @@ class EncoderSpec:
         section = self.definition
         if isinstance(section, EncoderSection) and not isinstance(section, UserSection):
             folders = self._folders(partial(self.snapshots.find, report=report))
-            return Encoding(self.name, _INPUTS[section.uses], self._recipe(section, folders, memory, report))
+            return self._encoding(_INPUTS[section.uses], self._recipe(section, folders, memory, report))
         encoder = self._make_user_encoder(section) if isinstance(section, UserSection) else section
         # An object is known by its class: two of one class differ in their identity.
         by_class = f"{type(encoder).__module__}:{type(encoder).__qualname__}"
         kind = section.uses if isinstance(section, UserSection) else by_class
-        where = ("encoders", self.name)
+        where: tuple[str, ...] = ("encoders", self.name)
+        try:
+            takes = read_input(encoder)
+        except EncodeError as error:
+            named = (*where, "uses") if isinstance(section, UserSection) else where
+            raise self.origin.error(named, f"{kind}: {error.message}", hint=error.hint) from error
         try:
             identity = encoder.identity()
         except (Exception, SystemExit) as error:
             raise self.origin.error(where, f"identity() failed: {_raised(error)}") from error
         try:
-            recipe = Recipe(kind, {"identity": identity, **_reading(encoder.input)})
+            recipe = Recipe(kind, {"identity": identity, **self._given_version(type(encoder)), **_reading(takes)})
         except IdentityError as error:
             message = f"identity() is not plain data: {error.message}"
             raise self.origin.error(where, message, hint=error.hint) from error
-        return Encoding(self.name, encoder.input, recipe)
+        return self._encoding(takes, recipe)
+
+    def _encoding(self, takes: Input, recipe: Recipe) -> Encoding:
+        advice = f"{_COMPARE}, {self._renewal()} makes them anew"
+        return Encoding(self.name, takes, recipe, self.versions(takes), advice)
+
+    def _renewal(self) -> str:
+        """What to write so that all entries of this encoder have other keys."""
+        if not isinstance(self.definition, EncoderSection):
+            return "another value in its identity()"
+        given = str(self.definition.version or 1)
+        another = f"`version: {int(given) + 1}`" if given.isdecimal() and given.isascii() else "another `version:`"
+        return f"{another} in encoders.{self.name}"
+
+    def versions(self, takes: Input) -> dict[str, str]:
+        """What it makes entries with: libraries as they are loaded or else installed, and source files of one's own."""
+        section = self.definition
+        if isinstance(section, EncoderSection) and not isinstance(section, UserSection):
+            return library_versions(_LIBRARIES[section.uses])
+        if isinstance(section, EncoderSection) and not own_class(section):
+            return {}  # adopted: nobody knows
+        kind = self._user_class(section) if isinstance(section, UserSection) else type(section)
+        code, libraries = code_versions(kind)
+        pictures = () if takes == "text" else ("Pillow",)
+        return {**library_versions(dict.fromkeys((*pictures, *libraries))), **code}
+
+    def made(self, takes: Input) -> bytes:
+        """The same as it is recorded with entries; to be asked once the encoder is loaded."""
+        return dump_versions(self.versions(takes))
+
+    def _given_version(self, kind: type) -> dict[str, str]:
+        """The config's `version` as part of the key; a user's class that asks for it has it in its identity instead."""
+        section = self.definition
+        if not isinstance(section, EncoderSection) or section.version is None:
+            return {}
+        if isinstance(section, UserSection) and _asks_for_version(kind):
+            return {}
+        return {"user_version": str(section.version)}
 
     def make(self) -> BaseEncoder:
         """The encoder itself, not loaded yet; each device gets one of its own."""
@@ -187,9 +240,10 @@ class EncoderSpec:
         """The recipe of an encoder of ours, by the files in these folders."""
         data: dict[str, object] = {"version": _VERSIONS[section.uses]}
         for name, info in type(section).model_fields.items():
-            if decides(info) and name not in _PLACES:
+            if decides(info) and name not in _PLACES and name != "version":
                 value = getattr(section, name)
                 data[name] = list(value) if isinstance(value, tuple) else value
+        data |= self._given_version(type(section))
         data |= _reading(_INPUTS[section.uses])
         if folders is not None:
             data["model"] = self._files("model", folders[0], section.uses, memory, report)
@@ -242,7 +296,21 @@ class EncoderSpec:
             raise self.origin.error(where, error.message, hint=error.hint) from error
 
     def _make_user_encoder(self, section: UserSection) -> Encoder:
-        """An object of a user's class, made with the other fields of its section.
+        """An object of a user's class, made with the other fields of its section."""
+        kind = self._user_class(section)
+        arguments = section.arguments
+        if section.version is not None and _asks_for_version(kind):
+            arguments["version"] = section.version
+        try:
+            encoder: Encoder = kind(**arguments)
+        except (Exception, SystemExit) as error:
+            hint = "its other fields go to the constructor"
+            message = f"{kind.__name__} cannot be made of these fields: {_raised(error)}"
+            raise self.origin.error(("encoders", self.name), message, hint=hint) from error
+        return encoder
+
+    def _user_class(self, section: UserSection) -> type:
+        """A user's class.
 
         Its module is imported, which runs that module. Nothing else is called before it is known to be a class with an
         encoder's methods: a config may name anything that is installed, and the fields beside it are up to the config.
@@ -261,16 +329,17 @@ class EncoderSpec:
         reason = why_no_encoder_class(kind)
         if reason is not None:
             raise self.origin.error(where, f"{section.uses} {reason}", hint=_WANTED)
-        try:
-            encoder: Encoder = kind(**section.arguments)
-        except (Exception, SystemExit) as error:
-            hint = "its other fields go to the constructor"
-            message = f"{class_name} cannot be made of these fields: {_raised(error)}"
-            raise self.origin.error(("encoders", self.name), message, hint=hint) from error
-        takes = getattr(encoder, "input", None)
-        if not isinstance(takes, str) or takes not in get_args(Input):
-            raise self.origin.error(where, f"the input of {section.uses} is {takes!r}", hint=_WANTED)
-        return encoder
+        found: type = kind
+        return found
+
+
+def _asks_for_version(kind: type) -> bool:
+    """Whether the constructor of a user's class has a parameter of that name."""
+    try:
+        parameter = inspect.signature(kind).parameters.get("version")
+    except (TypeError, ValueError):
+        return False
+    return parameter is not None and parameter.kind is not inspect.Parameter.VAR_KEYWORD
 
 
 def pad_ids(specs: Iterable[EncoderSpec], recipes: dict[str, Recipe], memory: Memory) -> dict[str, int]:

@@ -146,12 +146,17 @@ class Written:
     """Which results no pack could hold, by their number, and why."""
 
 
-def write_results(writer: Writer, recipe: Recipe, results: Sequence[tuple[bytes, Parts]]) -> Written:
-    """Hand accepted results to a writer in one go, each with its key; those that no pack could hold are left out."""
+def write_results(
+    writer: Writer, recipe: Recipe, results: Sequence[tuple[bytes, Parts]], *, made: bytes = b""
+) -> Written:
+    """Hand accepted results to a writer in one go, each with its key; those that no pack could hold are left out.
+
+    `made` are the versions that they were made with, as they are recorded.
+    """
     entries, refused = [], []
     for number, (key, parts) in enumerate(results):
         try:
-            entries.append(ready_entry(key, parts, recipe=recipe))
+            entries.append(ready_entry(key, parts, recipe=recipe, made=made))
         except TreeError as error:
             refused.append((number, error))
     group = writer.put_entries(entries)

@@ -6,6 +6,7 @@ threads and bounded memory; batches of equal shape go to the pool; and what come
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -145,6 +146,12 @@ class EncoderRun:
         self._budget = MemoryBudget(options.memory)
         self._pool = DevicePool(spec, self, stop, plan=plan)
         self._flushes = FlushPolicy()
+        self._spec = spec
+
+    @functools.cached_property
+    def _made(self) -> bytes:
+        """What its entries are made with; first asked for when there are some, and so with everything loaded."""
+        return self._spec.made(self._encoder.wants.encoding.input)
 
     @property
     def truncated(self) -> int:
@@ -162,7 +169,8 @@ class EncoderRun:
     def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
         """Keep the results of a batch, but for those that no pack could hold: they fail."""
         recipe = self._encoder.wants.encoding.recipe
-        written = write_results(self._writer, recipe, [(job.entry.key.bytes, parts) for job, parts in results])
+        entries = [(job.entry.key.bytes, parts) for job, parts in results]
+        written = write_results(self._writer, recipe, entries, made=self._made)
         if written.keys:
             self._claimed.stored(written.keys, written.group)
             self._progress.stored(written.keys, written.nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +14,10 @@ from precook.encode.prepare import Job, Refused, make_units
 from precook.encode.registry import EncoderSpec
 from precook.encode.results import write_results
 from precook.errors import FeedError
-from precook.identity.recipe import Recipe
 from precook.interrupt import Condition
 from precook.plan.plan import Plan
 from precook.plan.ready import record_failure
-from precook.plan.wanted import rows_with
+from precook.plan.wanted import Encoding, rows_with
 from precook.store.tree import Parts
 from precook.store.writer import Writer
 from precook.units import format_count
@@ -81,8 +81,9 @@ class Live:
 
     def _pool(self, encoder: str) -> tuple[DevicePool, _Results]:
         if encoder not in self._pools:
-            recipe = self._plan.encoders[encoder].wants.encoding.recipe
-            results = _Results(self._plan.store.writer(), recipe)
+            results = _Results(
+                self._plan.store.writer(), self._plan.encoders[encoder].wants.encoding, self._specs[encoder]
+            )
             pool = DevicePool(self._specs[encoder], results, threading.Event(), plan=self._plan)
             self._pools[encoder] = pool.__enter__(), results
         return self._pools[encoder]
@@ -102,17 +103,24 @@ class Live:
 class _Results:
     """The sink of a pool: what it made is stored, and counted."""
 
-    def __init__(self, writer: Writer, recipe: Recipe) -> None:
+    def __init__(self, writer: Writer, encoding: Encoding, spec: EncoderSpec) -> None:
         self.writer = writer
-        self._recipe = recipe
+        self._encoding = encoding
+        self._spec = spec
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
         self._expected: set[Key] = set()
         """Entries that are waited for."""
         self._failed: dict[Key, _LiveFailure] = {}
 
+    @functools.cached_property
+    def _made(self) -> bytes:
+        """What its entries are made with, once the encoder is loaded."""
+        return self._spec.made(self._encoding.input)
+
     def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
-        written = write_results(self.writer, self._recipe, [(job.entry.key.bytes, parts) for job, parts in results])
+        entries = [(job.entry.key.bytes, parts) for job, parts in results]
+        written = write_results(self.writer, self._encoding.recipe, entries, made=self._made)
         self._answer(map(Key, written.keys))
         for number, error in written.refused:
             self.fail(results[number][0], error.message, lasting=True)

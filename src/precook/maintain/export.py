@@ -177,6 +177,7 @@ def stored_entry(table: TableFile, row: int, arrays: Sequence[Array]) -> Entry:
         recipe=table.pack.head.recipes[number - 1] if number else b"",
         labels=table.table.labels.row(row),
         checksum=table.table.checksums[row].tobytes(),
+        made=table.pack.head.made[number],
     )
 
 

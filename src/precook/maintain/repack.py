@@ -127,7 +127,8 @@ class _MergedColumns:
 
     directory: list[tuple[str, npt.NDArray[Any]]] = field(default_factory=list)
     body: list[tuple[str, DType, tuple[int, ...], list[tuple[PackFile, int, int]]]] = field(default_factory=list)
-    recipes: dict[bytes, int] = field(default_factory=dict)
+    recipes: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    """The number of each recipe, with what entries of it were made with."""
 
 
 def repack(pieces: Sequence[Piece]) -> Repack:
@@ -178,8 +179,8 @@ def _recipes(part: _TableRows, columns: _MergedColumns) -> Numbers:
     renumbered = np.zeros(len(part.pack.head.recipes) + 1, np.int64)
     for number in np.unique(numbers).tolist():
         if number:
-            form = part.pack.head.recipes[number - 1]
-            renumbered[number] = columns.recipes.setdefault(form, len(columns.recipes) + 1)
+            recipe = part.pack.head.recipes[number - 1], part.pack.head.made[number]
+            renumbered[number] = columns.recipes.setdefault(recipe, len(columns.recipes) + 1)
     return renumbered[numbers]
 
 

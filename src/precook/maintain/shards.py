@@ -115,6 +115,8 @@ class _ShardWriter:
         """Names of the shards that were written."""
         self.places: dict[bytes, list[Any]] = {}
         """File, stack and row of each entry, and its plain values."""
+        self.made: dict[bytes, None] = {}
+        """What entries were made with, each once."""
 
     def add(self, entry: Entry) -> None:
         """Put an entry where it belongs; a full shard is written."""
@@ -122,6 +124,8 @@ class _ShardWriter:
         stack, entries = self._stacks.setdefault((entry.parts.skeleton, shapes), (len(self._stacks), []))
         self.places[entry.key] = [len(self.files), stack, len(entries), json.loads(entry.parts.values)]
         entries.append(entry)
+        if entry.made:
+            self.made[entry.made] = None
         self._nbytes += entry.nbytes
         if self._nbytes >= self._shard_bytes:
             self.write()
@@ -221,6 +225,7 @@ def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, 
         "encoders": {
             name: {
                 "input": content.encoders[name].input,
+                "made_with": [json.loads(made) for made in writer.made],
                 "files": writer.files,
                 "entries": list(writer.places.values()),
             }

@@ -14,6 +14,7 @@ from precook.memo.memo import Memory
 from precook.plan.entries import EncoderPlan, Entries, Failure
 from precook.plan.forecast import Forecast, find_rates, forecast
 from precook.plan.targets import Samples, Targets
+from precook.plan.versions import VersionDifference
 from precook.plan.wanted import NOBODY
 from precook.store.store import Store
 from precook.values import Key, Numbers
@@ -38,6 +39,8 @@ class PlannedDataset:
     not_loaded: dict[str, str] = field(default_factory=dict)
     """Encoders that are classes of the config's own and were not to be loaded, with what they use; nothing of them is
     planned."""
+    version_differences: tuple[VersionDifference, ...] = ()
+    """Ready entries that were made with other versions of libraries, or of an encoder's own code, than today's."""
 
     @cached_property
     def ready(self) -> Entries:

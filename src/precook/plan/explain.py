@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from precook.errors import SourceError, printable
+from precook.errors import DamagedEntryError, MissingEntryError, SourceError, printable
+from precook.identity.versions import VersionChange, compare_versions, describe_changes
 from precook.plan.dataset import PlannedDataset
 from precook.plan.entries import EncoderPlan, PlannedEntry
 from precook.plan.reasons import Why
@@ -34,6 +35,10 @@ class EntryState:
     """For a missing one."""
     reason: str | None = None
     """For one that failed."""
+    made: dict[str, str] = field(default_factory=dict)
+    """For one that is ready: the versions that it was made with, as far as they were recorded."""
+    changes: tuple[VersionChange, ...] = ()
+    """What of them is another one today."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Explanation:
     """Why a file at this path is no sample."""
     not_loaded: dict[str, str] = field(default_factory=dict)
     """Encoders about which nothing can be said, because they are own classes that were not loaded."""
+    advice: dict[str, str] = field(default_factory=dict)
+    """What to do, by encoder, where entries were made with other versions than today's."""
 
     def __str__(self) -> str:
         return "\n".join(printable(line) for line in _lines(self))
@@ -72,7 +79,9 @@ def explain(plan: PlannedDataset, path: Path) -> Explanation:
     if not samples and not problems:
         hint = "name a picture, caption or mask of the concepts; hidden files and other endings do not count"
         raise SourceError(path, f"no source of {plan.settings.dataset}", hint=hint)
-    return Explanation(str(path), samples, problems, plan.not_loaded)
+    changed = {entry.encoder for sample in samples for entry in sample.entries if entry.changes}
+    advice = {name: plan.encoders[name].wants.encoding.advice for name in plan.encoders if name in changed}
+    return Explanation(str(path), samples, problems, plan.not_loaded, advice)
 
 
 def _samples_at(samples: Samples, wanted: str) -> Iterator[int]:
@@ -122,12 +131,22 @@ def _entry_states(plan: PlannedDataset, encoder: EncoderPlan, sample: int) -> It
         entry = encoder.entry(row)
         form = _describe_form(plan, sample, entry)
         if encoder.ready_rows[row]:
-            yield EntryState(entry.encoder, form, entry.key, "ready")
+            made = _made(plan, entry.key)
+            changes = tuple(compare_versions(made, wants.encoding.versions))
+            yield EntryState(entry.encoder, form, entry.key, "ready", made=made, changes=changes)
         elif entry.key.bytes in failures:
             yield EntryState(entry.encoder, form, entry.key, "failed", reason=failures[entry.key.bytes])
         else:
             (why,) = encoder.finder.find(np.array([row], np.int64))
             yield EntryState(entry.encoder, form, entry.key, "missing", why=why)
+
+
+def _made(plan: PlannedDataset, key: Key) -> dict[str, str]:
+    """The versions that an entry was made with."""
+    try:
+        return plan.store.locate(key).made
+    except (MissingEntryError, DamagedEntryError):
+        return {}  # gone since it was looked up; the next plan says so
 
 
 def _describe_form(plan: PlannedDataset, sample: int, entry: PlannedEntry) -> str:
@@ -158,16 +177,25 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield f"  content  {sample.image}"
         for entry in sample.entries:
             yield ""
-            yield f"  {entry.encoder}, {entry.what}: {entry.state}"
-            yield f"    key      {entry.key.hex}"
-            if entry.reason is not None:
-                yield f"    failed   {entry.reason}"
-            if entry.why is not None:
-                yield f"    reason   {entry.why.reason.value}"
-                if entry.why.nearest is not None:
-                    yield f"    nearest  {entry.why.nearest.hex()}"
-                for difference in entry.why.differences:
-                    yield f"    differs  {difference}"
+            yield from _entry_lines(entry)
+        for name, advice in explanation.advice.items():
+            yield ""
+            yield f"  {name}: {advice}"
         for name, uses in explanation.not_loaded.items():
             yield ""
             yield f"  {name}: own class, not loaded: {uses}"
+
+
+def _entry_lines(entry: EntryState) -> Iterator[str]:
+    yield f"  {entry.encoder}, {entry.what}: {entry.state}"
+    yield f"    key      {entry.key.hex}"
+    if entry.changes:
+        yield f"    note     {describe_changes(entry.changes)}"
+    if entry.reason is not None:
+        yield f"    failed   {entry.reason}"
+    if entry.why is not None:
+        yield f"    reason   {entry.why.reason.value}"
+        if entry.why.nearest is not None:
+            yield f"    nearest  {entry.why.nearest.hex()}"
+        for difference in entry.why.differences:
+            yield f"    differs  {difference}"

@@ -19,6 +19,7 @@ from precook.plan.ready import find_ready, read_failures
 from precook.plan.reasons import History, ReasonFinder
 from precook.plan.show import show
 from precook.plan.targets import Samples, cut_samples
+from precook.plan.versions import find_version_differences
 from precook.plan.wanted import Encoding, WantedEntries, want
 from precook.report import SILENT, Reporter
 from precook.sources.samples import ConceptSamples, collect_samples
@@ -143,4 +144,15 @@ def look_up(
     if write:
         store.remember(memory)
     files.reached("plan.looked_up")
-    return Plan(plan.settings, plan.base, store, memory, samples, targets, encoders, generation)
+    differences = find_version_differences(encoders.values(), store)
+    return Plan(
+        plan.settings,
+        plan.base,
+        store,
+        memory,
+        samples,
+        targets,
+        encoders,
+        generation,
+        version_differences=tuple(differences),
+    )

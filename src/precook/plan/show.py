@@ -85,6 +85,7 @@ def _failures(plan: PlannedDataset) -> Iterator[str]:
 
 
 def _notes(plan: PlannedDataset) -> Iterator[str]:
+    yield from map(str, plan.version_differences)
     if plan.samples.uncaptioned:
         yield f"{format_count(plan.samples.uncaptioned, 'sample')} without a caption: the empty prompt is used"
     duplicates = int((plan.samples.repeats > 0).sum())

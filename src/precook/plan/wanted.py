@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -31,6 +31,10 @@ class Encoding:
     """Its name in the config and in the batch; no part of any key."""
     input: Input
     recipe: Recipe
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What it would make entries with today: libraries, and the source files of an encoder of one's own."""
+    advice: str = field(default="", compare=False)
+    """What to do where entries were made with others."""
 
 
 @dataclass(frozen=True, slots=True)

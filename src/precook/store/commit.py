@@ -107,9 +107,11 @@ def publishing(store: StoreInternals, name: str) -> Iterator[Path]:
             raise
 
 
-def ready_entry(key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels: bytes = b"null") -> Entry:
+def ready_entry(
+    key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels: bytes = b"null", made: bytes = b""
+) -> Entry:
     """An entry ready to be written, or a `TreeError` for what no pack could hold."""
-    entry = make_entry(key, parts, recipe=recipe, labels=labels)
+    entry = make_entry(key, parts, recipe=recipe, labels=labels, made=made)
     # Twice each limit still fits, so one entry over it does too.
     if text_bytes(entry) > MAX_TEXT:
         raise TreeError("tree", f"its plain values take {text_bytes(entry)} bytes; at most {MAX_TEXT} can be stored")

@@ -7,6 +7,7 @@ touches SQL or the disk.
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,12 @@ class Located:
         """The canonical form of what made it, empty where that was not said."""
         number = int(self.table.table.recipes[self.row])
         return self.table.pack.head.recipes[number - 1] if number else b""
+
+    @property
+    def made(self) -> dict[str, str]:
+        """The versions that it was made with; empty where nothing was recorded."""
+        made = self.table.pack.head.made[int(self.table.table.recipes[self.row])]
+        return dict(json.loads(made)) if made else {}
 
     @property
     def labels(self) -> bytes:

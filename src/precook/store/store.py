@@ -272,6 +272,11 @@ class Store:
         forms = internals.index.recipes().values() if internals is not None else ()
         return {recipe_digest(form).bytes: form for form in forms}
 
+    def made_with(self) -> dict[bytes, list[dict[str, str]]]:
+        """The versions that entries were made with, by the digest of their recipe; not every pack says it."""
+        internals = self._ready()
+        return internals.index.made_with() if internals is not None else {}
+
     def totals(self) -> list[tuple[bytes, int, int]]:
         """For each recipe: its canonical form, and how many entries and bytes it made."""
         internals = self._ready()

@@ -203,7 +203,7 @@ class _PendingGroup:
         self._text = 0
         self._header = 0
         self._skeletons: set[bytes] = set()
-        self._recipes: set[bytes] = set()
+        self._recipes: set[tuple[bytes, bytes]] = set()
 
     def add(self, entry: Entry) -> None:
         """Add an entry; the first under a key stays."""
@@ -215,7 +215,9 @@ class _PendingGroup:
         self._bytes += entry.nbytes
         self._text += text_bytes(entry)
         self._header += len(entry.recipe)
-        self._recipes.add(entry.recipe)
+        if (entry.recipe, entry.made) not in self._recipes:
+            self._recipes.add((entry.recipe, entry.made))
+            self._header += len(entry.made)
         if entry.parts.skeleton not in self._skeletons:
             self._skeletons.add(entry.parts.skeleton)
             self._header += header_bytes(entry)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from precook.encode.encoder import Encoder, Item
+from precook.encode.encoder import Encoder, Item, read_input
 from precook.identity.recipe import Recipe
 from precook.open_store import open_store
 from precook.store.dtypes import loaded_torch
@@ -38,7 +38,7 @@ class EncoderTests:
 
     def items(self) -> list[Item]:
         """What to encode: at least three items, of which at least two can stand in one batch."""
-        return example_items(self.make_encoder().input)
+        return example_items(read_input(self.make_encoder()))
 
     def identity(self, encoder: Encoder) -> object:
         """What decides the encoder's results, as plain data."""
@@ -47,7 +47,7 @@ class EncoderTests:
     def test_it_says_what_it_takes(self) -> None:
         """`input` is image, text or mask, and what a build calls is there."""
         encoder = self.make_encoder()
-        assert encoder.input in ("image", "text", "mask"), f"input is image, text or mask, not {encoder.input!r}"
+        read_input(encoder)
         for name in ("load", "encode", "unload"):
             assert callable(getattr(encoder, name, None)), f"it has no method {name}"
 

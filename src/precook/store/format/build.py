@@ -37,6 +37,8 @@ class Entry:
     labels: bytes
     """JSON object of labels, or null."""
     checksum: bytes
+    made: bytes = b""
+    """The versions that it was made with, as JSON, or nothing; the checksum does not cover it."""
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +61,9 @@ class PackImage:
         return len(self.head) + sum(int(buffer.nbytes) for buffer in self.body)
 
 
-def make_entry(key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels: bytes = b"null") -> Entry:
+def make_entry(
+    key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels: bytes = b"null", made: bytes = b""
+) -> Entry:
     """An entry with its checksum."""
     found = checksum(
         key=key,
@@ -69,7 +73,7 @@ def make_entry(key: bytes, parts: Parts, *, recipe: Recipe | None = None, labels
         labels=labels,
         leaves=((leaf.shape, (leaf.data,)) for leaf in parts.leaves),
     )
-    return Entry(key, parts, recipe.form if recipe else b"", labels, found)
+    return Entry(key, parts, recipe.form if recipe else b"", labels, found, made if recipe else b"")
 
 
 def build_pack(entries: Sequence[Entry], *, created: int, salt: str) -> PackImage:
@@ -77,8 +81,8 @@ def build_pack(entries: Sequence[Entry], *, created: int, salt: str) -> PackImag
 
     `salt` makes the id unique: two writers that store the same entries at once never touch each other's file.
     """
-    recipes = list(dict.fromkeys(entry.recipe for entry in entries if entry.recipe))
-    numbers = {form: number for number, form in enumerate(recipes, 1)} | {b"": 0}
+    recipes = list(dict.fromkeys((entry.recipe, entry.made) for entry in entries if entry.recipe))
+    numbers = {recipe: number for number, recipe in enumerate(recipes, 1)} | {(b"", b""): 0}
     tables: dict[bytes, list[Entry]] = {}
     for entry in entries:
         tables.setdefault(entry.parts.skeleton, []).append(entry)
@@ -94,14 +98,17 @@ def build_pack(entries: Sequence[Entry], *, created: int, salt: str) -> PackImag
 
 def assemble(
     forms: Sequence[JsonValue],
-    recipes: Sequence[bytes],
+    recipes: Sequence[tuple[bytes, bytes]],
     directory: list[tuple[str, Array]],
     body: list[tuple[str, DType, tuple[int, ...], _Content]],
     *,
     created: int,
     salt: str,
 ) -> tuple[bytes, list[_Content]]:
-    """The head of a pack of these tables and columns, and what its body columns hold in the order of the file."""
+    """The head of a pack of these tables and columns, and what its body columns hold in the order of the file.
+
+    `recipes` are canonical forms, each with what entries of it were made with: the same one may stand there twice.
+    """
     # Large elements first, in the directory and in the body: every column then lies aligned to its own elements.
     directory.sort(key=lambda item: -item[1].itemsize)
     body.sort(key=lambda item: -item[1].size)
@@ -117,14 +124,16 @@ def assemble(
     for name, dtype, shape, _ in body:
         columns.append(Column(name, dtype.name, shape, start))
         start = columns[-1].end
-    form = {
+    form: dict[str, JsonValue] = {
         "format": FORMAT,
         "created": created,
         "salt": salt,
         "directory": length,
         "tables": forms,
-        "recipes": [json.loads(recipe) for recipe in recipes],
+        "recipes": [json.loads(recipe) for recipe, _ in recipes],
     }
+    if any(made for _, made in recipes):
+        form["made"] = [json.loads(made) if made else None for _, made in recipes]
     header = dump_header(columns, {METADATA: dump_json(form).decode("ascii")})
     head = b"".join([header, *(array.tobytes() for _, array in directory)])
     return head, [content for _, _, _, content in body]
@@ -133,14 +142,14 @@ def assemble(
 def _table_form(
     name: str,
     rows: list[Entry],
-    recipes: dict[bytes, int],
+    recipes: dict[tuple[bytes, bytes], int],
     directory: list[tuple[str, Array]],
     body: list[tuple[str, DType, tuple[int, ...], list[Leaf]]],
 ) -> JsonValue:
     """Add one table's columns to the directory and the body; its description for the metadata."""
     directory.append((f"{name}/keys", _stack([entry.key for entry in rows])))
     directory.append((f"{name}/checksums", _stack([entry.checksum for entry in rows])))
-    directory.append((f"{name}/recipes", np.array([recipes[entry.recipe] for entry in rows], "<u2")))
+    directory.append((f"{name}/recipes", np.array([recipes[entry.recipe, entry.made] for entry in rows], "<u2")))
     values = text_form(f"{name}/values", [entry.parts.values for entry in rows], directory)
     labels = text_form(f"{name}/labels", [entry.labels for entry in rows], directory)
     leaf_forms: list[JsonValue] = []

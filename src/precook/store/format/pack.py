@@ -21,6 +21,7 @@ import xxhash
 from precook.identity.canonical import JsonValue, dump_json
 from precook.identity.digest import derived_digest
 from precook.identity.recipe import recipe_digest
+from precook.identity.versions import check_versions, dump_versions
 from precook.store.dtypes import DTYPES, DType
 from precook.store.format.header import ALIGNMENT, MAX_HEADER, Column, HeaderError, load_json, parse_header
 from precook.store.leaves import MAX_BYTES, MAX_DIM, MAX_RANK, Library
@@ -161,6 +162,8 @@ class Head:
     """Canonical forms; row value 0 means no recipe, n means `recipes[n - 1]`."""
     recipe_digests: tuple[bytes, ...]
     """Digests by row value, for checksums."""
+    made: tuple[bytes, ...]
+    """The versions that entries were made with, by row value, as JSON; empty where nothing was recorded."""
     nbytes: int
     """Bytes of the head itself."""
     file_bytes: int
@@ -265,6 +268,7 @@ def _parse_form(header: PackHeader, head: bytes) -> Head:
         tables=tables,
         recipes=recipes,
         recipe_digests=(NO_RECIPE, *(recipe_digest(recipe).bytes for recipe in recipes)),
+        made=(b"", *_parse_made(form.get("made"), len(recipes))),
         nbytes=len(head),
         file_bytes=file_bytes,
     )
@@ -279,6 +283,15 @@ def _parse_recipes(forms: JsonValue) -> tuple[bytes, ...]:
         if not (isinstance(form, list) and len(form) == 2 and isinstance(form[0], str) and form[0]):  # noqa: PLR2004
             raise HeaderError("a recipe is not a kind and its data")
     return tuple(dump_json(form) for form in forms)
+
+
+def _parse_made(forms: JsonValue, recipes: int) -> tuple[bytes, ...]:
+    """What the entries of each recipe were made with; packs of older writers do not say it."""
+    if forms is None:
+        return (b"",) * recipes
+    if not isinstance(forms, list) or len(forms) != recipes:
+        raise HeaderError("what its entries were made with is not one item for each recipe")
+    return tuple(b"" if form is None else dump_versions(check_versions(form)) for form in forms)
 
 
 class _ColumnReader:

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import length_hint
 from pathlib import Path
@@ -232,3 +232,14 @@ def companions(path: Path) -> tuple[Path, Path, Path]:
     """What SQLite may put beside a database: its log, its shared memory, and the journal of one without a log."""
     log, shared, journal = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
     return log, shared, journal
+
+
+def bounded(db: sqlite3.Connection, query: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query, and no more of them than the file can hold: pages that lead back to others never end."""
+    pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    left = pages * size
+    for row in db.execute(query, parameters):
+        left -= 1 + sum(len(value) for value in row if isinstance(value, (bytes, str)))
+        if left < 0:
+            raise DoubtError("it holds more than there is room for in its file")
+        yield row

@@ -7,6 +7,7 @@ never a wrong tensor.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from precook.errors import NoSpaceError, StoreError
+from precook.identity.versions import check_versions
 from precook.memo.columns import Kind, Segment
 from precook.store.format.pack import Head
 from precook.store.index import memo, schema
@@ -246,6 +248,20 @@ class Index(Database):
         notes, damaged = self._read(lambda db: memo.read_notes(db, kind))
         self._forget(memo.forget_notes, damaged)
         return notes
+
+    def made_with(self) -> dict[bytes, list[dict[str, str]]]:
+        """The versions that entries were made with, by the digest of their recipe, as the packs say."""
+        made: dict[bytes, list[dict[str, str]]] = {}
+        # Each text once: most packs of a recipe say the same.
+        for text in dict.fromkeys(self.notes(schema.MADE).values()):
+            try:
+                for recipe, versions in json.loads(text):
+                    known = made.setdefault(bytes.fromhex(recipe), [])
+                    if check_versions(versions) not in known:
+                        known.append(versions)
+            except (ValueError, TypeError, RecursionError):
+                continue  # somebody else wrote it; the packs are asked before anything is told
+        return made
 
     def _forget(
         self, forget: Callable[[sqlite3.Connection, list[DamagedRow]], None], damaged: list[DamagedRow]

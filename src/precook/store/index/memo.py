@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from precook.memo.columns import GROWTH, Kind, Segment, checksum, cut, dump, load, merge
-from precook.store.index.schema import bounded
+from precook.store.index.connection import bounded
 
 _SEGMENT_BYTES = 256 << 20
 """The largest segment; SQLite takes 10^9 bytes in a row."""

@@ -7,6 +7,7 @@ the store's lock. Statements about what is remembered stand in `memo`.
 from __future__ import annotations
 
 import functools
+import json
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from precook.identity.canonical import dump_json
 from precook.identity.recipe import recipe_digest
 from precook.memo.columns import checksum
 from precook.store.format.pack import Head
-from precook.store.index.connection import DoubtError
+from precook.store.index import memo
+from precook.store.index.connection import DoubtError, bounded
 from precook.store.keysets import split
 from precook.values import Bytes, Flags, Numbers
 
@@ -57,6 +60,8 @@ _KNOWN_HERE_ONLY: dict[str, dict[str, type]] = {
     "memory": {"kind": str, "number": int, "keys": bytes, "contents": bytes, "checksum": bytes},
 }
 """Tables of what the packs do not say, with their columns: what would be missed most first. Each row has a checksum."""
+MADE = "made"
+"""The kind of notes that hold what entries were made with, by pack."""
 _LARGEST = 1 << 53
 """More than any number that counts something of ours."""
 _OBJECTS = 100
@@ -202,17 +207,6 @@ def _readable(
         errors.append(error)
 
 
-def bounded(db: sqlite3.Connection, query: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query, and no more of them than the file can hold: pages that lead back to others never end."""
-    pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
-    left = pages * size
-    for row in db.execute(query, parameters):
-        left -= 1 + sum(len(value) for value in row if isinstance(value, (bytes, str)))
-        if left < 0:
-            raise DoubtError("it holds more than there is room for in its file")
-        yield row
-
-
 def fill(db: sqlite3.Connection, heads: Iterable[Head], listed: Collection[str]) -> None:
     """Add these packs to a new index, which is then one that `check` accepts; `listed` are all that lie in the store.
 
@@ -224,6 +218,8 @@ def fill(db: sqlite3.Connection, heads: Iterable[Head], listed: Collection[str])
         known = db.execute(f"SELECT pack FROM {table}").fetchall()  # noqa: S608 - our own words
         gone = [row for row in known if not isinstance(row[0], bytes) or row[0].hex() not in listed]
         db.executemany(f"DELETE FROM {table} WHERE pack = ?", gone)  # noqa: S608
+    noted = memo.read_notes(db, MADE)[0]
+    memo.remember(db, (), {(MADE, pack): None for pack in noted if pack.hex() not in listed}, ())
     db.execute("COMMIT")
     seal(db)
 
@@ -389,7 +385,18 @@ def add(db: sqlite3.Connection, head: Head) -> None:
             ),
         )
         first += table.rows
+    _note_made(db, pack, head)
     _forget_damage(db, head, live)
+
+
+def _note_made(db: sqlite3.Connection, pack: bytes, head: Head) -> None:
+    """Note what a pack says about the versions that its entries were made with, so that a plan need not open it."""
+    made = [
+        [digest.hex(), json.loads(form)] for digest, form in zip(head.recipe_digests, head.made, strict=True) if form
+    ]
+    # A note, not a table: an index of before is as good as new, because packs of before say nothing about it.
+    if made:
+        memo.remember(db, (), {(MADE, pack): dump_json(made).decode("ascii")}, ())
 
 
 def _forget_damage(db: sqlite3.Connection, head: Head, live: Flags) -> None:
@@ -567,6 +574,7 @@ def _forget_packs(db: sqlite3.Connection, ids: Iterable[bytes]) -> None:
     for pack in ids:
         for table in ("dropped", "used"):
             db.execute(f"DELETE FROM {table} WHERE pack = ?", (pack,))  # noqa: S608 - our own words
+        memo.remember(db, (), {(MADE, pack): None}, ())
         db.execute("DELETE FROM pack WHERE id = ?", (pack,))
 
 
