@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import PIL
 import pytest
 
 import precook
+from precook.encode import registry
 from tests.support.commands import change_config, encoders, environment, report, run
 from tests.support.projects import Words, dataset, picture, project
 
@@ -36,6 +38,11 @@ def renew_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 def built_here() -> None:
     """Build the project in this folder."""
     assert run("build").code == 0
+
+
+def is_installed(name: str) -> bool:
+    """Whether a library is here."""
+    return importlib.util.find_spec(name) is not None
 
 
 def told(*words: str) -> list[str]:
@@ -119,6 +126,26 @@ class TestLibraries:
         assert told("plan") == []
         (sample,) = run("explain", "data/p0.png", "--json").document["samples"]
         assert sample["entries"][0]["made_with"]["precook"] != NEW
+
+    def test_each_encoder_has_its_own_libraries(self, pets: Path) -> None:
+        """A text never meets Pillow, nor a mask a tokenizer; installed ones are known without being imported."""
+        today = {name: set(made[0]["today"]) for name, made in encoders(self.planned(), "made_with").items()}
+        assert today == {
+            "pixels": {"precook", "Pillow"},
+            "tokens": {"precook", *filter(is_installed, ("transformers", "tokenizers"))},
+            "mask": {"precook", "Pillow"},
+        }
+        assert set(registry._LIBRARIES) == set(registry._INPUTS), "an encoder does not say which libraries matter"
+
+    def planned(self) -> Any:
+        """The document of a plan in a process of its own, which has loaded none of the large libraries."""
+        code = (
+            "import sys\nfrom precook.cli.main import app\n"
+            "try:\n    app(['plan', '--json'])\n"
+            "finally:\n    assert not {'torch', 'transformers', 'diffusers', 'tokenizers'} & set(sys.modules)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, check=True)
+        return json.loads(done.stdout)
 
     def test_an_entry_shows_what_it_was_made_with(self, things: Path, old_pillow: pytest.MonkeyPatch) -> None:
         """`precook show`, for people and for programs."""

@@ -1,4 +1,4 @@
-"""The tutorial, and the guides of own encoders and of tests, typed in as a reader would: files written, commands run, output compared."""
+"""The tutorial and the guides of own encoders and of tests, typed in as a reader would: files, commands, output."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _layers(value: object) -> object:
 
 
 def _version(value: object) -> object:
-    if value is None or type(value) is int:
+    if value is None or (type(value) is int and abs(value) < _LARGE_VERSION):
         return value
     if not isinstance(value, str):
         # 1.10 is the same number as 1.1, and two versions that were meant to differ would have the same keys.
@@ -65,6 +65,7 @@ def _version(value: object) -> object:
     return clean(value)
 
 
+_LARGE_VERSION = 10**18
 _VERSION_SCHEMA = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "integer"}, {"type": "null"}]}
 Dtype = Literal["float32", "float16", "bfloat16"]
 PosteriorForm = Literal["mean", "sample", "moments"]

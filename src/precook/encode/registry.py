@@ -92,6 +92,8 @@ _CHOOSING = ("model_type", "tokenizer_class", "image_processor_type", "feature_e
 """Fields of a model's config that choose the class of a tokenizer or a processor."""
 _WANTED = "name a class with input (image, text or mask), identity, load, encode and unload"
 _COMPARE = "`precook verify --recompute 20%` compares"
+_LONG = 10
+"""Digits of a version that is no count."""
 _PADS = "pads"
 """The kind of notes that hold pad ids, by recipe."""
 
@@ -158,7 +160,8 @@ class EncoderSpec:
         if not isinstance(self.definition, EncoderSection):
             return "another value in its identity()"
         given = str(self.definition.version or 1)
-        another = f"`version: {int(given) + 1}`" if given.isdecimal() and given.isascii() else "another `version:`"
+        counts = given.isdecimal() and given.isascii() and len(given) < _LONG
+        another = f"`version: {int(given) + 1}`" if counts else "another `version:`"
         return f"{another} in encoders.{self.name}"
 
     def versions(self, takes: Input) -> dict[str, str]:
