@@ -399,7 +399,7 @@ class TestVersion:
 class TestTwoEnvironments:
     """A Pillow that is really another one."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def other_pillow(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A folder with an older Pillow in it, which an environment has in front of the one here."""
         folder = tmp_path_factory.mktemp("pillow")
