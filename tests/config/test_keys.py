@@ -63,6 +63,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "image.flip": ("none", PICTURES),
     "image.variations": (1, PICTURES),
     "image.resampling": ("bicubic", PICTURES),
+    "image.rounding": ("down", PICTURES),
     "image.upscale": ("refuse", set()),
     "image.max_aspect": (1.0, PICTURES),
     "image.extreme_aspect": ("refuse", set()),
@@ -138,12 +139,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("fields")
     for folder in ("data", "copy"):
         data = base / folder
-        picture(data / "a.png", 1, (200, 100))
+        picture(data / "a.png", 1, (202, 100))
         Image.open(picture(data / "b.png", 2, (100, 200))).convert("RGBA").save(data / "b.png")
         clear = Image.open(data / "b.png")
         clear.putalpha(128)
         clear.save(data / "b.png")
-        picture(data / "inner/c.png", 1, (200, 100))
+        picture(data / "inner/c.png", 1, (202, 100))
         for stem in ("a", "b", "inner/c"):
             (data / f"{stem}.txt").write_text("a thing with an ä\nseen twice\n", "utf-8")
             (data / f"{stem}.caption").write_text("another caption\n")

@@ -152,6 +152,39 @@ def test_one_square_for_all_is_cut_as_torchvision_cuts(case: str, form: str) -> 
     assert ("x".join(map(str, found.scaled)), ",".join(map(str, found.crop))) == (scaled, box)
 
 
+@pytest.mark.parametrize(
+    ("rounding", "size", "resolution", "scaled", "crop"),
+    [
+        ("nearest", (77, 101), "64x64", (64, 84), (0, 10)),
+        ("nearest", (131, 88), "64x64", (95, 64), (16, 0)),
+        ("nearest", (133, 64), "32x32", (66, 32), (17, 0)),
+        ("down", (77, 101), "64x64", (64, 83), (0, 10)),
+        ("down", (101, 77), "96x64", (96, 73), (0, 4)),
+        ("auto", (77, 101), "64x64", (64, 83), (0, 10)),
+        ("auto", (101, 77), "96x64", (96, 73), (0, 4)),
+    ],
+)
+def test_a_scaled_side_is_rounded_as_asked(
+    rounding: str, size: Size, resolution: str, scaled: Size, crop: Size
+) -> None:
+    """Down as torchvision does, or to the nearest as scripts with buckets do; halves of what is cut off go to even."""
+    found = one(size, settings(resolutions=[resolution], step=32, rounding=rounding))
+    assert (found.scaled, found.crop) == (scaled, crop)
+
+
+@given(pictures(), images(**LENIENT, rounding="nearest", crop="center"))
+def test_the_nearest_side_is_what_python_rounds_to(size: Size, image: ImageSettings) -> None:
+    """In double precision, as a script computes it, and the box lies where torchvision's `center_crop` puts it."""
+    cuts = cut([size], image)
+    assume(not cuts.refused)
+    found = Geometry.of(cuts.rows[0])
+    factor = max(found.target[0] / size[0], found.target[1] / size[1])
+    assert found.scaled == (round(size[0] * factor), round(size[1] * factor))
+    assert found.crop == tuple(
+        round((side - target) / 2) for side, target in zip(found.scaled, found.target, strict=True)
+    )
+
+
 def test_pictures_of_other_sizes_are_cut_as_ever() -> None:
     """Buckets and oblong sizes keep their rounding: nobody's entries are missing because squares have changed."""
     found = one((1500, 1001), settings(resolutions=["512x448"]))

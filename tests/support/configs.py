@@ -210,6 +210,7 @@ BAD = [
     (image(flip=None), "image.flip", "must be none, random or always, not nothing"),
     (image(variations=1001), "image.variations", "must be 1000 or less, not the number 1001"),
     (image(resampling="Lanczos"), "image.resampling", "did you mean 'lanczos'?"),
+    (image(rounding="up"), "image.rounding", "must be auto, down or nearest, not text 'up'"),
     (image(upscale=False), "image.upscale", "must be allow or refuse, not false"),
     (image(max_aspect=0.5), "image.max_aspect", "must be 1 or more, not the number 0.5"),
     (image(extreme_aspect="error"), "image.extreme_aspect", "must be crop or refuse, not text 'error'"),

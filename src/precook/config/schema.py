@@ -39,6 +39,7 @@ _SIDE = 65_536
 Crop = Literal["center", "random"]
 Flip = Literal["none", "random", "always"]
 Resampling = Literal["nearest", "area", "bilinear", "bicubic", "lanczos"]
+Rounding = Literal["auto", "down", "nearest"]
 Permission = Literal["allow", "refuse"]
 Extreme = Literal["crop", "refuse"]
 Pick = Literal["one", "each"]
@@ -114,6 +115,10 @@ class ImageSettings(Section):
     variations: int = Field(default=1, ge=1, le=1000, description="Draws of crop and flip that are kept per picture.")
     resampling: Annotated[Resampling, one_of(Resampling)] = Field(
         default="lanczos", description="nearest, area, bilinear, bicubic or lanczos."
+    )
+    rounding: Annotated[Rounding, one_of(Rounding)] = Field(
+        default="auto",
+        description="How a scaled side is rounded: down as torchvision does, nearest, or auto, by the sizes there are.",
     )
     upscale: Annotated[Permission, one_of(Permission)] = Field(
         default="allow",

@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from precook.config.schema import ImageSettings, Resampling, Resolution
+from precook.config.schema import ImageSettings, Resampling, Resolution, Rounding
 from precook.errors import ConfigError, ConfigProblem
 from precook.sources.draws import Purpose, draw, pick
 from precook.values import Bytes, Flags, Numbers
@@ -152,7 +152,8 @@ def cut_rows(
     target = np.array(choices, np.int64)[nearest(sizes, choices)]
     # One square for all pictures is what torchvision's Resize and CenterCrop make: so it rounds as they do.
     square = len(choices) == 1 and choices[0][0] == choices[0][1]
-    scaled = _cover(sizes, target, whole=square)
+    rounding = "down" if settings.rounding == "auto" and square else settings.rounding
+    scaled = _cover(sizes, target, rounding)
     refused = _refusals(sizes, scaled, target, choices[-1], settings)
     room = scaled - target
     if settings.crop == "random":
@@ -164,7 +165,7 @@ def cut_rows(
             axis=1,
         )
     else:
-        crop = (room + (room // 2 % 2 if square else 0)) // 2  # halves to the even number, or down
+        crop = (room + (room // 2 % 2 if rounding != "auto" else 0)) // 2  # halves to the even number, or down
     if settings.flip == "random":
         flip = pick(draw(digests, Purpose.FLIP, number=variation, seed=settings.seed), 2)
     else:
@@ -181,22 +182,27 @@ def shown_crops(rows: GeometryRows) -> GeometryRows:
     return np.stack([top, np.where(flip, scaled - target - left, left)], axis=1)
 
 
-def _cover(sizes: Numbers, target: Numbers, *, whole: bool) -> Numbers:
-    """The smallest size with the picture's aspect ratio that covers the target.
-
-    One side fits; the other is rounded down if only `whole` pixels count, else to the nearest.
-    """
+def _cover(sizes: Numbers, target: Numbers, rounding: Rounding) -> Numbers:
+    """The smallest size with the picture's aspect ratio that covers the target: one side fits, the other is rounded."""
     width, height = sizes.T
     to_width, to_height = target.T
     wide = width * to_height >= to_width * height
-    half = 0 if whole else 1
     return np.stack(
         [
-            np.where(wide, (2 * width * to_height + half * height) // (2 * height), to_width),
-            np.where(wide, to_height, (2 * height * to_width + half * width) // (2 * width)),
+            np.where(wide, _scale(width, to_height, height, rounding), to_width),
+            np.where(wide, to_height, _scale(height, to_width, width, rounding)),
         ],
         axis=1,
     )
+
+
+def _scale(side: Numbers, to_other: Numbers, other: Numbers, rounding: Rounding) -> Numbers:
+    """What one side of a picture becomes where the other fits."""
+    if rounding == "nearest":
+        # In the double precision of those who round so: where a half comes out decides a pixel.
+        return np.rint(side * (to_other / other)).astype(np.int64)
+    half = 0 if rounding == "down" else 1
+    return (2 * side * to_other + half * other) // (2 * other)
 
 
 def _refusals(
