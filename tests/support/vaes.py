@@ -5,17 +5,28 @@ Pipelines are asked themselves: their own methods run, on a stand-in that has th
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import diffusers
+import numpy as np
+import numpy.typing as npt
 import torch
+from blake3 import blake3
 from diffusers.modular_pipelines.minimax_h3.encoders import encode_vae_condition
 
 MEAN, STD = [-0.75, 0.5, 0.125, 1.5], [2.0, 0.7, 1.25, 3.1]
 """Of the four channels that most of them have."""
+
+
+def noise_seed(picture: npt.NDArray[np.uint8]) -> int:
+    """What seeds the noise of a sample, as docs/reference/latents.md says it."""
+    content = struct.pack("<II", *picture.shape[:2]) + picture.tobytes()
+    return int.from_bytes(blake3(content, derive_key_context="precook noise 1").digest()[:8], "little")
+
 
 Prepare = Callable[[Any, Any, Any], Any]
 """What a pipeline makes of a picture, 1 x 3 x H x W from -1 to 1, given the VAE and a generator."""
@@ -59,31 +70,44 @@ def encodes_frame(name: str) -> Prepare:
     return lambda vae, image, generator: encodes(name)(vae, image.unsqueeze(2), generator)
 
 
-def _sdxl(vae: Any, image: Any, generator: Any) -> Any:
-    prepare = _method("StableDiffusionXLImg2ImgPipeline", "prepare_latents")
-    return prepare(vae, image, None, 1, 1, torch.float32, "cpu", generator, add_noise=False)
+def _channels(vae: Any) -> int:
+    return int(vae.config.get("latent_channels") or vae.config.z_dim)
+
+
+def _factor(vae: Any) -> int:
+    return int(getattr(vae, "spatial_compression_ratio", 0) or 2 ** (len(vae.config.block_out_channels) - 1))
+
+
+def _unnoised(name: str) -> Prepare:
+    """What a pipeline from picture to picture begins with, before noise is added."""
+
+    def prepare(vae: Any, image: Any, generator: Any) -> Any:
+        method = _method(name, "prepare_latents")
+        return method(vae, image, None, 1, 1, torch.float32, "cpu", generator, add_noise=False)
+
+    return prepare
 
 
 def _wan(vae: Any, image: Any, generator: Any) -> Any:
     parts = {
         "vae_scale_factor_temporal": 4,
-        "vae_scale_factor_spatial": vae.config.scale_factor_spatial,
+        "vae_scale_factor_spatial": _factor(vae),
         "config": SimpleNamespace(expand_timesteps=True),
     }
     height, width = image.shape[2:]
     prepare = _method("WanImageToVideoPipeline", "prepare_latents", **parts)
-    return prepare(vae, image, 1, 4, height, width, 1, torch.float32, torch.device("cpu"), generator)[1]
+    return prepare(vae, image, 1, _channels(vae), height, width, 1, torch.float32, torch.device("cpu"), generator)[1]
 
 
 def _hunyuan(vae: Any, image: Any, generator: Any) -> Any:
     parts = {
         "vae_scale_factor_temporal": 4,
-        "vae_scale_factor_spatial": 8,
+        "vae_scale_factor_spatial": _factor(vae),
         "vae_scaling_factor": vae.config.scaling_factor,
     }
     height, width = image.shape[2:]
     prepare = _method("HunyuanVideoImageToVideoPipeline", "prepare_latents", **parts)
-    return prepare(vae, image, 1, 4, height, width, 1, torch.float32, torch.device("cpu"), generator)[1]
+    return prepare(vae, image, 1, _channels(vae), height, width, 1, torch.float32, torch.device("cpu"), generator)[1]
 
 
 def _hunyuan15(vae: Any, image: Any, generator: Any) -> Any:
@@ -103,7 +127,7 @@ def _ltx(name: str) -> Prepare:
         height, width = image.shape[2:]
         method = _method(name, "prepare_latents", **parts)
         options = {"height": height, "width": width, "num_frames": 1, "dtype": torch.float32, "device": "cpu"}
-        packed = method(vae, image, 1, 4, generator=generator, **options)[0]
+        packed = method(vae, image, 1, _channels(vae), generator=generator, **options)[0]
         rows = height // vae.spatial_compression_ratio
         return packed.transpose(1, 2).unflatten(2, (rows, -1))
 
@@ -113,14 +137,14 @@ def _ltx(name: str) -> Prepare:
 def _cogvideox(vae: Any, image: Any, generator: Any) -> Any:
     parts = {
         "vae_scale_factor_temporal": 4,
-        "vae_scale_factor_spatial": 8,
+        "vae_scale_factor_spatial": _factor(vae),
         "vae_scaling_factor_image": vae.config.scaling_factor,
         "transformer": SimpleNamespace(config=SimpleNamespace(patch_size_t=None)),
         "scheduler": SimpleNamespace(init_noise_sigma=1.0),
     }
     height, width = image.shape[2:]
     prepare = _method("CogVideoXImageToVideoPipeline", "prepare_latents", **parts)
-    return prepare(vae, image, 1, 4, 1, height, width, torch.float32, "cpu", generator)[1].squeeze(1)
+    return prepare(vae, image, 1, _channels(vae), 1, height, width, torch.float32, "cpu", generator)[1].squeeze(1)
 
 
 def _svd(vae: Any, image: Any, generator: Any) -> Any:
@@ -185,6 +209,12 @@ def _cosmos(vae: Any, image: Any, generator: Any) -> Any:
         for numbers in (vae.config.latents_mean, vae.config.latents_std)
     )
     return (latents - mean) * 0.5 / std
+
+
+def _drawn(vae: Any, image: Any, generator: Any) -> Any:
+    """As the training scripts of models have it whose pipelines never encode: a draw, shifted and scaled."""
+    latents = vae.encode(image).latent_dist.sample(generator)
+    return (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
 
 
 def _plain(vae: Any, image: Any, generator: Any) -> Any:
@@ -271,8 +301,11 @@ def _ltx2_model() -> Any:
 
 FAMILIES: dict[str, Family] = {
     "AutoencoderKL: SD": Family(kl, encodes("StableDiffusionInpaintPipeline")),
-    "AutoencoderKL: SDXL": Family(lambda: kl(scaling_factor=0.13025), _sdxl),
-    "AutoencoderKL: Playground": Family(lambda: kl(latents_mean=MEAN, latents_std=STD, scaling_factor=0.5), _sdxl),
+    "AutoencoderKL: SDXL": Family(lambda: kl(scaling_factor=0.13025), _unnoised("StableDiffusionXLImg2ImgPipeline")),
+    "AutoencoderKL: Playground": Family(
+        lambda: kl(latents_mean=MEAN, latents_std=STD, scaling_factor=0.5),
+        _unnoised("StableDiffusionXLImg2ImgPipeline"),
+    ),
     "AutoencoderKL: SD 3": Family(
         lambda: kl(latent_channels=16, scaling_factor=1.5305, shift_factor=0.0609),
         encodes("StableDiffusion3InpaintPipeline"),
@@ -538,3 +571,58 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """By class, and where pipelines of one class differ by family; in the order of docs/reference/models.md."""
+
+
+@dataclass(frozen=True)
+class Latent:
+    """What a family of pipelines makes of a picture."""
+
+    title: str
+    method: str
+    """The pipeline's method that was asked, or what else says it."""
+    prepare: Prepare
+    posterior: str = "sample"
+    rest: Callable[[Any], Any] = field(default=lambda latent: latent)
+    left: str = ""
+    """What `rest` does, in words."""
+
+
+def _encoded(title: str, name: str, posterior: str = "sample", *, frame: bool = False) -> Latent:
+    prepare = encodes_frame(name) if frame else encodes(name)
+    return Latent(title, f"`{name}._encode_vae_image`", prepare, posterior)
+
+
+def _begun(title: str, name: str) -> Latent:
+    return Latent(title, f"`{name}.prepare_latents`", _unnoised(name))
+
+
+LATENTS: dict[str, Latent] = {
+    "sd": _encoded("Stable Diffusion 1.x and 2.x", "StableDiffusionInpaintPipeline"),
+    "sdxl": _begun("Stable Diffusion XL", "StableDiffusionXLImg2ImgPipeline"),
+    "sdxl-refiner": _begun("Stable Diffusion XL, refiner", "StableDiffusionXLImg2ImgPipeline"),
+    "sd3": _encoded("Stable Diffusion 3", "StableDiffusion3InpaintPipeline"),
+    "flux": _encoded("FLUX.1", "FluxImg2ImgPipeline"),
+    "flux2": _encoded("FLUX.2", "Flux2Pipeline", "mean"),
+    "flux2-klein": _encoded("FLUX.2 klein", "Flux2KleinPipeline", "mean"),
+    "qwen-image": _encoded("Qwen-Image", "QwenImageImg2ImgPipeline", frame=True),
+    "wan": Latent("Wan", "`WanImageToVideoPipeline.prepare_latents`", _wan, "mean"),
+    "hunyuan-video": Latent("HunyuanVideo", "`HunyuanVideoImageToVideoPipeline.prepare_latents`", _hunyuan, "mean"),
+    "ltx": Latent("LTX-Video", "`LTXImageToVideoPipeline.prepare_latents`", _ltx("LTXImageToVideoPipeline")),
+    "cogvideox": Latent("CogVideoX", "`CogVideoXImageToVideoPipeline.prepare_latents`", _cogvideox),
+    "sana": Latent(
+        "Sana",
+        "`SanaSprintImg2ImgPipeline.prepare_latents`",
+        _sana_sprint,
+        "mean",
+        rest=lambda latent: latent * 0.5,
+        left="Sana Sprint: times `sigma_data`",
+    ),
+    "lumina2": Latent("Lumina 2", "its training script", _drawn),
+    "chroma": _encoded("Chroma", "ChromaImg2ImgPipeline"),
+    "hidream": Latent("HiDream", "its training script", _drawn),
+    "pixart": Latent("PixArt", "its training script", _drawn),
+    "auraflow": Latent("AuraFlow", "no script; its inverse is in the pipeline", _drawn),
+    "kolors": _begun("Kolors", "KolorsImg2ImgPipeline"),
+    "z-image": Latent("Z-Image", "its training script", _drawn),
+}
+"""By the names of `tests.support.pipelines`."""
