@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import precook
 from precook.config import encoders
 from precook.encode.pixels import ImageEncoder, MaskEncoder
 from precook.encode.processor import ProcessorEncoder
+from precook.encode.prompt import PromptEncoder
 from precook.encode.text import TextEncoder
 from precook.encode.tokens import TokensEncoder
 from precook.encode.vae import VaeEncoder
@@ -113,6 +115,27 @@ class TestText(BuiltIn):
     def make_encoder(self) -> Any:
         folder = self.folder / "model"
         return TextEncoder(encoders.TransformersText(**self.settings), folder, folder)
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestPrompt(BuiltIn):
+    """`diffusers-prompt`, with a pipeline whose prompts have lengths of their own."""
+
+    settings: ClassVar[dict[str, Any]] = {"uses": "diffusers-prompt", "model": "model"}
+    family = "qwen-image"
+
+    @pytest.fixture(autouse=True)
+    def _model(self, _folder: None, pipeline_of: Callable[[str], Path]) -> None:
+        (self.folder / "model").symlink_to(pipeline_of(self.family))
+
+    def make_encoder(self) -> Any:
+        return PromptEncoder(encoders.DiffusersPrompt(**self.settings), self.folder / "model")
+
+
+class TestPromptOfOneLength(TestPrompt):
+    """`diffusers-prompt`, with several text encoders whose states are all of one shape."""
+
+    family = "sdxl"
 
 
 class TestTokens(TestText):

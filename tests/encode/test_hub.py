@@ -183,6 +183,28 @@ def test_a_model_is_downloaded_once_and_known_by_its_content(base: Path, hub: Hu
     assert run(base, None, VAE, HF_HUB_OFFLINE="1")["keys"] == first["keys"]
 
 
+def test_of_a_pipeline_only_what_makes_prompts_is_downloaded(base: Path, hub: Hub) -> None:
+    """Its index, its text encoder and its tokenizer, and none of the rest, which is many times larger."""
+    pipeline = base.parent / "pipeline"
+    text_folder(pipeline / "text_encoder")
+    text_folder(pipeline / "tokenizer")
+    vae_folder(pipeline / "unet")
+    parts = {"text_encoder": "CLIPTextModel", "tokenizer": "CLIPTokenizer", "unet": "UNet2DConditionModel"}
+    index = {"_class_name": "StableDiffusionPipeline", **{name: ["transformers", kind] for name, kind in parts.items()}}
+    (pipeline / "model_index.json").write_text(json.dumps(index))
+    hub.push(pipeline, "main")
+    prompt = {"uses": "diffusers-prompt", "model": "owner/name", "revision": "main"}
+    first = run(base, hub, prompt)
+    assert "keys" in first
+    assert not [path for path in hub.asked if "/unet/" in path]
+    assert [path for path in hub.asked if "/text_encoder/" in path]
+    hub.asked.clear()
+    shutil.copytree(pipeline, base / "copy")
+    again, copied = run_all(base, hub, [prompt, {"uses": "diffusers-prompt", "model": "copy"}])
+    assert again["keys"] == copied["keys"] == first["keys"]
+    assert not hub.asked
+
+
 def test_a_revision_is_no_part_of_a_key(base: Path, hub: Hub) -> None:
     """Commits, tags and branches with the same files give the same keys; other weights give others."""
     old = hub.push(vae_folder(base.parent / "vae"), "v1", "first")

@@ -114,6 +114,78 @@ class TestPadding:
             owner.feed(batch_size=2, pad={"pixels": 64})
 
 
+class TestPrompts:
+    """Leaves of prompts stand in a batch as their recipe says it of their pipeline."""
+
+    def batch(self, base: Path, forms: object, trees: list[Any], **options: Any) -> Any:
+        """Trees in one batch, in the order in which they were given."""
+        recipe = precook.Recipe("diffusers-prompt", {"leaves": forms})
+        numbered = [{**tree, "number": np.array([number])} for number, tree in enumerate(trees)]
+        with precook.open(base / "cache") as store:
+            (batch,) = frozen(store, recipe, numbered).feed(batch_size=len(trees), **options).epoch(0)
+            latent = batch["latent"]
+            return latent, [int(number) for number in latent["number"]]
+
+    def test_each_form_is_what_the_pipeline_has(self, tmp_path: Path) -> None:
+        """Zeros are put back, one tensor is shared, the batch may be another dimension, and a list stays one."""
+        forms = {
+            "filled": {"pad_to": 5},
+            "own": {"mask": "own_mask"},
+            "shared": {"shared": True},
+            "second": {"axis": 1},
+            "listed": {"listed": True},
+        }
+        trees = [
+            {
+                "filled": np.full((length, 2), 1 + length, np.float32),
+                "own": np.full((length, 3), 1 + length, np.float32),
+                "shared": np.arange(4),
+                "second": np.full((2, 3), length),
+                "listed": np.full((length, 1), length),
+                "common": np.full(2, length),
+            }
+            for length in (1, 3)
+        ]
+        latent, order = self.batch(tmp_path, forms, trees)
+        lengths = [(1, 3)[number] for number in order]
+        assert latent.keys() == {*trees[0], "own_mask", "number"}
+        assert latent["filled"].shape == (2, 5, 2)
+        assert (latent["filled"] > 0).sum((1, 2)).tolist() == [2 * length for length in lengths]
+        assert latent["own"].shape == (2, 3, 3)
+        assert latent["own_mask"].dtype == torch.int64
+        assert latent["own_mask"].tolist() == [[int(place < length) for place in range(3)] for length in lengths]
+        assert latent["shared"].tolist() == [0, 1, 2, 3]
+        assert latent["second"].tolist() == [[[length] * 3 for length in lengths]] * 2
+        assert [one.tolist() for one in latent["listed"]] == [[[length]] * length for length in lengths]
+        assert latent["common"].tolist() == [[length] * 2 for length in lengths]
+
+    def test_the_pipelines_mask_is_there_also_when_all_lengths_are_equal(self, tmp_path: Path) -> None:
+        """Whether a batch has a mask does not depend on who meets in it."""
+        latent, _ = self.batch(tmp_path, {"own": {"mask": "own_mask"}}, [{"own": np.ones((2, 3))}] * 2)
+        assert latent["own_mask"].tolist() == [[1, 1], [1, 1]]
+
+    def test_as_they_are_stored_on_request(self, tmp_path: Path) -> None:
+        """`pad="list"` gives each leaf without what a batch puts back."""
+        trees = [{"filled": np.ones((length, 2))} for length in (1, 3)]
+        latent, order = self.batch(tmp_path, {"filled": {"pad_to": 5}}, trees, pad={"latent": "list"})
+        assert [len(one) for one in latent["filled"]] == [(1, 3)[number] for number in order]
+
+    @pytest.mark.parametrize(
+        ("forms", "message"),
+        [
+            (None, "does not say how a batch of it looks"),
+            ({"x": {"pads_to": 5}}, "does not say how a batch of it looks"),
+            ({"x": {"pad_to": "5"}}, "does not say how a batch of it looks"),
+            ({"x": {"axis": 3}}, "x has too few dimensions"),
+            ({"x": {"pad_to": 1}}, "an entry is 2 long, and its pipeline has 1 places"),
+        ],
+    )
+    def test_a_recipe_that_says_something_else_is_refused(self, tmp_path: Path, forms: object, message: str) -> None:
+        """A snapshot may come from anybody."""
+        with pytest.raises(precook.FeedError, match=message):
+            self.batch(tmp_path, forms, [{"x": np.ones((2, 3))}] * 2)
+
+
 def test_entries_may_go_while_their_shapes_are_compared(
     store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,7 +289,9 @@ def _unet_xl(cross: int, pooled: int, ids: int = 6) -> Any:
 
 
 def _noise() -> Any:
-    return diffusers.DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
+    return diffusers.DDPMScheduler(
+        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1, clip_sample=False
+    )
 
 
 def _flow() -> Any:

@@ -135,6 +135,23 @@ class DiffusersVae(ModelEncoder):
     )
 
 
+class DiffusersPrompt(ModelEncoder):
+    """What a pipeline of diffusers makes of a text."""
+
+    uses: Literal["diffusers-prompt"] = Field(
+        description="What a pipeline's own encode_prompt returns; model is the pipeline's folder."
+    )
+    dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
+    max_length: Positive | None = Field(
+        default=None,
+        description="The call's max_sequence_length; without it, the call's own default.",
+        examples=[512],
+    )
+    options: Annotated[dict[str, Any], BeforeValidator(_plain_mapping), WithJsonSchema({"type": "object"})] = Field(
+        default={}, description="Passed to the call, such as {clip_skip: 1}."
+    )
+
+
 class TransformersText(ModelEncoder):
     """Embeddings of a text encoder of transformers."""
 
@@ -221,6 +238,7 @@ class UserSection(EncoderSection):
 
 ENCODERS: dict[str, type[EncoderSection]] = {
     "diffusers-vae": DiffusersVae,
+    "diffusers-prompt": DiffusersPrompt,
     "transformers-text": TransformersText,
     "transformers-tokens": TransformersTokens,
     "transformers-processor": TransformersProcessor,
@@ -268,6 +286,7 @@ def _known(value: object) -> object:
 
 EncoderSettings = Annotated[
     Annotated[DiffusersVae, Tag("diffusers-vae")]
+    | Annotated[DiffusersPrompt, Tag("diffusers-prompt")]
     | Annotated[TransformersText, Tag("transformers-text")]
     | Annotated[TransformersTokens, Tag("transformers-tokens")]
     | Annotated[TransformersProcessor, Tag("transformers-processor")]

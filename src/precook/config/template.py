@@ -36,6 +36,7 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _BLOCKS: dict[str, dict[str, Any]] = {
     "latent": {"uses": "diffusers-vae", "model": "models/vae"},
     "prompt": {"uses": "transformers-text", "model": "models/text"},
+    "embeds": {"uses": "diffusers-prompt", "model": "models/pipeline"},
     "tokens": {"uses": "transformers-tokens", "model": "models/text"},
     "inputs": {"uses": "transformers-processor", "model": "models/vl"},
     "mask": {"uses": "mask", "factor": 8},

@@ -60,6 +60,8 @@ class HubSnapshots:
     def find(self, name: str, revision: str, folders: Sequence[str], report: Reporter) -> Path:
         """The folder of a model, with all that lies in these folders of it (or in it, where there are none).
 
+        A name that ends with .json is a file and not a folder.
+
         What the cache has is taken as it is, without asking the hub; the rest is downloaded. A cache that somebody else
         has filled may have only some files of a folder: where no weights lie beside a config, the hub is asked what is
         missing.
@@ -67,7 +69,7 @@ class HubSnapshots:
         hub: Any = library("huggingface_hub")
         wanted: dict[str, Any] = {
             "revision": revision,
-            "allow_patterns": [f"{folder}/*" for folder in folders] or None,
+            "allow_patterns": list(map(_pattern, folders)) or None,
             "ignore_patterns": list(_UNUSED),
         }
         try:
@@ -88,11 +90,18 @@ def _cached(hub: Any, name: str, folders: Sequence[str], wanted: dict[str, Any])
     except hub.errors.LocalEntryNotFoundError:
         return None
     # A cache filled by somebody else may have other parts of the model.
-    return snapshot if all((snapshot / folder).is_dir() for folder in folders) else None
+    return snapshot if all((snapshot / folder).exists() for folder in folders) else None
+
+
+def _pattern(name: str) -> str:
+    """What belongs to a folder, or a file itself."""
+    return name if name.endswith(".json") else f"{name}/*"
 
 
 def _is_whole(folder: Path) -> bool:
     """Whether a folder seems to have all its files: weights beside a config, and all that an index of weights names."""
+    if not folder.is_dir():
+        return True
     names = {file.name for file in folder.iterdir()}
     for index in folder.glob("*.safetensors.index.json"):
         try:
@@ -137,7 +146,7 @@ def _unavailable(hub: Any, name: str, revision: str, folders: Sequence[str], err
     if isinstance(error, errors.RepositoryNotFoundError):
         hint = "check the name; a private or gated model needs `hf auth login` first"
         return EncodeError(f"{place}: the hub has no such model, or does not show it to you", hint=hint)
-    includes = [part for folder in folders for part in ("--include", f"{folder}/*")]
+    includes = [part for folder in folders for part in ("--include", _pattern(folder))]
     command = shlex.join(["hf", "download", name, "--revision", revision, *includes])
     hint = f"run `{printable(command)}` where there is a network, or name a folder that is here"
     if not isinstance(error, errors.LocalEntryNotFoundError):

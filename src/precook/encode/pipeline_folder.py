@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from precook.encode.torch_tools import read_config
 from precook.errors import EncodeError, printable
@@ -34,6 +35,8 @@ class PipelineFolder:
     """The name of the pipeline's class, such as FluxPipeline."""
     parts: Mapping[str, PipelinePart]
     """What the pipeline has, by the name of its folder; what it can do without and has not got is left out."""
+    settings: Mapping[str, Any]
+    """What else the pipeline's class is made with."""
 
 
 def is_pipeline(folder: Path) -> bool:
@@ -48,13 +51,16 @@ def read_pipeline(folder: Path) -> PipelineFolder:
     if not isinstance(kind, str):
         hint = "name the folder of a pipeline that diffusers' save_pretrained wrote"
         raise EncodeError(f"{printable(folder / INDEX)} names no class of pipelines", hint=hint)
-    parts = {}
+    parts, settings = {}, {}
     for name, value in form.items():
-        if name.startswith("_") or not isinstance(value, list):
-            continue  # settings of the pipeline itself
+        if name.startswith("_"):
+            continue  # what saving writes about itself
+        if not isinstance(value, list) or any(isinstance(item, int | float) for item in value):
+            settings[name] = value
+            continue
         if len(value) != 2 or not all(item is None or isinstance(item, str) for item in value):  # noqa: PLR2004 - library, class
             raise EncodeError(f"{printable(folder / INDEX)}: {printable(name)} is not a library and a class")
         library, part = value
         if library is not None and part is not None:
             parts[name] = PipelinePart(folder / name, library, part)
-    return PipelineFolder(folder, kind, MappingProxyType(parts))
+    return PipelineFolder(folder, kind, MappingProxyType(parts), MappingProxyType(settings))

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from precook.config.encoders import (
+    DiffusersPrompt,
     DiffusersVae,
     EncoderSection,
     ModelEncoder,
@@ -30,10 +31,13 @@ from precook.config.field_types import decides
 from precook.config.yaml import Origin
 from precook.encode.encoder import BaseEncoder, Encoder, as_base, read_input, why_no_encoder_class
 from precook.encode.hub import HubSnapshots, is_unused
+from precook.encode.pipeline_folder import INDEX, read_pipeline
 from precook.encode.processor import backend
+from precook.encode.prompt_folder import cleaned_by, find_pipeline, text_parts
+from precook.encode.prompt_leaves import known_forms
 from precook.encode.torch_tools import named_shards, read_config
 from precook.encode.vae_model import Convention, class_name, convention
-from precook.errors import EncodeError, IdentityError, SourceError, printable
+from precook.errors import ConfigError, EncodeError, IdentityError, SourceError, printable
 from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
 from precook.identity.versions import code_versions, dump_versions, library_versions
@@ -48,6 +52,7 @@ AUTO = "auto"
 
 _INPUTS: dict[str, Input] = {
     "diffusers-vae": "image",
+    "diffusers-prompt": "text",
     "transformers-text": "text",
     "transformers-tokens": "text",
     "transformers-processor": "image",
@@ -56,6 +61,7 @@ _INPUTS: dict[str, Input] = {
 }
 _CLASSES = {
     "diffusers-vae": "precook.encode.vae:VaeEncoder",
+    "diffusers-prompt": "precook.encode.prompt:PromptEncoder",
     "transformers-text": "precook.encode.text:TextEncoder",
     "transformers-tokens": "precook.encode.tokens:TokensEncoder",
     "transformers-processor": "precook.encode.processor:ProcessorEncoder",
@@ -67,6 +73,7 @@ _VERSIONS = dict.fromkeys(_INPUTS, 1)
 """Raised when an encoder of ours would store other bytes for the same input."""
 _LIBRARIES: dict[str, tuple[str, ...]] = {
     "diffusers-vae": ("Pillow", "torch", "diffusers"),
+    "diffusers-prompt": ("torch", "diffusers", "transformers", "tokenizers", "ftfy"),
     "transformers-text": ("torch", "transformers", "tokenizers"),
     "transformers-tokens": ("transformers", "tokenizers"),
     "transformers-processor": ("Pillow", "torch", "torchvision", "transformers"),
@@ -229,8 +236,14 @@ class EncoderSpec:
         if section.revision is not None and not root.exists():
             elsewhere = [named] if named is not None and not (self.base / named).exists() else []
             # Without a subfolder the model is everything, the tokenizer's folder included.
+            needed = [inside, *elsewhere] if inside else []
             try:
-                root = snapshot(section.model, section.revision, [inside, *elsewhere] if inside else [])
+                if isinstance(section, DiffusersPrompt):
+                    # Its index names the parts that make prompts: the whole pipeline is many times larger.
+                    needed = [(Path(inside) / INDEX).as_posix()]
+                    index = read_pipeline(snapshot(section.model, section.revision, needed) / inside)
+                    needed += [(Path(inside) / name).as_posix() for name in text_parts(index)]
+                root = snapshot(section.model, section.revision, needed)
             except EncodeError as error:
                 raise self.origin.error(("encoders", self.name, "model"), error.message, hint=error.hint) from error
             if elsewhere:
@@ -248,7 +261,10 @@ class EncoderSpec:
                 data[name] = list(value) if isinstance(value, tuple) else value
         data |= self._given_version(type(section))
         data |= _reading(_INPUTS[section.uses])
-        if folders is not None:
+        if isinstance(section, DiffusersPrompt):
+            assert folders is not None, "it has a model"
+            data |= self._pipeline(section, folders[0], memory, report)
+        elif folders is not None:
             data["model"] = self._files("model", folders[0], section.uses, memory, report)
             if isinstance(section, DiffusersVae):
                 data |= self._vae(section, folders[0])
@@ -281,12 +297,41 @@ class EncoderSpec:
         pixels = convention(class_name(place)).pixels
         return data if pixels == Convention().pixels else {**data, "pixels": pixels}
 
+    def _pipeline(self, section: DiffusersPrompt, folder: Path, memory: Memory, report: Reporter) -> dict[str, object]:
+        """A pipeline by the parts that make prompts: what draws, or decodes, or says when to stop decides nothing."""
+        if not folder.exists():
+            raise self._no_model("model", folder)
+        try:
+            found = find_pipeline(folder, section.max_length, section.options)
+        except EncodeError as error:
+            raise self.origin.error(("encoders", self.name, "model"), error.message, hint=error.hint) from error
+        parts = {
+            name: {
+                "class": f"{part.library}.{part.kind}",
+                "model": self._files("model", part.folder, section.uses, memory, report),
+            }
+            for name, part in text_parts(found).items()
+        }
+        forms = known_forms(found.kind, section.max_length)
+        cleaner = cleaned_by(found.kind)
+        return {
+            "pipeline": found.kind,
+            "settings": {name: value for name, value in found.settings.items() if value is not None},
+            "parts": parts,
+            "leaves": {name: form.plain() for name, form in forms.items()},
+            # Two machines make different prompts of one text where it is installed on one of them.
+            **({} if cleaner is None else {"cleaned_by": cleaner}),
+        }
+
+    def _no_model(self, setting: str, folder: Path) -> ConfigError:
+        hint = "relative paths start at the config file's folder; for a model of the hub set revision, such as main"
+        return self.origin.error(("encoders", self.name, setting), f"no such model: {folder}", hint=hint)
+
     def _files(self, setting: str, folder: Path, uses: str, memory: Memory, report: Reporter) -> object:
         """A model's files by content, those that the encoder uses."""
         where = ("encoders", self.name, setting)
         if not folder.exists():
-            hint = "relative paths start at the config file's folder; for a model of the hub set revision, such as main"
-            raise self.origin.error(where, f"no such model: {folder}", hint=hint)
+            raise self._no_model(setting, folder)
         digest_of = partial(remembered_digests, memory=memory, trust=self.trust, report=report)
         try:
             files = identify_path(folder, digest_of=digest_of, counts=_COUNTS.get(uses) or _loadable(folder))

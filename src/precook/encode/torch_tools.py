@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ def loading(part: str, folder: Path) -> Iterator[None]:
     """Load a part of an encoder in here: alone, silently, and with one kind of error, which names part and folder."""
     from safetensors import SafetensorError  # noqa: PLC0415 - only loading needs it
 
-    with _LOADING, _hushed():
+    with _LOADING, hushed():
         try:
             yield
         except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError) as error:
@@ -163,19 +163,46 @@ def loading(part: str, folder: Path) -> Iterator[None]:
             raise _unloadable(part, folder, error) from error
 
 
-@contextmanager
-def _hushed() -> Iterator[None]:
-    """Without the libraries' own bars and reports, which would run through ours."""
-    with ExitStack() as stack:
-        for name in ("transformers", "diffusers"):
-            if name in sys.modules:
+class _Quiet:
+    """The libraries' own bars and reports, off while anybody wants it: they have one choice for all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = 0
+        self._before: dict[str, tuple[int, bool]] = {}
+        """How loud each was, and whether it showed bars."""
+
+    def begin(self) -> None:
+        with self._lock:
+            for name in {"transformers", "diffusers"} & sys.modules.keys() - self._before.keys():
                 log = importlib.import_module(f"{name}.utils.logging")
-                stack.callback(log.set_verbosity, log.get_verbosity())
+                self._before[name] = log.get_verbosity(), log.is_progress_bar_enabled()
                 log.set_verbosity_error()
-                if log.is_progress_bar_enabled():
-                    stack.callback(log.enable_progress_bar)
-                    log.disable_progress_bar()
+                log.disable_progress_bar()
+            self._wanted += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._wanted -= 1
+            while not self._wanted and self._before:
+                name, (verbosity, bars) = self._before.popitem()
+                log = importlib.import_module(f"{name}.utils.logging")
+                log.set_verbosity(verbosity)
+                if bars:
+                    log.enable_progress_bar()
+
+
+_QUIET = _Quiet()
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Without the libraries' own bars and reports, which would run through ours."""
+    _QUIET.begin()
+    try:
         yield
+    finally:
+        _QUIET.end()
 
 
 def _unloadable(part: str, folder: Path, error: Exception) -> EncodeError:

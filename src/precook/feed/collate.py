@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from precook.errors import FeedError
+from precook.encode.prompt_leaves import LeafForm, read_forms
+from precook.errors import FeedError, printable
 from precook.feed.buffers import Buffers
 from precook.feed.content import EntryColumn
 from precook.feed.options import Pad
@@ -23,6 +24,9 @@ _MASK = "mask"
 _MASK_PIXELS = 1 << 26
 """Most pixels of a mask that is made here: as many as 8192 x 8192."""
 _NO_VALUES = b"[]"
+_PROMPT = "diffusers-prompt"
+"""The kind of encoder whose leaves stand in a batch as its pipeline has them."""
+_COMMON = LeafForm()
 
 
 class Collator:
@@ -34,6 +38,8 @@ class Collator:
         self._pad = pad
         self._buckets = buckets
         self._axes: dict[bytes, list[int | None]] = {}
+        self._forms: dict[bytes, list[LeafForm]] = {}
+        """How the leaves of each skeleton stand in a batch."""
         self.look()
         axes = [axis for leaves in self._axes.values() for axis in leaves]
         if isinstance(pad, int) and axes and all(axis is None for axis in axes):
@@ -62,16 +68,19 @@ class Collator:
             hint = "make them alike, or feed with batch_size=1"
             raise FeedError(f"{name}: entries of one batch differ in nesting or type", hint=hint)
         axes = self._axes.get(first.skeleton) or [None] * len(first.leaves)
+        forms = self._forms.get(first.skeleton)
+        if forms is None:
+            forms = self._forms[first.skeleton] = _leaf_forms(self.column, first)
         leaves: list[Any] = []
         arrays: list[list[Array]] = []
         for number, leaf in enumerate(first.leaves):
             shapes = _batch_shapes(batch, [table.leaves[number] for table in tables], number)
-            if self._pad == "list":
+            if self._pad == "list" or forms[number].listed:
                 made = [buffers.make(leaf.dtype, shape) for shape in shapes]
                 leaves.append([tensor for _, tensor in made])
                 arrays.append([array for array, _ in made])
             else:
-                tensor, places = self._leaf(number, leaf, shapes, axes[number], buffers)
+                tensor, places = self._leaf(number, leaf, shapes, axes[number], forms[number], buffers)
                 leaves.append(tensor)
                 arrays.append(places)
         self.entries.copy_all(batch, arrays)
@@ -81,35 +90,65 @@ class Collator:
         return {name: _with_masks(tree, name)}
 
     def _leaf(
-        self, number: int, leaf: LeafColumn, shapes: list[tuple[int, ...]], axis: int | None, buffers: Buffers
+        self,
+        number: int,
+        leaf: LeafColumn,
+        shapes: list[tuple[int, ...]],
+        axis: int | None,
+        form: LeafForm,
+        buffers: Buffers,
     ) -> tuple[Any, list[Array]]:
         """A leaf of the whole batch, and where each entry's part goes."""
-        name = self.column.name
-        if axis is None:
-            if shapes.count(shapes[0]) < len(shapes):
-                hint = f'ask for them as they are: pad={{"{name}": "list"}}'
-                raise FeedError(f"{name}: entries of one batch have shapes {sorted(set(shapes))}", hint=hint)
-            array, tensor = buffers.make(leaf.dtype, (len(shapes), *shapes[0]))
-            return tensor, list(array) if leaf.rank else [array[i : i + 1].reshape(()) for i in range(len(shapes))]
+        if axis is None and form.pad_to is None:
+            return self._stacked(leaf, shapes, form, buffers)
+        axis = axis or 0
         lengths = tuple(shape[axis] for shape in shapes)
-        longest = max(lengths)
-        if isinstance(self._pad, int):
-            if longest > self._pad:
-                hint = "raise it, or pad to the longest of each batch"
-                raise FeedError(f"{name}: an entry is {longest} long, and pad is {self._pad}", hint=hint)
-            longest = self._pad
+        longest = self._longest(lengths, form)
         shape = (*shapes[0][:axis], longest, *shapes[0][axis + 1 :])
         filler = self._filler(number) if min(lengths) < longest else None
         if filler and leaf.dtype.bits.kind in "iu" and not leaf.dtype.foreign:
             limits = np.iinfo(leaf.dtype.bits)
             if not limits.min <= filler <= limits.max:
+                name = self.column.name
                 raise FeedError(f"{name}: {filler} does not fit among its numbers, and shorter ones are padded with it")
         array, tensor = buffers.make(leaf.dtype, (len(shapes), *shape), fill=filler)
-        mask, mask_tensor = buffers.make(DTYPES["BOOL"], (len(shapes), longest))
-        mask[...] = np.arange(longest) < np.array(lengths)[:, None]
         before = (slice(None),) * axis
         places = [entry[(*before, slice(length))] for entry, length in zip(array, lengths, strict=True)]
-        return _Padded(tensor, lengths, mask_tensor), places
+        if form.pad_to is not None:
+            return tensor, places
+        mask, mask_tensor = buffers.make(DTYPES["BOOL" if form.mask is None else "I64"], (len(shapes), longest))
+        mask[...] = np.arange(longest) < np.array(lengths)[:, None]
+        return _Padded(tensor, lengths, mask_tensor, form.mask), places
+
+    def _stacked(
+        self, leaf: LeafColumn, shapes: list[tuple[int, ...]], form: LeafForm, buffers: Buffers
+    ) -> tuple[Any, list[Array]]:
+        """A leaf of entries that are all of one shape."""
+        name, shape = self.column.name, shapes[0]
+        if shapes.count(shape) < len(shapes):
+            hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+            raise FeedError(f"{name}: entries of one batch have shapes {sorted(set(shapes))}", hint=hint)
+        if form.shared:
+            array, tensor = buffers.make(leaf.dtype, shape)
+            return tensor, [array] * len(shapes)
+        array, tensor = buffers.make(leaf.dtype, (*shape[: form.axis], len(shapes), *shape[form.axis :]))
+        if not leaf.rank:
+            return tensor, [array[i : i + 1].reshape(()) for i in range(len(shapes))]
+        return tensor, list(np.moveaxis(array, form.axis, 0))
+
+    def _longest(self, lengths: tuple[int, ...], form: LeafForm) -> int:
+        """How long a padded leaf of the batch is."""
+        name, longest = self.column.name, max(lengths)
+        if form.pad_to is not None:
+            if longest > form.pad_to:
+                raise FeedError(f"{name}: an entry is {longest} long, and its pipeline has {form.pad_to} places")
+            return form.pad_to
+        if not isinstance(self._pad, int):
+            return longest
+        if longest > self._pad:
+            hint = "raise it, or pad to the longest of each batch"
+            raise FeedError(f"{name}: an entry is {longest} long, and pad is {self._pad}", hint=hint)
+        return self._pad
 
     def _filler(self, number: int) -> int:
         """What stands where there is no token: the tokenizer's own choice for ids, nothing elsewhere."""
@@ -163,6 +202,8 @@ class _Padded:
     lengths: tuple[int, ...]
     mask: Any
     """Which of its places are real."""
+    mask_name: str | None
+    """What the mask is called, where a pipeline says so."""
 
 
 def _with_masks(tree: Any, where: str) -> Any:
@@ -175,11 +216,32 @@ def _with_masks(tree: Any, where: str) -> Any:
         return tree
     padded = {name: part for name, part in tree.items() if isinstance(part, _Padded)}
     alike = len({part.lengths for part in padded.values()}) == 1 and "mask" not in tree
+    names = {name: part.mask_name or ("mask" if alike else f"{name}_mask") for name, part in padded.items()}
     made = {
         name: part.tensor if isinstance(part, _Padded) else _with_masks(part, f"{where}.{name}")
         for name, part in tree.items()
     }
-    return made | {"mask" if alike else f"{name}_mask": part.mask for name, part in padded.items()}
+    return made | {names[name]: part.mask for name, part in padded.items()}
+
+
+def _leaf_forms(column: EntryColumn, table: Table) -> list[LeafForm]:
+    """How each leaf of a table stands in a batch: of prompts, as the recipe says it of their names."""
+    forms = [_COMMON] * len(table.leaves)
+    if column.kind != _PROMPT:
+        return forms
+    try:
+        named = read_forms(column.settings.get("leaves"))
+    except ValueError as error:
+        raise FeedError(
+            f"{printable(column.name)}: its recipe does not say how a batch of it looks: {error}"
+        ) from error
+    tree = table.build(list(range(len(forms))), [None] * table.parts)
+    for name, number in tree.items() if isinstance(tree, dict) else ():
+        if name in named and isinstance(number, int):
+            if named[name].axis > table.leaves[number].rank or not table.leaves[number].rank:
+                raise FeedError(f"{printable(column.name)}: {printable(name)} has too few dimensions")
+            forms[number] = named[name]
+    return forms
 
 
 def find_axes(column: EntryColumn, entries: EntryTable, buckets: Numbers) -> dict[bytes, list[int | None]]:
@@ -201,9 +263,11 @@ def find_axes(column: EntryColumn, entries: EntryTable, buckets: Numbers) -> dic
     axes: dict[bytes, list[int | None]] = {}
     for skeleton, members in by_skeleton.items():
         axes[skeleton] = []
+        forms = _leaf_forms(column, members[0][0])
         for number, leaf in enumerate(members[0][0].leaves):
-            axis = _token_axis(column, leaf)
-            if axis is None:
+            form = forms[number]
+            axis = 0 if form.mask is not None else _token_axis(column, leaf)
+            if axis is None and form == _COMMON:
                 columns = [(table.leaves[number], numbers) for table, numbers in members]
                 axis = _varying_axis(columns, rows, buckets, column.name)
             axes[skeleton].append(axis)

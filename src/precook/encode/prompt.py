@@ -1,0 +1,353 @@
+"""Prompts of diffusers' pipelines: what a pipeline's own `encode_prompt` makes of a text.
+
+An entry of `diffusers-prompt` is a dict with the names of that call's return statement: `prompt_embeds`, and what else
+there is, such as `pooled_prompt_embeds`, `prompt_attention_mask` or `text_ids`. Left out are negative prompts (the
+empty prompt is a text like any other) and what is None. Each tensor is the call's own for this text alone, less the
+dimension of the batch; where zeros fill it up, they are left out and a batch puts them back (`prompt_leaves`).
+
+Of the pipeline only text encoders, tokenizers and processors are loaded; its class is diffusers' own. `encode_prompt`
+runs as it is, with its defaults: no guidance, one picture for each prompt, `max_sequence_length` where the settings
+have a max_length, and what `options` say. Texts that are too long are cut as the pipeline cuts them; how many were is
+not known here.
+
+**Batches.** Two texts of different length are tried at load, alone and together. Where a pipeline makes something else
+of them together, beyond rounding, texts are encoded one by one. A pipeline whose tensors are not of the form that is
+known of its class is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from precook.config.encoders import DiffusersPrompt
+from precook.encode.encoder import BaseEncoder, Item
+from precook.encode.pipeline_folder import PipelineFolder, PipelinePart
+from precook.encode.prompt_folder import find_pipeline, text_parts
+from precook.encode.prompt_leaves import LeafForm, known_forms
+from precook.encode.results import is_out_of_memory
+from precook.encode.torch_tools import (
+    LOCAL,
+    WEIGHTS,
+    check_complete,
+    check_weights,
+    first_line,
+    hushed,
+    library,
+    loading,
+    move_to_device,
+    torch_dtype,
+)
+from precook.errors import EncodeError, printable
+from precook.plan.wanted import Input
+from precook.store.tree import Tree
+
+_GIVEN: dict[str, Any] = {
+    "do_classifier_free_guidance": False,
+    "num_images_per_prompt": 1,
+    "num_videos_per_prompt": 1,
+    "num_waveforms_per_prompt": 1,
+}
+"""What `encode_prompt` is told where it asks for it: only the prompt of each text is wanted."""
+_PROBES = (
+    "a cat",
+    "seven red balloons over the old harbour, seen from a hill at dawn, two dogs asleep in the grass, the sea behind",
+)
+"""Texts of different length, to see how a pipeline's tensors follow from them."""
+_COMMON = LeafForm()
+
+
+class PromptEncoder(BaseEncoder):
+    """Keeps what a pipeline makes of each text."""
+
+    input: Input = "text"
+    gives_away = True
+
+    def __init__(self, section: DiffusersPrompt, folder: Path) -> None:
+        self._section = section
+        self._folder = folder
+        self._pipeline: PromptPipeline | None = None
+        self._together = False
+        """Whether texts may be encoded together."""
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """Leaves that have the same shape for every text."""
+
+    def load(self, device: str) -> None:
+        """Load the pipeline's text encoders and tokenizers, and try them."""
+        found = find_pipeline(self._folder, self._section.max_length, self._section.options)
+        pipeline = PromptPipeline(found, self._section, device)
+        alone = [pipeline.encode([text])[0] for text in _PROBES]
+        self._shapes = {name: tuple(leaf.shape) for name, leaf in alone[0].items() if pipeline.form(name).fixed}
+        for tree in alone:
+            self._check_shapes(tree)
+        pipeline.check_shared(alone)
+        self._together = all(map(_close, pipeline.encode(list(_PROBES)), alone))
+        self._pipeline = pipeline
+
+    def encode(self, batch: list[Item]) -> list[Tree]:
+        """A dict of the tensors that `encode_prompt` returns, for each text."""
+        if self._pipeline is None:
+            raise EncodeError("this encoder is not loaded", hint="call load(device) first")
+        texts = [item.text for item in batch if item.text is not None]
+        assert len(texts) == len(batch), "a text encoder gets items with a text"
+        calls = [texts] if self._together else [[text] for text in texts]
+        trees = [tree for call in calls for tree in self._pipeline.encode(call)]
+        for tree in trees:
+            self._check_shapes(tree)
+        # Each with memory of its own, and outside of inference mode: autograd takes no tensor that was made in it.
+        return [{name: leaf.clone() for name, leaf in tree.items()} for tree in trees]
+
+    def unload(self) -> None:
+        """Let go of the models and of their memory on the device."""
+        if self._pipeline is None:
+            return
+        self._pipeline = None
+        gc.collect()  # a pipeline and its parts refer to each other
+        torch = library("torch")
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def _check_shapes(self, tree: Mapping[str, Any]) -> None:
+        """Refuse a leaf that has another shape than for other texts: nobody could say how a batch of them looks."""
+        for name, usual in self._shapes.items():
+            shape = None if name not in tree else tuple(tree[name].shape)
+            if shape != usual:
+                message = f"{printable(self._folder)}: {name} has shape {shape} for one text and {usual} for another"
+                raise EncodeError(message, hint=_UNKNOWN_FORM)
+
+
+_UNKNOWN_FORM = "this pipeline makes prompts of a form that is not known; use transformers-text with its text encoder"
+
+
+class PromptPipeline:
+    """A pipeline with its text parts on a device, and nothing else of it: texts in, a tree for each out."""
+
+    def __init__(self, found: PipelineFolder, section: DiffusersPrompt, device: str) -> None:
+        self._torch = library("torch")
+        self._folder = found.path
+        self._forms = known_forms(found.kind, section.max_length)
+        self._device = self._torch.device(device)
+        self._pipeline = _load(found, torch_dtype(section.dtype), device)
+        call = type(self._pipeline).encode_prompt
+        self._names = _returned_names(call, found)
+        self._arguments = _arguments(call, section.max_length, found) | section.options
+        self._absent = [name for name in self._pipeline.components if name.startswith("text_encoder")]
+        self._absent = [name for name in self._absent if getattr(self._pipeline, name) is None]
+
+    def form(self, name: str) -> LeafForm:
+        """How a leaf stands in a batch."""
+        return self._forms.get(name, _COMMON)
+
+    def encode(self, texts: list[str]) -> list[dict[str, Any]]:
+        """What the pipeline makes of some texts, taken apart; the trees may share memory."""
+        # A copy: some pipelines write into the list.
+        arguments = {**self._arguments, "prompt": list(texts)}
+        if "device" in arguments:
+            arguments["device"] = self._device
+        with hushed(), self._torch.inference_mode():
+            try:
+                returned = self._pipeline.encode_prompt(**arguments)
+            except Exception as error:
+                if is_out_of_memory(error) or isinstance(error, EncodeError):
+                    raise
+                raise self._failed(error) from error
+            values = returned if isinstance(returned, tuple) else (returned,)
+            if len(values) != len(self._names):
+                raise self._misfit("its result", f"has {len(values)} parts, and its source names {len(self._names)}")
+            named = zip(self._names, values, strict=True)
+            made = {name: value for name, value in named if value is not None and "negative" not in name}
+            masks = {form.mask for form in self._forms.values()}
+            leaves = {
+                name: self._taken_apart(name, value, made, len(texts))
+                for name, value in made.items()
+                if name not in masks
+            }
+            return [{name: parts[number].to("cpu") for name, parts in leaves.items()} for number in range(len(texts))]
+
+    def check_shared(self, trees: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a leaf that a batch would take from any of its texts, though it depends on them."""
+        first = trees[0]
+        for name in first:
+            if self.form(name).shared and not all(self._torch.equal(first[name], tree[name]) for tree in trees):
+                raise self._misfit(name, "is another one for each text")
+
+    def _taken_apart(self, name: str, value: Any, made: Mapping[str, Any], count: int) -> Sequence[Any]:
+        """The part of each text in one value of the call."""
+        form = self.form(name)
+        if form.listed:
+            if not isinstance(value, list) or len(value) != count or not all(map(self._torch.is_tensor, value)):
+                raise self._misfit(name, f"is not a list of {count} tensors")
+            return value
+        if not self._torch.is_tensor(value):
+            raise self._misfit(name, f"is a {type(value).__name__} and not a tensor")
+        if form.shared:
+            return [value] * count
+        if value.ndim <= form.axis or value.shape[form.axis] != count:
+            raise self._misfit(name, f"has shape {tuple(value.shape)} for {count} texts")
+        parts: Sequence[Any] = value.unbind(form.axis)
+        if form.mask is not None:
+            return self._unpadded(name, parts, made.get(form.mask), form.mask)
+        if form.pad_to is None:
+            return parts
+        if any(part.shape[0] != form.pad_to for part in parts):
+            raise self._misfit(name, f"has {parts[0].shape[0]} rows, and {form.pad_to} are expected")
+        return [part[: self._rows(part)] for part in parts]
+
+    def _unpadded(self, name: str, parts: Sequence[Any], mask: Any, mask_name: str) -> Sequence[Any]:
+        """The places of each text that its mask calls real."""
+        if mask is None:
+            # That is how the pipelines say it where all places are.
+            return parts
+        lengths = mask.sum(1).tolist()
+        real = self._torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True)
+        ends = [part[length:] for part, length in zip(parts, lengths, strict=True)]
+        if not self._torch.equal(mask.bool(), real) or any(self._rows(end) for end in ends):
+            raise self._misfit(name, f"is not filled up with zeros where {mask_name} says so")
+        return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+
+    def _rows(self, part: Any) -> int:
+        """Rows up to the last that has a bit: a zero with a sign is not filled in by a batch."""
+        bits = part.contiguous().flatten(1).view(self._torch.uint8) if part.numel() else part.flatten(1)
+        rows = bits.any(1).nonzero()
+        return int(rows[-1]) + 1 if len(rows) else 0
+
+    def _failed(self, error: Exception) -> EncodeError:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        hint = "the cause above this error tells more"
+        if self._absent:
+            hint = f"the pipeline's folder has no {', '.join(self._absent)}: save the whole pipeline into it"
+        return EncodeError(f"{printable(self._folder)}: encode_prompt failed: {reason}", hint=hint)
+
+    def _misfit(self, name: str, what: str) -> EncodeError:
+        kind = type(self._pipeline).__name__
+        return EncodeError(f"{printable(self._folder)}: {name} of {kind} {what}", hint=_UNKNOWN_FORM)
+
+
+def _close(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two trees of a text are the same but for rounding: each row, by its length."""
+    torch = library("torch")
+    if one.keys() != other.keys():
+        return False
+    for name, left in one.items():
+        right = other[name]
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return False
+        if not left.is_floating_point():
+            if not torch.equal(left, right):
+                return False
+            continue
+        # Half of the digits: what is wrong (positions, a mask) differs in the first one.
+        tolerance = torch.finfo(left.dtype).eps ** 0.5
+        apart = (left.float() - right.float()).norm(dim=-1)
+        if bool((apart > tolerance * right.float().norm(dim=-1)).any()):
+            return False
+    return True
+
+
+# Loading
+
+
+def _load(found: PipelineFolder, dtype: Any, device: str) -> Any:
+    """The pipeline with its text parts, and None for everything else."""
+    diffusers = library("diffusers")
+    kind = getattr(diffusers, found.kind, None)
+    if not (inspect.isclass(kind) and issubclass(kind, diffusers.DiffusionPipeline)):
+        hint = "install the version of diffusers that the pipeline was made for, or a newer one"
+        raise EncodeError(f"diffusers, as it is installed here, has no pipeline {printable(found.kind)}", hint=hint)
+    parts = {name: _load_part(name, part, dtype, device) for name, part in text_parts(found).items()}
+    arguments: dict[str, Any] = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if name in parts:
+            arguments[name] = parts[name]
+        elif name in found.settings:
+            arguments[name] = found.settings[name]
+        elif parameter.default is parameter.empty:
+            arguments[name] = None
+    with loading("pipeline", found.path):
+        return kind(**arguments)
+
+
+def _load_part(name: str, part: PipelinePart, dtype: Any, device: str) -> Any:
+    """A text encoder on its device, or a tokenizer; its class is one of transformers or of diffusers."""
+    torch, transformers = library("torch"), library("transformers")
+    modules = [transformers] if part.library == "transformers" else []
+    # Kolors has its text encoder in diffusers.
+    modules += [getattr(library("diffusers").pipelines, part.library, None)]
+    classes: list[Any] = [found for module in modules if inspect.isclass(found := getattr(module, part.kind, None))]
+    if not classes:
+        hint = "install the versions of diffusers and transformers that the pipeline was made for, or newer ones"
+        message = f"{printable(part.folder)}: neither transformers nor diffusers has {printable(part.kind)}"
+        raise EncodeError(message, hint=hint)
+    kind = classes[0]
+    if not issubclass(kind, torch.nn.Module):
+        with loading(name, part.folder):
+            return kind.from_pretrained(part.folder, **LOCAL, trust_remote_code=False)
+    check_weights(part.folder)
+    if not issubclass(kind, transformers.PreTrainedModel):
+        raise EncodeError(f"{printable(part.folder)}: {part.kind} is not a model of transformers", hint=_UNKNOWN_FORM)
+    with loading(name, part.folder):
+        config = kind.config_class.from_pretrained(part.folder, **LOCAL)
+        # The library's choice: a config file could name code from the hub.
+        config._attn_implementation = None  # noqa: SLF001
+        # The name of this argument changed with 4.56.
+        old = tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56)
+        model, info = kind.from_pretrained(
+            part.folder, config=config, trust_remote_code=False, **{"torch_dtype" if old else "dtype": dtype}, **WEIGHTS
+        )
+    check_complete(part.folder, info["missing_keys"])
+    return move_to_device(model.eval(), device)
+
+
+# What encode_prompt takes and returns
+
+
+def _arguments(call: Callable[..., Any], max_length: int | None, found: PipelineFolder) -> dict[str, Any]:
+    """What `encode_prompt` is called with; prompt and device are filled in later."""
+    arguments: dict[str, Any] = {}
+    for name, parameter in inspect.signature(call).parameters.items():
+        if name in ("prompt", "device"):
+            arguments[name] = None
+        elif name in _GIVEN:
+            arguments[name] = _GIVEN[name]
+        elif name == "max_sequence_length" and max_length is not None:
+            arguments[name] = max_length
+        elif name != "self" and parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+            if not name.startswith("prompt_"):
+                message = f"{printable(found.path)}: encode_prompt of {found.kind} asks for {name}"
+                raise EncodeError(message, hint=_UNKNOWN_FORM)
+            # The prompts of further text encoders, which are the first one then.
+            arguments[name] = None
+    return arguments
+
+
+def _returned_names(call: Callable[..., Any], found: PipelineFolder) -> tuple[str, ...]:
+    """The names in the return statement of `encode_prompt`: its callers know its values by their order only."""
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(call)))).body
+    assert isinstance(function, ast.FunctionDef)
+    returned = {_names(node.value) for node in _own_nodes(function) if isinstance(node, ast.Return)}
+    names = returned.pop() if len(returned) == 1 else None
+    if names is None:
+        message = f"{printable(found.path)}: encode_prompt of {found.kind} does not name what it returns"
+        raise EncodeError(message, hint=_UNKNOWN_FORM)
+    return names
+
+
+def _own_nodes(function: ast.AST) -> list[ast.AST]:
+    """What is inside of a function, without the functions in it."""
+    nodes: list[ast.AST] = []
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, ast.FunctionDef | ast.Lambda):
+            nodes += [node, *_own_nodes(node)]
+    return nodes
+
+
+def _names(value: ast.expr | None) -> tuple[str, ...] | None:
+    items = value.elts if isinstance(value, ast.Tuple) else [value]
+    plain = [item.body if isinstance(item, ast.IfExp) else item for item in items]
+    names = tuple(item.id for item in plain if isinstance(item, ast.Name))
+    return names if len(names) == len(plain) else None

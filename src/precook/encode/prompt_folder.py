@@ -1,0 +1,113 @@
+"""Pipelines that make prompts: which parts of a folder they need, and what their class takes; nothing is loaded."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from precook.encode.pipeline_folder import INDEX, PipelineFolder, PipelinePart, is_pipeline, read_pipeline
+from precook.encode.prompt_leaves import CLEANED
+from precook.errors import EncodeError, printable
+
+_MAX_LENGTH = "max_sequence_length"
+_NO_PROMPT = "use transformers-text with the pipeline's text encoder, as the pipeline uses it"
+
+
+def cleaned_by(kind: str) -> str | None:
+    """The package that a class of pipelines mends texts with where it is installed, and that is: its name."""
+    return "ftfy" if kind in CLEANED and importlib.util.find_spec("ftfy") is not None else None
+
+
+def text_parts(pipeline: PipelineFolder) -> dict[str, PipelinePart]:
+    """The parts that make prompts: text encoders, their tokenizers and processors."""
+    return {
+        name: part
+        for name, part in sorted(pipeline.parts.items())
+        if name.startswith(("text_encoder", "tokenizer")) or name in ("text_processor", "processor")
+        # What is no name in Python cannot be an argument of a class: it would only lead out of the folder.
+        if name.isidentifier()
+    }
+
+
+def find_pipeline(folder: Path, max_length: int | None, options: Collection[str]) -> PipelineFolder:
+    """The pipeline in a folder, if it is one that can make prompts; else `EncodeError`. Nothing is loaded.
+
+    Where diffusers is not installed, its classes are taken on trust.
+    """
+    if not is_pipeline(folder):
+        hint = f"name a pipeline's folder, which holds {INDEX}; a text encoder alone is for transformers-text"
+        raise EncodeError(f"{printable(folder)}: no {INDEX} in there", hint=hint)
+    pipeline = read_pipeline(folder)
+    arguments = _prompt_arguments(pipeline.kind)
+    place = f"{printable(folder)}: {printable(pipeline.kind)}"
+    if arguments is not None:
+        _check_arguments(place, arguments, max_length, options)
+    parts = text_parts(pipeline)
+    if not any(name.startswith("text_encoder") for name in parts):
+        raise EncodeError(f"{place} has no text encoder in this folder", hint="download the whole pipeline")
+    for name, part in parts.items():
+        if not part.folder.is_dir():
+            hint = f"download the whole pipeline: {INDEX} names this folder"
+            raise EncodeError(f"{printable(folder)}: there is no folder {printable(name)}", hint=hint)
+    return pipeline
+
+
+def _check_arguments(place: str, arguments: tuple[str, ...], max_length: int | None, options: Collection[str]) -> None:
+    """Refuse a class whose encode_prompt needs something else than a text, and settings that it does not take."""
+    if "image" in arguments:
+        hint = "use a pipeline of that model that makes pictures from texts alone, where there is one"
+        raise EncodeError(f"{place} makes prompts of a picture and a text, which cannot be done yet", hint=hint)
+    if "prompt" not in arguments:
+        raise EncodeError(f"{place} makes its prompts of something else than one text", hint=_NO_PROMPT)
+    if max_length is not None and _MAX_LENGTH not in arguments:
+        hint = "leave max_length out: its tokenizers state how long a text may be"
+        raise EncodeError(f"{place} takes no {_MAX_LENGTH}, and max_length is {max_length}", hint=hint)
+    free = [name for name in arguments if not _is_ours(name)]
+    for name in options:
+        if name not in free:
+            hint = f"it may be told: {', '.join(free) or 'nothing'}"
+            raise EncodeError(f"{place} cannot be told {printable(name)} in options", hint=hint)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an argument of encode_prompt is none of the settings: what it makes, or what this encoder tells it."""
+    return (
+        name in ("self", "device", "dtype", "do_classifier_free_guidance", "lora_scale", _MAX_LENGTH)
+        or name.endswith("_per_prompt")
+        or any(part in name for part in ("negative", "embeds", "mask"))
+        or name.rstrip("_0123456789") == "prompt"
+    )
+
+
+@lru_cache(maxsize=64)
+def _prompt_arguments(kind: str) -> tuple[str, ...] | None:
+    """What encode_prompt of a class of diffusers takes, by its source; None where diffusers is not installed.
+
+    Read and not imported: that takes seconds, and a plan needs nothing else of it.
+    """
+    spec = importlib.util.find_spec("diffusers")
+    if spec is None or spec.origin is None:
+        return None
+    for file in sorted((Path(spec.origin).parent / "pipelines").rglob("*.py")):
+        text = file.read_text("utf-8")
+        if f"\nclass {kind}(" not in text:
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and node.name == kind:
+                arguments = _method_arguments(node.body)
+                if arguments is None:
+                    message = f"{printable(kind)} of diffusers has no encode_prompt"
+                    raise EncodeError(message, hint=_NO_PROMPT)
+                return arguments
+    hint = "install the version of diffusers that the pipeline was made for, or a newer one"
+    raise EncodeError(f"diffusers, as it is installed here, has no {printable(kind)}", hint=hint)
+
+
+def _method_arguments(body: Iterable[ast.stmt]) -> tuple[str, ...] | None:
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name == "encode_prompt":
+            return tuple(argument.arg for argument in (*node.args.args, *node.args.kwonlyargs))
+    return None

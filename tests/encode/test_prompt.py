@@ -1,0 +1,250 @@
+"""The encoder of prompts: what decides its keys, what it refuses, and how it finds out whether texts may go together.
+
+tests/encode/test_equal_to_pipelines.py compares what it makes with every family of pipelines.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precook
+from precook.config.encoders import DiffusersPrompt
+from precook.encode import prompt_leaves
+from precook.encode.encoder import Item
+from precook.encode.prompt import PromptEncoder
+from precook.encode.prompt_leaves import LeafForm
+from precook.errors import EncodeError
+from tests.support.projects import dataset, project
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def base(tmp_path: Path, pipeline_of: Callable[[str], Path]) -> Path:
+    """A folder with a picture and a copy of a tiny pipeline of Stable Diffusion."""
+    dataset(tmp_path / "data", 1)
+    shutil.copytree(pipeline_of("sd"), tmp_path / "model")
+    return tmp_path
+
+
+def keys(base: Path, **settings: Any) -> list[bytes]:
+    """The keys of what a plan misses."""
+    section = {"uses": "diffusers-prompt", "model": "model", **settings}
+    with project(base, encoders={"prompt": section}) as owner:
+        return [entry.key for entry in owner.plan().missing]
+
+
+def encoder(folder: Path, **settings: Any) -> PromptEncoder:
+    return PromptEncoder(DiffusersPrompt(uses="diffusers-prompt", model="unused", **settings), folder)
+
+
+@pytest.fixture
+def loaded(request: pytest.FixtureRequest) -> Iterator[Callable[..., PromptEncoder]]:
+    """Makes loaded encoders, which are unloaded at the end."""
+    made: list[PromptEncoder] = []
+
+    def load(folder: Path, **settings: Any) -> PromptEncoder:
+        made.append(encoder(folder, **settings))
+        made[-1].load("cpu")
+        return made[-1]
+
+    yield load
+    for one in made:
+        one.unload()
+
+
+def change_index(folder: Path, **values: Any) -> None:
+    """Write other values into a pipeline's index."""
+    index = folder / "model_index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), **values}))
+
+
+def change_weights(file: Path) -> None:
+    """Make every weight of a file another one."""
+    safetensors.save_file({name: tensor + 1 for name, tensor in safetensors.load_file(file).items()}, file)
+
+
+def test_keys_come_from_the_text_parts_alone(base: Path) -> None:
+    """Another UNet, VAE, scheduler or place leaves every key; another text encoder, tokenizer or length does not."""
+    first = keys(base)
+    change_weights(base / "model/unet/diffusion_pytorch_model.safetensors")
+    change_weights(base / "model/vae/diffusion_pytorch_model.safetensors")
+    (base / "model/scheduler/scheduler_config.json").write_text('{"_class_name": "EulerDiscreteScheduler"}')
+    change_index(base / "model", scheduler=["diffusers", "EulerDiscreteScheduler"], _diffusers_version="0.1")
+    (base / "model").rename(base / "elsewhere")
+    assert keys(base, model="elsewhere") == first
+    assert not set(keys(base, model="elsewhere", dtype="float16")) & set(first)
+    assert not set(keys(base, model="elsewhere", options={"clip_skip": 1})) & set(first)
+    config = base / "elsewhere/tokenizer/tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_max_length": 20}))
+    shorter = keys(base, model="elsewhere")
+    assert not set(shorter) & set(first)
+    change_weights(base / "elsewhere/text_encoder/model.safetensors")
+    assert not set(keys(base, model="elsewhere")) & {*first, *shorter}
+
+
+def test_a_length_is_part_of_the_key(base: Path, pipeline_of: Callable[[str], Path]) -> None:
+    """`max_length` is the call's max_sequence_length."""
+    folder = str(pipeline_of("wan"))
+    assert not set(keys(base, model=folder)) & set(keys(base, model=folder, max_length=20))
+
+
+def test_a_plan_loads_nothing(base: Path) -> None:
+    """Which classes there are is read, not imported."""
+    code = f"""
+import sys
+from precook import Project
+encoders = {{"prompt": {{"uses": "diffusers-prompt", "model": "model"}}}}
+concepts = [{{"name": "a", "path": "data"}}]
+with Project(base={str(base)!r}, dataset="test", concepts=concepts, encoders=encoders) as owner:
+    assert len(owner.plan().missing) == 2
+assert not {{"torch", "diffusers", "transformers"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message", "hint"),
+    [
+        (
+            lambda folder: (folder / "model_index.json").unlink(),
+            {},
+            "no model_index.json in there",
+            "transformers-text",
+        ),
+        (lambda folder: change_index(folder, _class_name="DDPMPipeline"), {}, "has no encode_prompt", "transformers-"),
+        (lambda folder: change_index(folder, _class_name="NoPipeline"), {}, "has no NoPipeline", "install the version"),
+        (
+            lambda folder: change_index(folder, _class_name="QwenImageEditPipeline"),
+            {},
+            "QwenImageEditPipeline makes prompts of a picture and a text, which cannot be done yet",
+            "texts alone",
+        ),
+        (lambda folder: shutil.rmtree(folder / "tokenizer"), {}, "there is no folder tokenizer", "whole pipeline"),
+        (
+            lambda folder: change_index(folder, text_encoder=[None, None]),
+            {},
+            "StableDiffusionPipeline has no text encoder",
+            "whole pipeline",
+        ),
+        (lambda _: None, {"max_length": 20}, "takes no max_sequence_length, and max_length is 20", "leave max_length"),
+        (lambda _: None, {"options": {"clipskip": 1}}, "cannot be told clipskip", "it may be told: clip_skip"),
+        (lambda _: None, {"options": {"prompt_embeds": 1}}, "cannot be told prompt_embeds", "clip_skip"),
+        (lambda _: None, {"model": "nothing"}, "no such model", "relative paths"),
+    ],
+)
+def test_a_plan_refuses_what_makes_no_prompts(
+    base: Path, change: Callable[[Path], object], settings: dict[str, Any], message: str, hint: str
+) -> None:
+    """It names the field, what is wrong with the folder and what to write, before anything is encoded."""
+    change(base / "model")
+    with pytest.raises(precook.ConfigError, match=message) as caught:
+        keys(base, **settings)
+    assert "encoders.prompt.model" in str(caught.value)
+    assert hint in str(caught.value.hint) + str(caught.value)
+
+
+def test_weights_that_are_missing_are_refused(base: Path) -> None:
+    """The library would fill in random numbers and go on."""
+    file = base / "model/text_encoder/model.safetensors"
+    weights = safetensors.load_file(file)
+    del weights[next(name for name in weights if name.endswith("q_proj.weight"))]
+    safetensors.save_file(weights, file)
+    with pytest.raises(EncodeError, match="text_encoder: 1 weights are missing"):
+        encoder(base / "model").load("cpu")
+
+
+def test_pickled_weights_are_refused(base: Path) -> None:
+    """They can run code."""
+    file = base / "model/text_encoder/model.safetensors"
+    file.rename(file.with_name("pytorch_model.bin"))
+    with pytest.raises(EncodeError, match="text_encoder: only pickled weights"):
+        encoder(base / "model").load("cpu")
+
+
+def test_code_in_a_folder_is_not_run(base: Path) -> None:
+    """A class that neither transformers nor diffusers has is refused, whatever file lies there."""
+    (base / "model/text_encoder/own.py").write_text("raise SystemExit('run')")
+    change_index(base / "model", text_encoder=["own", "Own"])
+    with pytest.raises(EncodeError, match="neither transformers nor diffusers has Own"):
+        encoder(base / "model").load("cpu")
+
+
+def test_a_form_that_is_not_known_is_refused(
+    pipeline_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline whose tensors have another length for each text cannot be put into batches by guessing."""
+    monkeypatch.setattr(prompt_leaves, "_FORMS", {})
+    with pytest.raises(EncodeError, match=r"prompt_embeds has shape .* for one text and .* for another"):
+        encoder(pipeline_of("qwen-image")).load("cpu")
+    with pytest.raises(EncodeError, match=r"text_ids of FluxPipeline has shape \(512, 3\) for 1 texts"):
+        encoder(pipeline_of("flux")).load("cpu")
+
+
+def test_a_form_that_is_another_is_refused(pipeline_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer diffusers may fill up to another length than the one that is known."""
+    monkeypatch.setattr(prompt_leaves, "_FORMS", {"WanPipeline": {"prompt_embeds": LeafForm(pad_to=100)}})
+    with pytest.raises(EncodeError, match="has 226 rows, and 100 are expected"):
+        encoder(pipeline_of("wan")).load("cpu")
+
+
+def test_an_absent_text_encoder_is_named(base: Path, pipeline_of: Callable[[str], Path]) -> None:
+    """Some downloads leave one out that others have to bring."""
+    folder = base / "partial"
+    shutil.copytree(pipeline_of("hidream"), folder)
+    change_index(folder, text_encoder_4=[None, None])
+    with pytest.raises(EncodeError, match="encode_prompt failed") as caught:
+        encoder(folder).load("cpu")
+    assert "has no text_encoder_4" in str(caught.value.hint)
+
+
+def test_zeros_that_fill_up_are_not_stored(
+    pipeline_of: Callable[[str], Path], loaded: Callable[..., PromptEncoder]
+) -> None:
+    """A short text takes the room of its tokens, though the pipeline makes 226 rows of each."""
+    (tree,) = loaded(pipeline_of("wan")).encode([Item(text="a cat")])
+    assert isinstance(tree, dict)
+    assert tree["prompt_embeds"].shape == (3, 32)
+
+
+def test_texts_are_encoded_one_by_one_where_a_batch_changes_them(
+    pipeline_of: Callable[[str], Path], loaded: Callable[..., PromptEncoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline that makes something else of a text beside others is only ever given one."""
+    right = diffusers.StableDiffusionPipeline.encode_prompt
+
+    def encode_prompt(self: Any, prompt: list[str], device: Any, **options: Any) -> Any:
+        prompt_embeds, negative_prompt_embeds = right(self, prompt, device, 1, False)
+        prompt_embeds = prompt_embeds * len(prompt)
+        return prompt_embeds, negative_prompt_embeds
+
+    items = [Item(text="a cat"), Item(text="two dogs")]
+    expected = loaded(pipeline_of("sd")).encode(items[:1])
+    monkeypatch.setattr(diffusers.StableDiffusionPipeline, "encode_prompt", encode_prompt)
+    trees: Any = loaded(pipeline_of("sd")).encode(items)
+    assert torch.equal(trees[0]["prompt_embeds"], expected[0]["prompt_embeds"])
+
+
+def test_options_are_passed_on(pipeline_of: Callable[[str], Path], loaded: Callable[..., PromptEncoder]) -> None:
+    """`clip_skip: 1` takes another layer, as the pipeline does."""
+    folder = pipeline_of("sdxl")
+    trees: Any = loaded(folder, options={"clip_skip": 1}).encode([Item(text="a cat")])
+    pipeline = diffusers.StableDiffusionXLPipeline.from_pretrained(folder, local_files_only=True)
+    with torch.inference_mode():
+        expected, _, pooled, _ = pipeline.encode_prompt("a cat", clip_skip=1)
+        plain, *_ = pipeline.encode_prompt("a cat")
+    assert torch.equal(trees[0]["prompt_embeds"], expected[0])
+    assert torch.equal(trees[0]["pooled_prompt_embeds"], pooled[0])
+    assert not torch.equal(expected, plain)
