@@ -18,6 +18,8 @@ import torch
 from blake3 import blake3
 from diffusers.modular_pipelines.minimax_h3.encoders import encode_vae_condition
 
+from tests.support.pages import ROOT
+
 MEAN, STD = [-0.75, 0.5, 0.125, 1.5], [2.0, 0.7, 1.25, 3.1]
 """Of the four channels that most of them have."""
 
@@ -597,9 +599,9 @@ def _begun(title: str, name: str) -> Latent:
 
 
 LATENTS: dict[str, Latent] = {
-    "sd": _encoded("Stable Diffusion 1.x and 2.x", "StableDiffusionInpaintPipeline"),
-    "sdxl": _begun("Stable Diffusion XL", "StableDiffusionXLImg2ImgPipeline"),
-    "sdxl-refiner": _begun("Stable Diffusion XL, refiner", "StableDiffusionXLImg2ImgPipeline"),
+    "sd": _encoded("Stable Diffusion 1 and 2", "StableDiffusionInpaintPipeline"),
+    "sdxl": _begun("SDXL", "StableDiffusionXLImg2ImgPipeline"),
+    "sdxl-refiner": _begun("SDXL refiner", "StableDiffusionXLImg2ImgPipeline"),
     "sd3": _encoded("Stable Diffusion 3", "StableDiffusion3InpaintPipeline"),
     "flux": _encoded("FLUX.1", "FluxImg2ImgPipeline"),
     "flux2": _encoded("FLUX.2", "Flux2Pipeline", "mean"),
@@ -615,14 +617,25 @@ LATENTS: dict[str, Latent] = {
         _sana_sprint,
         "mean",
         rest=lambda latent: latent * 0.5,
-        left="Sana Sprint: times `sigma_data`",
+        left="times the scheduler's `sigma_data`",
     ),
-    "lumina2": Latent("Lumina 2", "its training script", _drawn),
+    "lumina2": Latent("Lumina 2", "its training script's lines", _drawn),
     "chroma": _encoded("Chroma", "ChromaImg2ImgPipeline"),
-    "hidream": Latent("HiDream", "its training script", _drawn),
-    "pixart": Latent("PixArt", "its training script", _drawn),
-    "auraflow": Latent("AuraFlow", "no script; its inverse is in the pipeline", _drawn),
+    "hidream": Latent("HiDream", "its training script's lines", _drawn),
+    "pixart": Latent("PixArt", "its training script's lines", _drawn),
+    "auraflow": Latent("AuraFlow", "the inverse of what its pipeline decodes", _drawn),
     "kolors": _begun("Kolors", "KolorsImg2ImgPipeline"),
-    "z-image": Latent("Z-Image", "its training script", _drawn),
+    "z-image": Latent("Z-Image", "the lines of `ZImageImg2ImgPipeline.prepare_latents`", _drawn),
 }
 """By the names of `tests.support.pipelines`."""
+
+TOGETHER = "1e-05"
+"""How far latents of one batch may lie from those of each picture alone, against the largest number in them."""
+PAGE = ROOT / "docs" / "reference" / "latents.md"
+
+
+def latent_row(family: str) -> str:
+    """What the page says of a family."""
+    latent = LATENTS[family]
+    cells = [latent.title, latent.method, f"`{latent.posterior}`", latent.left, "equal", TOGETHER]
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
