@@ -99,6 +99,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "encoders.prompt.chat_template": (True, {"prompt"}),
     "encoders.prompt.crop_start": (1, {"prompt"}),
     "encoders.prompt.keep_padding": (True, {"prompt"}),
+    "encoders.prompt.attention_mask": (False, {"prompt"}),
     "encoders.prompt.attention": ("eager", set()),
     "encoders.prompt.device": ("cpu", set()),
     "encoders.prompt.batch_size": (4, set()),
@@ -155,6 +156,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vae_folder(base / "models" / name, seed)
     for seed, name in enumerate(("text", "other-text", "text/part")):
         text_folder(base / "models" / name, {"a": seed, "thing": seed + 1, "[UNK]": seed + 2}, seed)
+        (base / "models" / name / "chat_template.jinja").write_text("{{ messages }}")
     for number, name in enumerate(("vl", "other-vl", "vl/part")):
         (base / "models" / name).mkdir(parents=True, exist_ok=True)
         (base / "models" / name / "preprocessor_config.json").write_text(f'{{"size": {number}}}')

@@ -277,6 +277,25 @@ def test_parts_of_a_model_are_downloaded_alone(base: Path, hub: Hub) -> None:
     assert run(base, hub, {**VAE, "subfolder": "vae"})["downloaded"] > 0
 
 
+def test_the_tokenizer_beside_a_text_encoder_is_downloaded_too(base: Path, hub: Hub) -> None:
+    """Of a pipeline on the hub, without a word about its tokenizer: with the keys of the same folders here."""
+    whole = base.parent / "pipeline"
+    text_folder(whole / "text_encoder_2")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (whole / "tokenizer_2").mkdir(exist_ok=True)
+        shutil.move(whole / "text_encoder_2" / name, whole / "tokenizer_2")
+    hub.push(whole, "main")
+    encoder = {"uses": "transformers-text", "model": "owner/name", "revision": "main", "subfolder": "text_encoder_2"}
+    local = {**encoder, "revision": None, "model": str(whole)}
+    named = {**encoder, "tokenizer": "tokenizer_2"}
+    first, copied, written = run_all(base, hub, [encoder, local, named])
+    assert len(first["keys"]) == 3
+    assert first["keys"] == copied["keys"] == written["keys"]
+    hub.asked.clear()
+    assert run(base, hub, encoder) == {**first, "downloaded": 0}
+    assert not hub.asked
+
+
 def test_what_a_cache_lacks_of_a_folder_is_downloaded(base: Path, hub: Hub) -> None:
     """Somebody has looked at the config alone: the weights still come, and the keys are those of the whole model."""
     whole = vae_folder(base.parent / "vae")

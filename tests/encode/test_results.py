@@ -62,6 +62,53 @@ def test_a_batch_of_something_else_is_refused(trees: Any) -> None:
         Acceptance("words").count(trees, 2)
 
 
+def compared(acceptance: Acceptance, *pairs: tuple[str, Any], cut: bool = False) -> None:
+    acceptance.compare_texts([text for text, _ in pairs], [take_apart({"h": tree}) for _, tree in pairs], cut=cut)
+
+
+ONE, OTHER = np.zeros((2, 3)), np.ones((2, 3))
+
+
+def test_a_model_that_makes_the_same_of_different_texts_is_stopped() -> None:
+    """Three different texts with one result are enough, in one batch or in several, and two of them are named."""
+    with pytest.raises(EncodeError, match="prompt made the same of 3 different texts, such as 'a cat' and 'a dog'"):
+        compared(Acceptance("prompt"), ("a cat", ONE), ("a dog", ONE), ("a bird", ONE))
+    acceptance = Acceptance("prompt")
+    compared(acceptance, ("a cat", ONE))
+    compared(acceptance, ("a dog", ONE))
+    with pytest.raises(EncodeError, match="the same of 3 different texts"):
+        compared(acceptance, ("a bird", ONE))
+
+
+def test_texts_that_a_tokenizer_may_take_for_one_do_not_count_twice() -> None:
+    """Case, accents, blanks and signs; texts that were cut; two texts; and the empty prompt beside anything."""
+    same = ["A cat", "a  cat", "à cat!", "a cat\n", "a-cat…"]
+    compared(Acceptance("prompt"), *((text, ONE) for text in same), ("a dog", ONE))
+    compared(Acceptance("prompt"), ("a cat", ONE), ("a dog", ONE), ("a bird", ONE), cut=True)
+    compared(Acceptance("prompt"), ("", ONE), (" ", ONE), ("!", ONE), ("a cat", ONE))
+    compared(Acceptance("prompt"), ("", np.zeros((0, 3))), ("a cat", ONE))
+
+
+def test_a_model_that_has_told_two_texts_apart_is_believed() -> None:
+    """Later texts with the same tokens are no reason to stop."""
+    acceptance = Acceptance("prompt")
+    compared(acceptance, ("a cat", ONE), ("a dog", OTHER))
+    compared(acceptance, *((f"unknown {number}", ONE) for number in range(5)))
+
+
+def test_a_text_without_tokens_ends_the_work() -> None:
+    """A text with letters has tokens; a text of blanks and signs may have none."""
+    compared(Acceptance("prompt"), ("…", np.zeros((0, 3))))
+    with pytest.raises(EncodeError, match="prompt made no tokens of 'a cat'"):
+        compared(Acceptance("prompt"), ("a cat", np.zeros((0, 3))))
+
+
+def test_an_empty_tree_ends_the_work() -> None:
+    """In a batch there would be nothing under the encoder's name."""
+    with pytest.raises(EncodeError, match="words returned an empty tree"):
+        Acceptance("words").accept([(), ()], [{"a": 1}, {}])
+
+
 def parts(text: str) -> Parts:
     return take_apart({"text": np.frombuffer(text.encode(), np.uint8)})
 

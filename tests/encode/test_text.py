@@ -6,6 +6,7 @@ Tolerance: 1e-4 in float32 (about 1e-5 is seen), where the states of different t
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import re
 import weakref
@@ -344,6 +345,35 @@ class TestEquality:
             out, real = direct(text)
             close(tree["hidden"], out.last_hidden_state[0, real].to(getattr(torch, dtype)), tolerance=0.05)
 
+    @pytest.mark.parametrize(
+        ("kind", "number"),
+        [("FluxPipeline", "_2"), ("StableDiffusion3Pipeline", "_3"), ("LTXPipeline", ""), ("CogVideoXPipeline", "")],
+    )
+    def test_t5_without_a_mask_is_what_the_pipelines_make(
+        self, folders: Callable[[str], Path], kind: str, number: str
+    ) -> None:
+        """`attention_mask: false`: each text alone has the very bits of the pipeline's own call, padding included."""
+        diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+        model = transformers.T5EncoderModel.from_pretrained(folders("t5")).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folders("t5"))
+        pipeline = getattr(diffusers, kind)
+        parts = dict.fromkeys(list(inspect.signature(pipeline.__init__).parameters)[1:])
+        made = pipeline(**{**parts, f"text_encoder{number}": model, f"tokenizer{number}": tokenizer})
+        encoder = loaded(folders("t5"), attention_mask=False)
+        for text in TEXTS:
+            with torch.no_grad():
+                out = made._get_t5_prompt_embeds(
+                    text, max_sequence_length=LIMIT, device=torch.device("cpu"), dtype=torch.float32
+                )
+            wanted = out[0] if isinstance(out, tuple) else out
+            (tree,) = encode(encoder, text)
+            assert torch.equal(tree["hidden"], wanted[0])
+            assert int(tree["mask"].sum()) == min(LIMIT, len(tokenizer(text)["input_ids"]))
+        masked = encode(loaded(folders("t5"), keep_padding=True), "a cat")[0]["hidden"]
+        assert (masked - encode(encoder, "a cat")[0]["hidden"]).abs().amax() > 0.1
+        for text, tree in zip(TEXTS, encode(encoder, *TEXTS), strict=True):
+            close(tree["hidden"], encode(encoder, text)[0]["hidden"])
+
     def test_the_last_of_all_layers_of_clip_lacks_the_final_norm(self, folders: Callable[[str], Path]) -> None:
         """[-1] and the last of "all" are two things for CLIP, and the same for Llama."""
         for name, same in (("clip", False), ("llama", True)):
@@ -578,6 +608,8 @@ class TestRefusals:
         """Padding needs something to pad with, and up to a length."""
         self.refused(folders("llama"), "the tokenizer has no pad token", keep_padding=True)
         self.refused(folders("t5"), "nothing says up to what length", keep_padding=True, max_length=None)
+        unmasked = {"attention_mask": False, "max_length": None}
+        self.refused(folders("t5"), "attention_mask is false, and nothing says up to what length", **unmasked)
 
     def test_a_tokenizer_of_another_model(self, folders: Callable[[str], Path], tmp_path: Path) -> None:
         """A token that the model does not know is an error here: on a GPU it would take the device along."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -131,15 +132,24 @@ def test_no_weights_are_needed(folder: Path) -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    """The error names the folder and what could not be loaded from it."""
-    with pytest.raises(EncodeError, match="the tokenizer cannot be loaded") as refusal:
-        loaded(tmp_path)
-    assert str(tmp_path) in str(refusal.value)
+    """The error names the folder; settings alone are no tokenizer, of which transformers would make an empty one."""
+    for settings in ({}, {"tokenizer_class": "T5Tokenizer"}, {"tokenizer_class": "Qwen2Tokenizer"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        with pytest.raises(EncodeError, match="no tokenizer in there") as refusal:
+            loaded(tmp_path)
+        assert str(tmp_path) in str(refusal.value)
+
+
+def test_a_tokenizer_of_bytes_needs_no_vocabulary(tmp_path: Path) -> None:
+    """ByT5 is whole without a file of tokens."""
+    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
+    assert encode(loaded(tmp_path), "ab")[0]["input_ids"].tolist() == [ord("a") + 3, ord("b") + 3, 1]
 
 
 def test_code_in_the_folder_is_never_run(tmp_path: Path) -> None:
     """A tokenizer that needs code of its own is refused, without asking and without running it."""
     (tmp_path / "evil.py").write_text("raise SystemExit('this ran')")
+    (tmp_path / "vocab.txt").write_text("a\n")
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
     with pytest.raises(EncodeError, match="the tokenizer cannot be loaded"):
         loaded(tmp_path)
@@ -211,6 +221,8 @@ for kind, section in (
 def test_files_that_are_swapped_after_the_plan_get_no_planned_key(tmp_path: Path) -> None:
     """What other files than the planned ones would make is not stored, by a build nor by a feed that encodes."""
     dataset(tmp_path / "data")
+    for number, word in enumerate(WORDS[:3]):
+        (tmp_path / f"data/p{number}.txt").write_text(word)
     first = save_tokenizer(tmp_path / "first")
     second = save_tokenizer(tmp_path / "second", template=f"{BEGIN} {BEGIN} $A {END}")
     used = tmp_path / "used"

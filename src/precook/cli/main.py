@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -51,6 +52,8 @@ COMMANDS = (
 _REPORT_DAMAGE = frozenset({"status", "verify", "gc", "evict", "prune", "clear", "compact"})
 """Commands that report damaged packs themselves: warnings that the library logs about them are not shown as well."""
 
+_VERBOSE = ("--verbose", "-v")
+
 _EPILOG = """\b
 Exit codes:
     0  done
@@ -68,6 +71,16 @@ Exit codes:
 Sizes need a unit: 64MiB or 64MB. Durations are written 90s, 15m, 36h, 14d or 2w.
 Data goes to stdout, remarks to stderr.
 """
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What was said before the name of the command and holds for all of them."""
+
+    verbose: bool = False
+
+
+_shared = _Shared()
 
 
 class _Commands(Mapping[str, Any]):
@@ -92,6 +105,14 @@ class _LazyCommands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "commands": _Commands()})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # People write it after the command as well, where its own options are.
+        end = args.index("--") if "--" in args else len(args)
+        verbose = [word for word in args[:end] if word in _VERBOSE]
+        rest = [word for word in args[:end] if word not in _VERBOSE]
+        parsed: list[str] = super().parse_args(ctx, [*verbose[:1], *rest, *args[end:]])
+        return parsed
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         # The list shows the first sentence of each. Making their options, too, would take longer than all else.
@@ -125,11 +146,15 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 - called by typer
 @app.callback()
 def _precook(
     *,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback does it
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option(*_VERBOSE, help="Show tracebacks: of an error, and of each sample that fails.")
     ] = False,
 ) -> None:
     """Encode once, train from the cache: plan and build what is to be encoded, look into a store and after it."""
+    _shared.verbose = verbose
 
 
 def _function(name: str) -> Callable[..., int | None]:
@@ -146,27 +171,34 @@ def _guarded(name: str) -> Callable[..., None]:
 
     @functools.wraps(function)
     def guarded(*args: Any, **options: Any) -> None:
-        code = _run(functools.partial(function, *args, **options), output.Warnings(*reported))
+        verbose = _shared.verbose
+        warnings = output.Warnings(*reported, verbose=verbose)
+        code = _run(functools.partial(function, *args, **options), warnings, verbose=verbose)
         if code:
             raise typer.Exit(code)
 
     return guarded
 
 
-def _run(function: Callable[[], int | None], warnings: logging.Handler) -> int:
+def _run(function: Callable[[], int | None], warnings: logging.Handler, *, verbose: bool) -> int:
     log = logging.getLogger("precook")
+    level = log.level
     log.addHandler(warnings)
+    if verbose:
+        log.setLevel(warnings.level)
     output.prepare()
     try:
         with interruption():
             code = function()
         # Here, and not when Python ends: a pipe that is broken or a disk that is full has its own exit code.
         sys.stdout.flush()
-    except ConfigError as error:
-        output.problems(error)
-        return error.exit_code
     except PrecookError as error:
-        output.error(error)
+        if verbose:
+            output.trace(error)
+        if isinstance(error, ConfigError):
+            output.problems(error)
+        else:
+            output.error(error)
         return error.exit_code
     except KeyboardInterrupt:
         output.tell("interrupted")
@@ -181,6 +213,7 @@ def _run(function: Callable[[], int | None], warnings: logging.Handler) -> int:
     finally:
         # One process may run several commands, as tests do.
         log.removeHandler(warnings)
+        log.setLevel(level)
     return code or 0
 
 

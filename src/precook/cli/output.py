@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import textwrap
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -171,18 +172,31 @@ def problems(error: ConfigError) -> None:
             hint(problem.hint)
 
 
+def trace(problem: BaseException) -> None:
+    """Where an error came from, and what caused it, for people who look into it."""
+    for part in traceback.format_exception(problem):
+        for row in part.splitlines():
+            _emit(sys.stderr, row, whole=True)
+
+
 class Warnings(logging.Handler):
-    """Shows what the library logs as warnings to people.
+    """Shows what the library logs as warnings to people, and if `verbose` the errors that it went on after.
 
     Errors of the types in `reported` are passed over: the command itself reports them.
     """
 
-    def __init__(self, *reported: type[Exception]) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, *reported: type[Exception], verbose: bool = False) -> None:
+        super().__init__(logging.DEBUG if verbose else logging.WARNING)
         self._reported = reported
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
+        if record.exc_info and record.exc_info[1] is not None and self.level == logging.DEBUG:
+            trace(record.exc_info[1])
+            tell(record.getMessage())
+            return
+        if record.levelno < logging.WARNING:
+            return
         subject = record.args[0] if isinstance(record.args, tuple) and record.args else None
         if not isinstance(subject, self._reported):
             _tell_labelled("warning", "yellow", record.getMessage())

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from precook.config.field_types import (
+    IN_KEYS_IF_CHANGED,
     NOT_IN_KEYS,
     Flaw,
     NonEmpty,
@@ -157,7 +158,9 @@ class TransformersText(ModelEncoder):
 
     uses: Literal["transformers-text"] = Field(description="Hidden states of a text encoder of transformers.")
     tokenizer: PathText | None = Field(
-        default=None, description="Folder of the tokenizer; without it, the model's own.", examples=["models/tokenizer"]
+        default=None,
+        description="Folder of the tokenizer; without it, the model's own, or the one beside it.",
+        examples=["models/tokenizer"],
     )
     dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
     layers: Layers = Field(default=(-1,), description="Which hidden states: [-1] is the last, or all.")
@@ -172,6 +175,11 @@ class TransformersText(ModelEncoder):
         default=0, ge=0, description="Tokens to drop at the beginning, such as those of a template."
     )
     keep_padding: bool = Field(default=False, description="Keep padded positions up to max_length.")
+    attention_mask: bool = Field(
+        default=True,
+        description="Hide padding from the model; false: it sees max_length tokens, all of which are kept.",
+        json_schema_extra=IN_KEYS_IF_CHANGED,
+    )
     attention: NonEmpty | None = Field(
         default=None,
         description="How attention is computed: sdpa, eager, flash_attention_2.",

@@ -20,6 +20,8 @@ FieldPath = tuple[str | int, ...]
 
 NOT_IN_KEYS: dict[str, Any] = {"decides": False}
 """Marks a field whose change makes no entry of a sample missing; every other field may."""
+IN_KEYS_IF_CHANGED: dict[str, Any] = {"decides": "unless default"}
+"""Marks a field that came later: at its default it is no part of a key, so that those of older stores stay."""
 
 _DEPTH = 32
 
@@ -34,6 +36,12 @@ def decides(field: FieldInfo) -> bool:
     """Whether a field may decide stored bytes, and so belongs into keys."""
     extra = field.json_schema_extra
     return not (isinstance(extra, dict) and extra.get("decides") is False)
+
+
+def is_in_key(field: FieldInfo, value: object) -> bool:
+    """Whether a field that has this value belongs into a key."""
+    later = field.json_schema_extra == IN_KEYS_IF_CHANGED
+    return decides(field) and not (later and value == field.default)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from precook.config.schema import Settings
 from precook.encode.progress import BuildProgress
 from precook.encode.registry import EncoderSpec, pad_ids
 from precook.encode.run import BuildOptions, run_encoder
-from precook.errors import IncompleteError, NoSpaceError, printable
+from precook.errors import ConfigError, IncompleteError, NoSpaceError, printable
 from precook.interrupt import interruption
 from precook.maintain.build_log import Run, record_run
 from precook.memo.memo import Memory
@@ -152,6 +152,15 @@ def plan_build(
 def _look_at_models(
     specs: Mapping[str, EncoderSpec], store: Store, memory: Memory, *, write: bool = True, report: Reporter
 ) -> list[Encoding]:
+    """The encoders as a plan sees them; what is wrong with their models is told at once, before weights are read."""
+    wrong: list[ConfigError] = []
+    for spec in specs.values():
+        try:
+            spec.check(memory, report)
+        except ConfigError as error:
+            wrong.append(error)
+    if wrong:
+        raise ConfigError(*(problem for error in wrong for problem in error.problems), file=wrong[0].file)
     try:
         return [spec.encoding(memory, report) for spec in specs.values()]
     finally:

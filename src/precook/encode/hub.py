@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from precook.encode.torch_tools import library
+from precook.encode.torch_tools import library, summary
 from precook.errors import EncodeError, printable
 from precook.report import SILENT, Reporter, Task
 
@@ -150,9 +150,9 @@ def _unavailable(hub: Any, name: str, revision: str, folders: Sequence[str], err
     command = shlex.join(["hf", "download", name, "--revision", revision, *includes])
     hint = f"run `{printable(command)}` where there is a network, or name a folder that is here"
     if not isinstance(error, errors.LocalEntryNotFoundError):
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = summary(error)
     elif hub.constants.HF_HUB_OFFLINE:
         reason = "it is not in the hub's cache here, and HF_HUB_OFFLINE forbids to download it"
     else:
         reason = "it is not in the hub's cache here, and the hub cannot be reached"
-    return EncodeError(f"{place}: {printable(reason)}", hint=hint)
+    return EncodeError(f"{place}: {reason}", hint=hint)

@@ -155,7 +155,15 @@ class DevicePool:
 
     def _work(self, encoder: BaseEncoder, device: str, first: list[Job]) -> None:
         """Encode the first jobs and all that follow."""
-        worker = Worker(self._spec.name, encoder, self.size, self._acceptance, self._sink, over=lambda: self._over)
+        worker = Worker(
+            self._spec.name,
+            encoder,
+            self.size,
+            self._acceptance,
+            self._sink,
+            over=lambda: self._over,
+            tells_apart=self._spec.built_in,
+        )
         given = [first]
 
         def following() -> list[Job] | None:

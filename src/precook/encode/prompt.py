@@ -36,11 +36,11 @@ from precook.encode.torch_tools import (
     WEIGHTS,
     check_complete,
     check_weights,
-    first_line,
     hushed,
     library,
     loading,
     move_to_device,
+    summary,
     torch_dtype,
 )
 from precook.errors import EncodeError, printable
@@ -217,7 +217,7 @@ class PromptPipeline:
         return int(rows[-1]) + 1 if len(rows) else 0
 
     def _failed(self, error: Exception) -> EncodeError:
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {summary(error)}"
         hint = "the cause above this error tells more"
         if self._absent:
             hint = f"the pipeline's folder has no {', '.join(self._absent)}: save the whole pipeline into it"

@@ -24,20 +24,31 @@ from precook.config.encoders import (
     EncoderSection,
     ModelEncoder,
     TransformersText,
+    TransformersTokens,
     UserSection,
     own_class,
 )
-from precook.config.field_types import decides
+from precook.config.field_types import is_in_key
 from precook.config.yaml import Origin
 from precook.encode.encoder import BaseEncoder, Encoder, as_base, read_input, why_no_encoder_class
 from precook.encode.hub import HubSnapshots, is_unused
+from precook.encode.model_folder import (
+    PROCESSOR,
+    ModelFolders,
+    find_part,
+    find_tokenizer,
+    has_tokenizer,
+    is_tokenizer_file,
+    tokenizer_beside,
+)
 from precook.encode.pipeline_folder import INDEX, read_pipeline
 from precook.encode.processor import backend
 from precook.encode.prompt_folder import cleaned_by, find_pipeline, text_parts
 from precook.encode.prompt_leaves import known_forms
-from precook.encode.torch_tools import named_shards, read_config
+from precook.encode.torch_tools import named_shards, read_config, summary
 from precook.encode.vae_model import Convention, class_name, convention
 from precook.errors import ConfigError, EncodeError, IdentityError, SourceError, printable
+from precook.fs.stamps import read_stamps, stamp_keys
 from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
 from precook.identity.versions import code_versions, dump_versions, library_versions
@@ -83,24 +94,13 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
 """The libraries that may decide what an encoder makes: recorded with its entries, and no part of their keys."""
 _PLACES = ("uses", "model", "revision", "subfolder", "tokenizer", "config")
 """Settings that say where a model lies: its content is in the recipe instead."""
-_TOKENIZER = (
-    "tokenizer",
-    "vocab",
-    "merges",
-    "special_tokens",
-    "added_tokens",
-    "spiece",
-    "sentencepiece",
-    "chat_template",
-)
-_TOKENIZER_ENDS = (".model", ".tiktoken", ".bpe", ".jinja")
-_PROCESSOR = ("preprocessor_config", "processor_config", "image_processor", "video_preprocessor", "video_processor")
 _CHOOSING = ("model_type", "tokenizer_class", "image_processor_type", "feature_extractor_type")
 """Fields of a model's config that choose the class of a tokenizer or a processor."""
 _WANTED = "name a class with input (image, text or mask), identity, load, encode and unload"
 _COMPARE = "`precook verify --recompute 20%` compares"
 _LONG = 10
 """Digits of a version that is no count."""
+_ELSEWHERE = "relative paths start at the config file's folder; for a model of the hub set revision, such as main"
 _PADS = "pads"
 """The kind of notes that hold pad ids, by recipe."""
 
@@ -123,6 +123,11 @@ class EncoderSpec:
     """Whether stamps of files are believed on every file system."""
     snapshots: HubSnapshots = field(default_factory=HubSnapshots)
 
+    @property
+    def built_in(self) -> bool:
+        """Whether it is one of ours: what a class of the user's makes is the user's matter."""
+        return isinstance(self.definition, EncoderSection) and not isinstance(self.definition, UserSection)
+
     def on(self, devices: Sequence[str]) -> EncoderSpec:
         """The same on other devices, unless the config names one."""
         if self.devices != (AUTO,) or not devices:
@@ -131,11 +136,34 @@ class EncoderSpec:
         several = isinstance(self.definition, EncoderSection)
         return replace(self, devices=tuple(devices) if several else (devices[0],))
 
+    def check(self, memory: Memory, report: Reporter = SILENT) -> None:
+        """Refuse a model that cannot be this encoder's; only names, configs and the heads of files are read for it.
+
+        A model of the hub that is not here yet is downloaded for it. What was read of a file is remembered.
+        """
+        folders = self._folders(partial(self.snapshots.find, report=report))
+        if folders is None:
+            return
+        named = isinstance(folders.section, TransformersText) and folders.section.tokenizer is not None
+        for setting, folder, check in (
+            ("model", folders.model, folders.check),
+            ("tokenizer" if named else "model", folders.tokenizer, folders.check_tokenizer),
+        ):
+            where = ("encoders", self.name, setting)
+            if not folder.exists():
+                raise self.origin.error(where, f"no such model: {folder}", hint=_ELSEWHERE)
+            if isinstance(folders.section, DiffusersVae):
+                self._vae(folders.section, folder)
+            try:
+                check(partial(_recalled, memory))
+            except (EncodeError, OSError) as error:
+                raise self._refusal(setting, error) from error
+
     def encoding(self, memory: Memory, report: Reporter = SILENT) -> Encoding:
-        """The encoder as a plan sees it; a model of the hub that is not here yet is downloaded for it."""
+        """The encoder as a plan sees it; `check` has looked at its files before."""
         section = self.definition
         if isinstance(section, EncoderSection) and not isinstance(section, UserSection):
-            folders = self._folders(partial(self.snapshots.find, report=report))
+            folders = self._folders(self.snapshots.planned)
             return self._encoding(_INPUTS[section.uses], self._recipe(section, folders, memory, report))
         encoder = self._make_user_encoder(section) if isinstance(section, UserSection) else section
         # An object is known by its class: two of one class differ in their identity.
@@ -208,9 +236,11 @@ class EncoderSpec:
         folders = self._folders(self.snapshots.planned)
         if folders is None:
             return kind(section)
+        if isinstance(section, TransformersText):
+            return kind(section, folders.model, folders.tokenizer)
         if isinstance(section, DiffusersVae) and section.config is not None:
-            return kind(section, folders[0], self.base / section.config)
-        return kind(section, *folders) if isinstance(section, TransformersText) else kind(section, folders[0])
+            return kind(section, folders.model, self.base / section.config)
+        return kind(section, folders.model)
 
     def check_files(self, recipe: Recipe, memory: Memory) -> None:
         """Refuse a model whose files are others than those of a recipe, such as one that was swapped after the plan."""
@@ -223,53 +253,71 @@ class EncoderSpec:
             hint = "what was encoded before is kept; build again when nothing writes to it"
             raise EncodeError(f"the files of {place} are others than when the build was planned", hint=hint)
 
-    def _folders(self, snapshot: Callable[[str, str, Sequence[str]], Path]) -> tuple[Path, Path] | None:
-        """The folders of the model and of its tokenizer, which are mostly the same; None for an encoder without."""
+    def _folders(self, snapshot: Callable[[str, str, Sequence[str]], Path]) -> ModelFolders | None:
+        """Where the model and its tokenizer lie, which is mostly the same folder; None for an encoder without."""
         section = self.definition
         if not isinstance(section, ModelEncoder):
             return None
-        root = self.base / section.model
+        base, root = self.base, self.base / section.model
         inside = section.subfolder or ""
         named = section.tokenizer if isinstance(section, TransformersText) else None
-        tokenizer = None if named is None else self.base / named
-        # A folder of that name wins: nobody's own files are passed over for the hub's.
-        if section.revision is not None and not root.exists():
-            elsewhere = [named] if named is not None and not (self.base / named).exists() else []
-            # Without a subfolder the model is everything, the tokenizer's folder included.
-            needed = [inside, *elsewhere] if inside else []
-            try:
+        tokenizer = None if named is None else base / named
+        try:
+            # A folder of that name wins: nobody's own files are passed over for the hub's.
+            if section.revision is not None and not root.exists():
+                elsewhere = [named] if named is not None and not (base / named).exists() else []
+                fetch = partial(snapshot, section.model, section.revision)
+                # Without a subfolder the model is everything, the tokenizer's folder included.
+                needed = [inside, *elsewhere] if inside else []
                 if isinstance(section, DiffusersPrompt):
                     # Its index names the parts that make prompts: the whole pipeline is many times larger.
                     needed = [(Path(inside) / INDEX).as_posix()]
-                    index = read_pipeline(snapshot(section.model, section.revision, needed) / inside)
-                    needed += [(Path(inside) / name).as_posix() for name in text_parts(index)]
-                root = snapshot(section.model, section.revision, needed)
-            except EncodeError as error:
-                raise self.origin.error(("encoders", self.name, "model"), error.message, hint=error.hint) from error
-            if elsewhere:
-                tokenizer = root / elsewhere[0]
-        return root / inside, tokenizer or root / inside
+                    needed += [
+                        (Path(inside) / name).as_posix() for name in text_parts(read_pipeline(fetch(needed) / inside))
+                    ]
+                base = root = fetch(needed)
+                if elsewhere:
+                    tokenizer = root / elsewhere[0]
+                beside = tokenizer_beside(root / inside) if inside and tokenizer is None else None
+                if beside is not None and not has_tokenizer(root / inside):
+                    base = root = fetch([inside, beside.relative_to(root).as_posix()])
+            model = find_part(root / inside, section.uses)
+            if isinstance(section, TransformersTokens):
+                model = find_tokenizer(model)
+            if tokenizer is None:
+                tokenizer = find_tokenizer(model) if isinstance(section, TransformersText) else model
+        except (EncodeError, OSError) as error:
+            raise self._refusal("model", error) from error
+        return ModelFolders(section, base, root, model, tokenizer)
+
+    def _refusal(self, setting: str, error: EncodeError | OSError) -> ConfigError:
+        """What is wrong with a model, as an error of the config."""
+        where = ("encoders", self.name, setting)
+        if isinstance(error, EncodeError):
+            return self.origin.error(where, error.message, hint=error.hint)
+        return self.origin.error(where, f"{printable(error.filename)}: {error.strerror or error}")
 
     def _recipe(
-        self, section: EncoderSection, folders: tuple[Path, Path] | None, memory: Memory, report: Reporter
+        self, section: EncoderSection, folders: ModelFolders | None, memory: Memory, report: Reporter
     ) -> Recipe:
         """The recipe of an encoder of ours, by the files in these folders."""
         data: dict[str, object] = {"version": _VERSIONS[section.uses]}
         for name, info in type(section).model_fields.items():
-            if decides(info) and name not in _PLACES and name != "version":
-                value = getattr(section, name)
+            value = getattr(section, name)
+            if is_in_key(info, value) and name not in _PLACES and name != "version":
                 data[name] = list(value) if isinstance(value, tuple) else value
         data |= self._given_version(type(section))
         data |= _reading(_INPUTS[section.uses])
         if isinstance(section, DiffusersPrompt):
             assert folders is not None, "it has a model"
-            data |= self._pipeline(section, folders[0], memory, report)
+            data |= self._pipeline(section, folders.model, memory, report)
         elif folders is not None:
-            data["model"] = self._files("model", folders[0], section.uses, memory, report)
+            data["model"] = self._files("model", folders.model, section.uses, memory, report)
             if isinstance(section, DiffusersVae):
-                data |= self._vae(section, folders[0])
-            if isinstance(section, TransformersText) and section.tokenizer is not None:
-                data["tokenizer"] = self._files("tokenizer", folders[1], "transformers-tokens", memory, report)
+                data |= self._vae(section, folders.model)
+            named = isinstance(section, TransformersText) and section.tokenizer is not None
+            if named or folders.tokenizer != folders.model:
+                data["tokenizer"] = self._files("tokenizer", folders.tokenizer, "transformers-tokens", memory, report)
         if section.uses == "transformers-processor":
             # The same config makes other pixels where torchvision is installed; see `processor`.
             data["backend"] = backend()
@@ -299,8 +347,6 @@ class EncoderSpec:
 
     def _pipeline(self, section: DiffusersPrompt, folder: Path, memory: Memory, report: Reporter) -> dict[str, object]:
         """A pipeline by the parts that make prompts: what draws, or decodes, or says when to stop decides nothing."""
-        if not folder.exists():
-            raise self._no_model("model", folder)
         try:
             found = find_pipeline(folder, section.max_length, section.options)
         except EncodeError as error:
@@ -323,15 +369,9 @@ class EncoderSpec:
             **({} if cleaner is None else {"cleaned_by": cleaner}),
         }
 
-    def _no_model(self, setting: str, folder: Path) -> ConfigError:
-        hint = "relative paths start at the config file's folder; for a model of the hub set revision, such as main"
-        return self.origin.error(("encoders", self.name, setting), f"no such model: {folder}", hint=hint)
-
     def _files(self, setting: str, folder: Path, uses: str, memory: Memory, report: Reporter) -> object:
         """A model's files by content, those that the encoder uses."""
         where = ("encoders", self.name, setting)
-        if not folder.exists():
-            raise self._no_model(setting, folder)
         digest_of = partial(remembered_digests, memory=memory, trust=self.trust, report=report)
         try:
             files = identify_path(folder, digest_of=digest_of, counts=_COUNTS.get(uses) or _loadable(folder))
@@ -415,6 +455,17 @@ def pad_ids(specs: Iterable[EncoderSpec], recipes: dict[str, Recipe], memory: Me
     return pads
 
 
+def _recalled(memory: Memory, fact: str, file: Path, read: Callable[[Path], int | None]) -> int | None:
+    """A number that was read of a file with this stamp before, or is read now and remembered."""
+    key = stamp_keys(read_stamps([file])).tobytes()
+    note = memory.note(fact, key)
+    if note is None:
+        note = json.dumps(read(file))
+        memory.write_note(fact, key, note)
+    number: int | None = json.loads(note)
+    return number
+
+
 def _reading(input_: Input) -> dict[str, object]:
     """How pictures and masks become pixels, for encoders that take them."""
     return {} if input_ == "text" else {"pictures": pictures.VERSION}
@@ -428,13 +479,9 @@ def _loadable(folder: Path) -> Callable[[str], bool]:
     return lambda name: name in shards or not is_unused(name)
 
 
-def _is_tokenizer(name: str) -> bool:
-    return name.startswith(_TOKENIZER) or name.endswith(_TOKENIZER_ENDS)
-
-
 _COUNTS: dict[str, Callable[[str], bool]] = {
-    "transformers-tokens": _is_tokenizer,
-    "transformers-processor": lambda name: name.startswith(_PROCESSOR) or _is_tokenizer(name),
+    "transformers-tokens": is_tokenizer_file,
+    "transformers-processor": lambda name: name.startswith(PROCESSOR) or is_tokenizer_file(name),
 }
 """Which files of a folder count, for encoders that load no weights."""
 
@@ -456,4 +503,4 @@ def _importable(folder: Path) -> Iterator[None]:
 
 def _raised(error: BaseException) -> str:
     """What a user's code raised."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {summary(error)}" if str(error).strip() else type(error).__name__

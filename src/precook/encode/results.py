@@ -5,7 +5,8 @@ for encoders that run in a `DevicePool`.
 
 1. `count_results(trees, wanted)`: a list with one tree for each input, or what was returned instead.
 2. `Acceptance.accept(shapes, trees)`: each tree taken apart, or an `EncodeError` that says what is wrong with it.
-   `take_finite` checks a single tree, where there is no batch to compare it with.
+   `take_finite` checks a single tree, where there is no batch to compare it with. `Acceptance.compare_texts` ends the
+   work of a text model that tells no text from another.
 3. `write_results(writer, recipe, results)`: what was accepted goes to the store, and comes back as `Written`.
 
 What an encoder raises is a reason for people by `described`; `is_out_of_memory` and `is_device_lost` say whether it was
@@ -17,22 +18,30 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from precook.errors import EncodeError, PrecookError, TreeError
+from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.store.commit import ready_entry
 from precook.store.leaves import is_finite
 from precook.store.tree import Parts, Tree, take_apart
 from precook.store.writer import Writer
+from precook.values import Digest
 
 Shape = tuple[int, ...]
 
 _BITS = b'{"$bits":'
 """How a tree writes a plain float that is not finite; inside of a text the quotes would be escaped."""
+
+_SHOWN = 60
+"""Letters of a text that a message shows."""
+_ALIKE = 3
+"""Different texts with one result that show a model which tells nothing apart; two may have the same tokens."""
 
 _T = TypeVar("_T", bound=Hashable)
 
@@ -85,6 +94,12 @@ class Acceptance:
         self._skeleton: bytes | None = None
         self._patterns: dict[Shape, tuple[Shape, ...]] = {}
         """The shapes of the leaves, by the shape of the input."""
+        self._tells_apart = False
+        """Whether two different texts had different results."""
+        self._alike: dict[str, str] = {}
+        """Texts with the same result, by what no tokenizer may pass over in them."""
+        self._result: Digest | None = None
+        """That result."""
 
     def count(self, trees: object, wanted: int) -> Sequence[Tree]:
         """The results of a batch, if there is one for each item."""
@@ -97,12 +112,45 @@ class Acceptance:
     def accept(self, shapes: Sequence[Shape], trees: Sequence[Tree], *, copy: bool = True) -> list[Parts | EncodeError]:
         """Each result taken apart, or what is wrong with it; without `copy`, in the memory that it came in.
 
-        `shapes` are those of the inputs: results of the same are compared. `()` stands for inputs without one.
+        `shapes` are those of the inputs: results of the same are compared. `()` stands for inputs without one. An empty
+        dict, in which a batch would find nothing at all, ends the work: it is raised.
         """
+        if any(isinstance(tree, dict) and not tree for tree in trees):
+            hint = "return a tensor, or a dict of them by name; nothing of this batch was stored"
+            raise EncodeError(f"{self._encoder} returned an empty tree", hint=hint)
         taken = [self._take(tree, copy=copy) for tree in trees]
         with self._lock:
             self._set_pattern(shapes, taken)
             return [self._compared(shape, parts) for shape, parts in zip(shapes, taken, strict=True)]
+
+    def compare_texts(self, texts: Sequence[str], results: Sequence[Parts | EncodeError], *, cut: bool = False) -> None:
+        """End the work of a text model, by an `EncodeError`, that has no tokens for a text or tells no texts apart.
+
+        Texts count by their letters and digits: tokenizers may pass over case, accents, blanks and signs. Where texts
+        were `cut` they may be equal from there on, so nothing is said about them.
+        """
+        with self._lock:
+            if self._tells_apart:
+                return
+            for text, parts in zip(texts, results, strict=True):
+                letters = "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text.casefold())))
+                if isinstance(parts, EncodeError) or not letters:
+                    continue
+                if any(0 in leaf.shape for leaf in parts.leaves):
+                    hint = "look at its tokenizer, and at crop_start; nothing of this batch was stored"
+                    raise EncodeError(f"{self._encoder} made no tokens of {_quoted(text)}", hint=hint)
+                result = digest(b"".join([parts.values, *(leaf.data.tobytes() for leaf in parts.leaves)]))
+                self._result = self._result or result
+                if result != self._result:
+                    self._tells_apart = True
+                    self._alike = {}
+                    return
+                self._alike.setdefault(letters, text)
+            if len(self._alike) >= _ALIKE and not cut:
+                one, other = list(self._alike.values())[:2]
+                message = f"{self._encoder} made the same of {len(self._alike)} different texts"
+                hint = "its tokenizer does not know their words: name the one that belongs to the model"
+                raise EncodeError(f"{message}, such as {_quoted(one)} and {_quoted(other)}", hint=hint)
 
     def _take(self, tree: Tree, *, copy: bool) -> Parts | EncodeError:
         try:
@@ -197,6 +245,10 @@ def free_memory(error: Exception) -> None:
 
 def _leaf_shapes(parts: Parts) -> tuple[Shape, ...]:
     return tuple(leaf.shape for leaf in parts.leaves)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
 def _shown(shapes: tuple[Shape, ...]) -> str:

@@ -4,7 +4,7 @@ An entry of `transformers-text` is a dict of torch tensors, in the dtype of the 
 
     hidden   tokens x width; with several layers, layers x tokens x width in the order asked
     pooled   width; where the settings want it and the model has one
-    mask     tokens, bool, true for the real ones; only with keep_padding, where nothing else would tell them apart
+    mask     tokens, bool, true for the real ones; only where padding is kept and nothing else would tell them apart
 
 **Layers.** -1 is the model's `last_hidden_state`: what it answers, its final norm included. Every other number n is
 `hidden_states[n]` as transformers counts them: 0 is the embeddings, 1 what the first layer made of them, -2 what the
@@ -22,8 +22,10 @@ tokenizer states or the model has positions for, whichever is less.
 right and masked, so that no real position changes, whatever side the tokenizer pads. Models that let padding into real
 positions (no mask and not causal, such as SigLIP) run on max_length tokens, and so does everything with keep_padding,
 padded as the tokenizer pads. CLIP text models run without a mask, as they were trained and as diffusion pipelines run
-them; only padded positions depend on that. tests/encode/test_text.py compares all this with the library, one text at a
-time, padded to max_length.
+them; only padded positions depend on that. With `attention_mask: false` no model gets a mask: it runs on max_length
+tokens and sees the padding among them, as the pipelines of FLUX, SD3, LTX and CogVideoX run their T5, and an entry has
+all of these positions, as with keep_padding. tests/encode/test_text.py compares all this with the library, one text at
+a time, padded to max_length.
 
 crop_start drops the first positions of `hidden` and `mask` after encoding. A text without tokens (some tokenizers make
 none of "") has a `hidden` of 0 x width; where a pooled vector of it is wanted too, the text is refused.

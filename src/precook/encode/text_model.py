@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.config.encoders import TransformersText
+from precook.encode.model_folder import two_towers
 from precook.encode.tokens import Tokenizer, TokenRow
 from precook.encode.torch_tools import (
     LOCAL,
@@ -49,14 +50,16 @@ class TextModel:
         parameters = inspect.signature(self._model.forward).parameters
         if "input_ids" not in parameters:
             raise EncodeError(f"{printable(folder)}: {type(self._model).__name__} takes no text", hint=_HINT_FOLDER)
-        self._names = _input_names(self._model, tokenizer, parameters)
+        self._names = _input_names(self._model, tokenizer, parameters, masked=section.attention_mask)
         self._options = {"return_dict": True, "output_hidden_states": section.layers != (-1,)}
         if "use_cache" in parameters:
             self._options["use_cache"] = False
         self._vocabulary: int = self._model.get_input_embeddings().weight.shape[0]
-        self._whole = section.keep_padding or _sees_padding(self._model, tokenizer, parameters)
+        self._keeps_padding = section.keep_padding or not section.attention_mask
+        """Whether entries have all `limit` positions."""
+        self._whole = self._keeps_padding or _sees_padding(self._model, tokenizer, parameters)
         """Whether it runs on `limit` tokens, however short the texts are."""
-        self._left = section.keep_padding and tokenizer.library.padding_side == "left"
+        self._left = self._keeps_padding and tokenizer.library.padding_side == "left"
         self.limit = _most_tokens(section, tokenizer, self._model, self._torch, folder)
         """The most tokens of a text."""
         self._pads = self._padding(tokenizer, folder)
@@ -120,13 +123,13 @@ class TextModel:
         return self._nothing
 
     def _tree(self, states: list[Any], pooled: Any, number: int, length: int, longest: int) -> dict[str, Any]:
-        kept = slice(self._section.crop_start, longest if self._section.keep_padding else length)
+        kept = slice(self._section.crop_start, longest if self._keeps_padding else length)
         several = self._section.layers == "all" or len(states) > 1
         parts = [state[number, kept] for state in states]
         tree = {"hidden": self._torch.stack(parts) if several else parts[0]}
         if pooled is not None:
             tree["pooled"] = pooled[number]
-        if self._section.keep_padding:
+        if self._keeps_padding:
             places = self._torch.arange(longest)
             real = places >= longest - length if self._left else places < length
             tree["mask"] = real[kept]
@@ -154,7 +157,9 @@ class TextModel:
     def _padding(self, tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
         pads = tokenizer.pads
         if self._whole:
-            why = "keep_padding is set" if self._section.keep_padding else "this model sees padding"
+            why = "this model sees padding"
+            if self._keeps_padding:
+                why = "keep_padding is set" if self._section.keep_padding else "attention_mask is false"
             if pads is None:
                 hint = "give its tokenizer a pad token, or name another tokenizer"
                 raise EncodeError(f"{printable(folder)}: {why}, and the tokenizer has no pad token", hint=hint)
@@ -254,20 +259,17 @@ def _kind(transformers: Any, config: Any, folder: Path) -> Any:
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             continue
         if hasattr(kind, "get_text_features"):
-            # It has a text encoder of its own kind inside: with or without projection, we cannot know.
-            hint = (
-                f"save its text part alone: {name.removesuffix('Model')}TextModel.from_pretrained(…).save_pretrained(…)"
-            )
-            raise EncodeError(f"{printable(folder)}: {name} encodes texts and pictures", hint=hint)
+            raise two_towers(folder, name)
         if name.endswith("EncoderModel") or not (config.is_encoder_decoder or "For" in name or "Head" in name):
             return kind
     return transformers.AutoModelForTextEncoding if config.is_encoder_decoder else transformers.AutoModel
 
 
-def _input_names(model: Any, tokenizer: Tokenizer, parameters: Any) -> list[str]:
+def _input_names(model: Any, tokenizer: Tokenizer, parameters: Any, *, masked: bool) -> list[str]:
     """Which of the tokenizer's columns the model gets."""
     names = ["input_ids", "attention_mask", "token_type_ids"]
-    if model.config.model_type == "clip_text_model" and not getattr(model.config, "use_attention_mask", False):
+    clip = model.config.model_type == "clip_text_model" and not getattr(model.config, "use_attention_mask", False)
+    if clip or not masked:
         names.remove("attention_mask")
     return [
         name for name in names if name in parameters and name in ("input_ids", *tokenizer.library.model_input_names)

@@ -18,6 +18,7 @@ from typing import Any
 
 from precook.config.encoders import TransformersTokens
 from precook.encode.encoder import BaseEncoder, Item
+from precook.encode.model_folder import check_tokenizer
 from precook.encode.torch_tools import LOCAL, library, loading
 from precook.errors import EncodeError, printable
 from precook.plan.wanted import Input
@@ -52,6 +53,7 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         transformers = library("transformers")
+        check_tokenizer(folder)
         with loading("tokenizer", folder):
             self.library: Any = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL, trust_remote_code=False)
         # A fast tokenizer keeps a call's truncation as state: two calls at once cut by each other's limit.

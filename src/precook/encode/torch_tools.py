@@ -140,13 +140,14 @@ def move_to_device(model: Any, device: str) -> Any:
     except torch.cuda.OutOfMemoryError:
         raise
     except (AssertionError, RuntimeError) as error:
-        message = f"{type(model).__name__} cannot run on {printable(device)}: {first_line(error)}"
+        message = f"{type(model).__name__} cannot run on {printable(device)}: {summary(error)}"
         raise EncodeError(message, hint="set device to auto or cpu") from error
 
 
-def first_line(error: Exception) -> str:
-    """What an error of a library says, without the many lines that may follow."""
-    return printable(next(iter(str(error).splitlines()), type(error).__name__))
+def summary(error: BaseException) -> str:
+    """What an error of a library says: its first line and, of several, the last, where the cause often stands."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return printable(" … ".join([lines[0], *lines[1:][-1:]]) if lines else type(error).__name__)
 
 
 @contextmanager
@@ -206,9 +207,8 @@ def hushed() -> Iterator[None]:
 
 
 def _unloadable(part: str, folder: Path, error: Exception) -> EncodeError:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    reason = f"{type(error).__name__}: {printable(first)}" if first else type(error).__name__
-    hint = "the cause above this error tells more; check that the folder is whole"
+    reason = f"{type(error).__name__}: {summary(error)}" if str(error).strip() else type(error).__name__
+    hint = "check that the folder is whole; `precook build -v` shows the traceback"
     return EncodeError(f"{printable(folder)}: the {part} cannot be loaded: {reason}", hint=hint)
 
 

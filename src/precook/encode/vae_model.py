@@ -21,12 +21,12 @@ from precook.encode.torch_tools import (
     WEIGHTS,
     check_complete,
     check_weights,
-    first_line,
     library,
     loading,
     move_to_device,
     read_config,
     send,
+    summary,
     torch_dtype,
 )
 from precook.errors import EncodeError, printable
@@ -164,7 +164,7 @@ class Vae:
             raise
         except _FAILURES as error:
             hint = "name the folder of a VAE for pictures, or for videos of which one frame can be encoded"
-            message = f"{self.name} does not encode a picture of {side} x {side} pixels: {first_line(error)}"
+            message = f"{self.name} does not encode a picture of {side} x {side} pixels: {summary(error)}"
             raise EncodeError(message, hint=hint) from error
 
     def check_size(self, height: int, width: int) -> None:
@@ -332,7 +332,7 @@ def _vae_class(folder: Path) -> Any:
         kind = getattr(diffusers, name, None)
     except (ImportError, RuntimeError) as error:
         hint = "install what is missing, or pip install -U 'precook[diffusers]'"
-        raise EncodeError(f"diffusers cannot import {printable(name)}: {first_line(error)}", hint=hint) from error
+        raise EncodeError(f"diffusers cannot import {printable(name)}: {summary(error)}", hint=hint) from error
     if kind is None:
         hint = "pip install -U diffusers, or name the folder of another VAE"
         raise EncodeError(f"diffusers {diffusers.__version__} has no {printable(name)}", hint=hint)

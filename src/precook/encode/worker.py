@@ -42,8 +42,11 @@ class Worker:
         sink: Sink,
         *,
         over: Callable[[], bool],
+        tells_apart: bool = False,
     ) -> None:
         self._name = name
+        self._tells_apart = tells_apart
+        """Whether different texts must have different results, which is so for models."""
         self.encoder = encoder
         self.size = size
         self._acceptance = acceptance
@@ -130,7 +133,11 @@ class Worker:
         return self.encoder.encode([job.item for job in batch])
 
     def _accept(self, batch: Sequence[Job], trees: Sequence[Tree]) -> list[Parts | EncodeError]:
-        return self._acceptance.accept([job.shape for job in batch], trees, copy=not self.encoder.gives_away)
+        results = self._acceptance.accept([job.shape for job in batch], trees, copy=not self.encoder.gives_away)
+        if self._tells_apart and batch[0].item.text is not None:
+            texts = [job.item.text or "" for job in batch]
+            self._acceptance.compare_texts(texts, results, cut=self.encoder.truncated > 0)
+        return results
 
     def _tell(self, batch: Sequence[Job], results: Sequence[Parts | EncodeError]) -> None:
         """Tell the sink what came of a batch; what is good first, because a sink may end the work at what is not."""
