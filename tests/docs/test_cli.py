@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import shlex
 import sys
@@ -15,8 +13,8 @@ import pytest
 
 import precook
 from precook.cli import progress
-from precook.cli.main import COMMANDS, app
-from tests.support.commands import run
+from precook.cli.main import COMMANDS
+from tests.support.commands import check_examples, run
 from tests.support.pages import ROOT, Example, console_blocks
 from tests.support.projects import build, picture, text_folder, vae_folder
 
@@ -142,33 +140,10 @@ def make_zoo(folder: Path) -> None:
     (folder / "precook.yaml").write_text(ZOO)
 
 
-def shown(*args: str) -> tuple[str, int]:
-    """What a reader sees of a command, stdout and stderr in the order of time, and its exit code."""
-    screen = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-    code = 0
-    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
-        try:
-            app(list(args), prog_name="precook")
-        except SystemExit as ending:
-            code = int(ending.code or 0)
-    return screen.buffer.getvalue().decode(), code  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("examples", console_blocks(PAGE), ids=lambda examples: examples[0].command)
 def test_an_example_does_what_the_page_shows(reader: None, examples: list[Example]) -> None:
-    """Output and exit code are those on the page; a command without `echo $?` after it succeeds."""
-    codes = []
-    for example, following in zip(examples, [*examples[1:], None], strict=True):
-        if example.command == "echo $?":
-            assert example.expected == [str(codes[-1])]
-            continue
-        program, *args = shlex.split(example.command)
-        assert program == "precook"
-        written, code = shown(*args)
-        assert re.fullmatch(example.pattern, written), written
-        codes.append(code)
-        if following is None or following.command != "echo $?":
-            assert code == 0, written
+    """Output and exit code are those on the page."""
+    check_examples(examples)
 
 
 def test_every_command_has_an_example() -> None:

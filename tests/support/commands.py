@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import pytest
 import precook
 from precook import Recipe, digest
 from precook.cli.main import app
+from tests.support.pages import Example
 from tests.support.projects import build
 
 VAE = Recipe("vae", {"weights": digest("weights"), "dtype": "float16", "config": {"scaling": 0.5, "layers": (1, 2)}})
@@ -54,6 +56,34 @@ def run(*args: object) -> Ended:
             code = ending.code or 0
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
     return Ended(code, *texts)
+
+
+def shown(*args: str) -> tuple[str, int]:
+    """What a reader sees of a command, stdout and stderr in the order of time, and its exit code."""
+    screen = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    code = 0
+    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
+        try:
+            app(list(args), prog_name="precook")
+        except SystemExit as ending:
+            code = int(ending.code or 0)
+    return screen.buffer.getvalue().decode(), code  # type: ignore[attr-defined]
+
+
+def check_examples(examples: list[Example]) -> None:
+    """That commands on a page print what it shows, and fail only where an `echo $?` after them says so."""
+    codes = []
+    for example, following in zip(examples, [*examples[1:], None], strict=True):
+        if example.command == "echo $?":
+            assert example.expected == [str(codes[-1])]
+            continue
+        program, *args = shlex.split(example.command)
+        assert program == "precook"
+        written, code = shown(*args)
+        assert re.fullmatch(example.pattern, written), written
+        codes.append(code)
+        if following is None or following.command != "echo $?":
+            assert code == 0, written
 
 
 def spawn(*args: object, **options: Any) -> subprocess.Popen[bytes]:

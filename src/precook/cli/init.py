@@ -15,11 +15,12 @@ import typer
 
 from precook.cli import output, progress
 from precook.cli.options import DEFAULT_CONFIG, JsonOption, usage_error
-from precook.errors import PrecookError, printable
+from precook.config.messages import did_you_mean
+from precook.errors import EncodeError, PrecookError, printable
 from precook.units import format_count
 
 if TYPE_CHECKING:
-    from precook.config.template import FoundConcept, TemplateFacts
+    from precook.config.template import FoundConcept, Proposal, TemplateFacts
     from precook.sources.survey import SurveyedConcept
 
 _RESOLUTIONS = (1024, 768, 512, 256)
@@ -41,13 +42,24 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     store: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the store shall be; without it, cache beside the config.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="MODEL",
+            help="Folder of a diffusers pipeline, or a family such as flux: encoders and sizes that fit it.",
+        ),
+    ] = None,
     vae: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder of a VAE of diffusers.")] = None,
     text: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder of a text encoder.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a config that is there.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the config, for editors.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a folder of pictures and write a config for it."""
+    """Look at a folder of pictures and write a config for it.
+
+    With --for the config keeps what training that model needs, and says why each setting is what it is.
+    """
     if schema:
         from precook.config.check import json_schema
 
@@ -57,11 +69,18 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     if folder is None:
         raise typer.BadParameter("name the folder of pictures", param_hint="FOLDER")
     _check_target(target, force=force)
-    for option, model in (("--vae", vae), ("--text", text)):
-        if model is not None and not model.is_dir():
+    for option, single in (("--vae", vae), ("--text", text)):
+        if single is not None and not single.is_dir():
             hint = "download the model first, and name its folder"
-            raise usage_error(f"{option} {printable(model)}: no such folder", hint)
-    facts, surveyed = _look_at(folder, target.parent, dataset=dataset, store=store, vae=vae, text=text)
+            if single.is_file():
+                hint = (
+                    "a VAE in one file goes into the config by hand: its `config` names the folder of its config.json"
+                )
+            raise usage_error(f"{option} {printable(single)}: no such folder", hint)
+    if model is not None and text is not None:
+        hint = "leave out --text: a prompt is what the model's own text encoders make; --vae may name another VAE"
+        raise usage_error("--for and --text do not go together", hint)
+    facts, surveyed = _look_at(folder, target.parent, dataset=dataset, store=store, model=model, vae=vae, text=text)
     encoders = _write(target, facts)
     if as_json:
         output.document(_document(target, facts, surveyed, encoders))
@@ -82,24 +101,66 @@ def _check_target(target: Path, *, force: bool) -> None:
 
 
 def _look_at(
-    folder: Path, base: Path, *, dataset: str | None, store: Path | None, vae: Path | None, text: Path | None
+    folder: Path,
+    base: Path,
+    *,
+    dataset: str | None,
+    store: Path | None,
+    model: str | None,
+    vae: Path | None,
+    text: Path | None,
 ) -> tuple[TemplateFacts, list[SurveyedConcept]]:
     """What the config is to say; its paths begin at `base`."""
     from precook.config.template import TemplateFacts
     from precook.sources.survey import folder_name, relative_path, survey
 
     surveyed = survey(folder, base, report=progress.reporter())
+    resolution = _resolution(surveyed)
+    proposal = None if model is None else _propose(model, base, vae=vae, resolution=resolution)
     if dataset is None:
         dataset = re.sub(r"[^A-Za-z0-9._-]+", "-", folder_name(folder)).strip("-._")[:64] or "dataset"
     facts = TemplateFacts(
         dataset=dataset,
         concepts=tuple(each.concept for each in surveyed),
         store=relative_path(base / "cache" if store is None else store, base),
-        vae=None if vae is None else relative_path(vae, base),
+        vae=None if vae is None or proposal is not None else relative_path(vae, base),
         text=None if text is None else relative_path(text, base),
-        resolution=_resolution(surveyed),
+        resolution=resolution,
+        proposal=proposal,
     )
     return facts, surveyed
+
+
+def _propose(model: str, base: Path, *, vae: Path | None, resolution: int) -> Proposal:
+    """What the config is to say for a pipeline's folder, or for a family whose folders are to be filled in."""
+    from precook.encode.families import FAMILIES, family_named, family_of
+    from precook.encode.pipeline_folder import INDEX, is_pipeline, read_pipeline
+    from precook.encode.propose import ModelFacts, propose, read_facts
+    from precook.sources.survey import relative_path
+
+    folder = Path(model)
+    other = None if vae is None else relative_path(vae, base)
+    if is_pipeline(folder):
+        try:
+            pipeline = read_pipeline(folder)
+            family = family_of(pipeline.kind)
+            facts = read_facts(pipeline, family, other_vae=vae)
+        except EncodeError as error:
+            raise usage_error(error.message, error.hint or "download the model again") from error
+        return propose(family, facts, relative_path(folder, base), vae=other, resolution=resolution)
+    if os.path.lexists(folder):
+        above = " above it" if is_pipeline(folder.parent) else ""
+        hint = f"name the folder{above} that has a {INDEX}; --vae and --text name a VAE and a text encoder alone"
+        reason = f"there is no {INDEX} in it" if folder.is_dir() else "it is no folder"
+        raise usage_error(f"--for {printable(model)}: no pipeline of diffusers: {reason}", hint)
+    family = family_named(model)
+    if family is None:
+        names = [each.name for each in FAMILIES]
+        hint = f"name the folder of a pipeline of diffusers, or a family: {', '.join(names)}"
+        meant = did_you_mean(model, names)
+        raise usage_error(f"--for {printable(model)}: no such folder, and no family of that name{meant}", hint)
+    facts = ModelFacts(text_encoders=family.text_encoders, no_prompt=family.no_prompt)
+    return propose(family, facts, f"models/{family.name}", vae=other, resolution=resolution)
 
 
 def _write(target: Path, facts: TemplateFacts) -> list[str]:
@@ -130,14 +191,27 @@ def _replace(target: Path, content: str) -> None:
 
 
 def _show(target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], encoders: list[str]) -> None:
+    from precook.config.template import yaml_text
+
     output.text("\n".join(printable(_sentence(survey)) for survey in surveyed))
-    said = f"dataset {facts.dataset}, {facts.resolution} pixels a side; encoders: {', '.join(encoders)}"
-    output.text(printable(f"wrote {target}: {said}"))
-    if facts.vae is None and facts.text is None:
+    if facts.proposal is not None:
+        reasons = [
+            f"  {setting.name} {yaml_text(setting.value)}: {setting.reason}" for setting in facts.proposal.settings
+        ]
+        output.text("\n".join(map(printable, [facts.proposal.sentence, *reasons])))
+    size = _size(facts)
+    sides = size if isinstance(size, str) else f"{size} pixels a side"
+    output.text(printable(f"wrote {target}: dataset {facts.dataset}, {sides}; encoders: {', '.join(encoders)}"))
+    if facts.proposal is not None and facts.proposal.left_out:
+        output.hint(f"captions are left aside: {facts.proposal.left_out}")
+    if facts.proposal is not None and facts.proposal.pipeline is None:
+        output.hint(f"the file names {facts.proposal.model}: put the model there, or write where it lies")
+    if facts.proposal is None and "pixels" in encoders:
         aside = any(survey.concept.captions != "none" for survey in surveyed)
         output.hint(
             f"no model was named, so it keeps the pictures themselves{' and leaves captions aside' if aside else ''};"
-            " --vae DIR and --text DIR name a VAE and a text encoder, and the file shows every other encoder"
+            " --for MODEL names a pipeline of diffusers, --vae DIR and --text DIR a VAE and a text encoder alone,"
+            " and the file shows every other encoder"
         )
     named = "" if target == DEFAULT_CONFIG else f" --config {shlex.quote(str(target))}"
     output.hint(f"`precook plan{named}` shows what a build would do")
@@ -166,11 +240,11 @@ def _part(number: int, concept: FoundConcept) -> str:
 def _document(
     target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], encoders: list[str]
 ) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "config": str(target),
         "dataset": facts.dataset,
         "store": facts.store,
-        "resolution": facts.resolution,
+        "resolution": _size(facts),
         "encoders": encoders,
         "concepts": [
             {
@@ -185,6 +259,24 @@ def _document(
             for survey in surveyed
         ],
     }
+    if facts.proposal is not None:
+        document["for"] = {
+            "model": facts.proposal.model,
+            "pipeline": facts.proposal.pipeline,
+            "family": facts.proposal.family,
+            "left_out": facts.proposal.left_out or None,
+            "settings": [
+                {"setting": setting.name, "value": setting.value, "reason": setting.reason}
+                for setting in facts.proposal.settings
+            ],
+        }
+    return document
+
+
+def _size(facts: TemplateFacts) -> int | str:
+    """The one resolution of the config."""
+    size: int | str = facts.resolution if facts.proposal is None else facts.proposal.image["resolutions"][0]
+    return size
 
 
 def _resolution(surveyed: list[SurveyedConcept]) -> int:

@@ -16,6 +16,7 @@ from precook.config.encoders import ENCODERS, EncoderSection, kind_of
 from precook.config.field_types import Section
 from precook.config.messages import quoted
 from precook.config.schema import ImageSettings, Settings, TextSettings
+from precook.errors import printable
 from precook.values import has_surrogates
 
 _HEAD = (
@@ -35,8 +36,8 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 """Words that some reader of YAML takes for something else than text."""
 _BLOCKS: dict[str, dict[str, Any]] = {
     "latent": {"uses": "diffusers-vae", "model": "models/vae"},
-    "prompt": {"uses": "transformers-text", "model": "models/text"},
-    "embeds": {"uses": "diffusers-prompt", "model": "models/pipeline"},
+    "prompt": {"uses": "diffusers-prompt", "model": "models/pipeline"},
+    "text": {"uses": "transformers-text", "model": "models/text"},
     "tokens": {"uses": "transformers-tokens", "model": "models/text"},
     "inputs": {"uses": "transformers-processor", "model": "models/vl"},
     "mask": {"uses": "mask", "factor": 8},
@@ -61,6 +62,48 @@ class FoundConcept:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposedSetting:
+    """A setting that was decided for a model."""
+
+    name: str
+    """A field of `image`, or an encoder and its field with a dot between them."""
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What the config is to say for a model."""
+
+    model: str
+    """Its folder."""
+    pipeline: str | None
+    """The class of its pipeline, where its folder is there to tell."""
+    family: str | None
+    title: str | None
+    left_out: str
+    """Why prompts are not kept, where they cannot be."""
+    image: Mapping[str, Any]
+    """How pictures are cut for it."""
+    factor: int
+    """Pixels along a side of one latent, as it is kept."""
+    encoders: Mapping[str, Mapping[str, Any]]
+    """Sections by name."""
+    settings: tuple[ProposedSetting, ...]
+    """What was decided, and why."""
+    remarks: Mapping[str, tuple[str, ...]]
+    """Lines to put before an encoder, by its name."""
+
+    @property
+    def sentence(self) -> str:
+        """What the model is."""
+        if self.family is None:
+            return f"{self.model}: a {self.pipeline}, of no family that precook knows: look at what was chosen"
+        kind = "not here yet" if self.pipeline is None else f"a {self.pipeline}"
+        return f"{self.model}: {kind}, of the family {self.family} ({self.title})"
+
+
+@dataclass(frozen=True, slots=True)
 class TemplateFacts:
     """What `init` found, and what it was told."""
 
@@ -72,6 +115,8 @@ class TemplateFacts:
     text: str | None
     """Model folder of the text encoder."""
     resolution: int
+    proposal: Proposal | None = None
+    """For the model that was named; it stands in the place of `vae`, `text` and `resolution`."""
 
 
 def write_config(facts: TemplateFacts) -> str:
@@ -118,15 +163,17 @@ def _escaped(char: str) -> str:
 
 def _settings(facts: TemplateFacts) -> dict[str, Any]:
     """What the file says, comments aside."""
-    encoders: dict[str, Any] = {}
+    proposal = facts.proposal
+    encoders: dict[str, Any] = {} if proposal is None else {name: dict(it) for name, it in proposal.encoders.items()}
     if facts.vae is not None:
         encoders["latent"] = {**_BLOCKS["latent"], "model": facts.vae}
     if facts.text is not None:
-        encoders["prompt"] = {**_BLOCKS["prompt"], "model": facts.text}
+        encoders["prompt"] = {**_BLOCKS["text"], "model": facts.text}
     if any(concept.masks is not None for concept in facts.concepts):
         # Without a VAE the masks go with the pixels.
-        encoders["mask"] = {**_BLOCKS["mask"], "factor": 8 if facts.vae is not None else 1}
-    if facts.vae is None and facts.text is None:
+        factor = 8 if proposal is None else proposal.factor
+        encoders["mask"] = {**_BLOCKS["mask"], "factor": factor if "latent" in encoders else 1}
+    if "latent" not in encoders and (proposal is not None or "prompt" not in encoders):
         encoders["pixels"] = _BLOCKS["pixels"]
     concepts = [
         {
@@ -141,7 +188,14 @@ def _settings(facts: TemplateFacts) -> dict[str, Any]:
         "store": facts.store,
         "dataset": facts.dataset,
         "concepts": concepts,
-        "image": {"resolutions": [facts.resolution], "step": 64, "crop": "center", "flip": "none", "variations": 1},
+        "image": {
+            "resolutions": [facts.resolution],
+            "step": 64,
+            "crop": "center",
+            "flip": "none",
+            "variations": 1,
+            **({} if proposal is None else proposal.image),
+        },
         "text": {"variations": "all", "empty_prompt": True},
         "encoders": encoders,
     }
@@ -156,16 +210,34 @@ def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
         yield from _indented("  ", _concept_lines(concept, given, every=number == 0))
     for name, section in (("image", ImageSettings), ("text", TextSettings)):
         yield from _heading(name)
+        if facts.proposal is not None and name == "image":
+            yield from _indented("  ", _comments(_reasons(facts.proposal, "")))
         yield from _indented("  ", _fields(section, settings[name]))
     yield from _heading("encoders")
     yield from _indented("  ", _texts(*_ENCODERS_HEAD))
+    if facts.proposal is not None:
+        yield from _indented("  ", _comments([facts.proposal.sentence]))
+    used = {kind_of(given) for given in settings["encoders"].values()}
     for name, block in _BLOCKS.items():
         switched_on = name in settings["encoders"]
+        if not switched_on and kind_of(block) in used:
+            continue  # it stands there under another name
         given = settings["encoders"].get(name, block)
+        if facts.proposal is not None and name in facts.proposal.encoders:
+            remarks = [*facts.proposal.remarks.get(name, ()), *_reasons(facts.proposal, name)]
+            yield from _indented("  ", _comments(remarks))
         lines = [(f"{name}:", ""), *_indented("  ", _fields(ENCODERS[kind_of(given) or ""], given))]
         yield from _indented("  " if switched_on else "  #", lines)
     yield from _texts("")
     yield from (_setting(name, fields[name], settings) for name in ("keep", "stamps"))
+
+
+def _reasons(proposal: Proposal, encoder: str) -> Iterator[str]:
+    """Why the settings of an encoder are what they are, or without its name those of pictures."""
+    for setting in proposal.settings:
+        owner, _, name = setting.name.rpartition(".")
+        if owner == encoder:
+            yield f"{name} {yaml_text(setting.value)}: {setting.reason}"
 
 
 def _heading(name: str) -> Iterator[_Line]:
@@ -209,8 +281,15 @@ def _texts(*lines: str) -> Iterator[_Line]:
     return ((line, "") for line in lines)
 
 
+def _comments(lines: Iterable[str]) -> Iterator[_Line]:
+    """Lines that nobody reads as settings, whatever a folder or a class is called."""
+    return ((f"# {printable(line)}", "") for line in lines)
+
+
 def _require_unicode(facts: TemplateFacts) -> None:
     texts = [facts.dataset, facts.store, facts.vae, facts.text]
+    if facts.proposal is not None:
+        texts += [facts.proposal.model, *(section["model"] for section in facts.proposal.encoders.values())]
     for concept in facts.concepts:
         texts += [concept.name, concept.path, concept.masks]
     for text in filter(None, texts):

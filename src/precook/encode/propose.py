@@ -1,0 +1,301 @@
+"""What `precook init --for` proposes for a model: encoders, resolution and step, each with its reason.
+
+A fact comes from the model's own files where they tell it, else from the table of families. Nothing is loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precook.config.schema import ImageSettings
+from precook.config.template import Proposal, ProposedSetting
+from precook.encode.families import Family
+from precook.encode.hub import is_unused
+from precook.encode.pipeline_folder import INDEX, PipelineFolder
+from precook.encode.prompt_folder import find_pipeline, text_parts
+from precook.encode.torch_tools import read_config
+from precook.errors import EncodeError, printable
+from precook.store.format.header import HeaderError, header_length, load_json
+
+_STEP = 64
+"""What trainers sort sizes by: few sizes make full batches."""
+_SMALL = 256
+"""Below this side a step of 64 would leave hardly any shapes."""
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_RATIOS = ("scale_factor_spatial", "spatial_compression_ratio")
+_LEVELS = {
+    "AutoencoderKL": "block_out_channels",
+    "AutoencoderKLFlux2": "block_out_channels",
+    "AutoencoderKLCogVideoX": "block_out_channels",
+    "AutoencoderKLQwenImage": "dim_mult",
+    "AutoencoderDC": "encoder_block_out_channels",
+}
+"""By the class of a VAE, the field with a number for each of its levels: the size is halved between two of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the files of a model say about it; nothing where they are not here yet."""
+
+    pipeline: str | None = None
+    """The class of its pipeline."""
+    text_encoders: tuple[str, ...] = ()
+    no_prompt: str = ""
+    """Why its prompts cannot be encoded, where they cannot."""
+    vae: bool = True
+    """Whether it has one."""
+    factor: int | None = None
+    """Pixels along a side of one latent."""
+    sample_size: int | tuple[int, int] | None = None
+    """Latents along a side, or width and height in latents, that the model was trained with."""
+    vae_dtype: str | None = None
+    """What the weights of its VAE are saved in."""
+    scales_apart: bool = False
+    """Whether its pipelines scale a picture that they are given otherwise than one that they learn."""
+    not_float16: bool = False
+    """Whether the VAE's config forbids that it runs in float16."""
+    text_dtypes: frozenset[str] = frozenset()
+    """What the weights of its text encoders are saved in."""
+
+
+def read_facts(pipeline: PipelineFolder, family: Family | None, *, other_vae: Path | None = None) -> ModelFacts:
+    """What a pipeline's folder says, with another VAE in the place of its own if one is named.
+
+    `EncodeError` names a VAE or a text encoder that it needs and has not got.
+    """
+    parts = pipeline.parts
+    needed = [] if family is None else [name for name in family.text_encoders if name not in family.optional]
+    needed += [name for name in text_parts(pipeline) if name not in needed]
+    if other_vae is None and (family is not None or "vae" in parts):
+        needed.insert(0, "vae")
+    for name in needed:
+        _require(pipeline, name)
+    vae = other_vae or (parts["vae"].folder if "vae" in parts else None)
+    encoders, no_prompt = tuple(sorted(name for name in needed if name.startswith("text_encoder"))), ""
+    try:
+        find_pipeline(pipeline.path, None if family is None else family.max_length, ())
+    except EncodeError as error:
+        if vae is None:
+            raise
+        encoders, no_prompt = (), error.message
+    config = {} if vae is None else read_config(vae)
+    trained = None if family is None or family.sample_size is None else parts.get(family.sample_size)
+    return ModelFacts(
+        pipeline=pipeline.kind,
+        text_encoders=encoders,
+        no_prompt=no_prompt,
+        vae=vae is not None,
+        factor=_factor(config),
+        sample_size=None if trained is None else _sample_size(trained.folder),
+        vae_dtype=None if vae is None else saved_dtype(vae),
+        scales_apart=config.get("invert_scale_latents") is True,
+        not_float16=config.get("force_upcast") is True,
+        text_dtypes=frozenset(filter(None, (saved_dtype(parts[name].folder) for name in encoders))),
+    )
+
+
+def propose(
+    family: Family | None, facts: ModelFacts, model: str, *, vae: str | None = None, resolution: int = 512
+) -> Proposal:
+    """What a config shall say for a model, which it calls `model`, and for its VAE `vae` where that lies elsewhere.
+
+    `resolution` is for a model of no family that is known.
+    """
+    factor = facts.factor or (8 if family is None else family.factor)
+    size = _resolution(family, facts, factor, resolution)
+    step = _step(family, factor, *size.value)
+    encoders: dict[str, dict[str, Any]] = {}
+    settings = [size, step, *_resampling(family)]
+    image = {setting.name: setting.value for setting in settings}
+    remarks: dict[str, tuple[str, ...]] = {}
+    if facts.vae:
+        place = {"model": model, "subfolder": "vae"} if vae is None else {"model": vae}
+        chosen = [_vae_dtype(family, facts), _posterior(family), _scaled(family, facts)]
+        encoders["latent"] = {"uses": "diffusers-vae", **place, **_values(chosen)}
+        settings += chosen
+        remarks["latent"] = (*_latent_remarks(family), *filter(None, [facts.no_prompt]))
+    if facts.text_encoders:
+        chosen = [_text_dtype(facts), *_max_length(family)]
+        encoders["prompt"] = {"uses": "diffusers-prompt", "model": model, **_values(chosen)}
+        settings += chosen
+        remarks["prompt"] = tuple(_prompt_remarks(family, facts))
+    return Proposal(
+        model=model,
+        pipeline=facts.pipeline,
+        family=None if family is None else family.name,
+        title=None if family is None else family.title,
+        left_out=facts.no_prompt,
+        image=image,
+        factor=factor if family is None else factor * family.patched,
+        encoders=encoders,
+        settings=tuple(settings),
+        remarks=remarks,
+    )
+
+
+def saved_dtype(folder: Path) -> str | None:
+    """What most weights of a model are saved in, by the headers of its files; None where they do not tell."""
+    counts: Counter[str] = Counter()
+    for file in sorted(folder.glob("*.safetensors")):
+        if is_unused(file.name):
+            continue
+        try:
+            with file.open("rb") as opened:
+                prefix = opened.read(8)
+                form = load_json(opened.read(header_length(prefix) - 8))
+        except (OSError, HeaderError):
+            continue  # `plan` names it
+        tensors = form.values() if isinstance(form, dict) else ()
+        counts.update(tensor["dtype"] for tensor in tensors if isinstance(tensor, dict) and "dtype" in tensor)
+    known = [dtype for dtype, _ in counts.most_common() if dtype in _DTYPES]
+    return _DTYPES[known[0]] if known else None
+
+
+def _require(pipeline: PipelineFolder, name: str) -> None:
+    """Refuse a pipeline without one of its parts, which people leave out or delete."""
+    part = pipeline.parts.get(name)
+    place = printable(pipeline.path)
+    instead = "; --vae names another VAE" if name == "vae" else ""
+    if part is None:
+        hint = f"download the model again, whole{instead}"
+        raise EncodeError(f"{place} has no {name}: its {INDEX} names none", hint=hint)
+    if not part.folder.is_dir() or not any(part.folder.iterdir()):
+        hint = f"download that folder again{instead}"
+        raise EncodeError(f"{printable(part.folder)} is not there: {INDEX} of {place} names a {part.kind}", hint=hint)
+
+
+def _factor(config: dict[str, Any]) -> int | None:
+    """How many pixels a latent of a VAE with this config stands for, along a side."""
+    for name in _RATIOS:
+        if type(config.get(name)) is int and config[name] > 0:
+            return int(config[name])
+    levels = config.get(_LEVELS.get(str(config.get("_class_name")), ""))
+    return 2 ** (len(levels) - 1) if isinstance(levels, list) and levels else None
+
+
+def _sample_size(folder: Path) -> int | tuple[int, int] | None:
+    """Latents along a side, or width and height, in the config of a UNet or transformer; None where it is gone."""
+    try:
+        config = read_config(folder)
+    except EncodeError:
+        return None  # only what encodes is needed, and people delete the rest
+    side, *sides = (config.get(name) for name in ("sample_size", "sample_width", "sample_height"))
+    if type(side) is int and side > 0:
+        return side
+    width, height = sides
+    return (width, height) if type(width) is int and type(height) is int and min(width, height) > 0 else None
+
+
+def _resolution(family: Family | None, facts: ModelFacts, factor: int, measured: int) -> ProposedSetting:
+    if family is None:
+        reason = "the usual size of your pictures; what the model was trained with is not known"
+        return ProposedSetting("resolutions", [measured], reason)
+    size = facts.sample_size
+    if isinstance(size, int):
+        reason = f"{family.sample_size}/config.json says {size} latents a side, each of {factor} pixels"
+        return ProposedSetting("resolutions", [max(size * factor, factor * family.patch)], reason)
+    value = family.resolution
+    reason = f"what {family.title} makes by itself"
+    if size is not None:
+        width, height = (max(1, latents // family.patch) * family.patch * factor for latents in size)
+        value = f"{width}x{height}"
+        reason = f"{family.sample_size}/config.json says {size[0]} x {size[1]} latents, each of {factor} pixels"
+    if isinstance(value, str):
+        width, height = map(int, value.split("x"))
+        side = round((width * height) ** 0.5 / _STEP) * _STEP
+        reason += f"; {side} would be any shape of that area"
+    return ProposedSetting("resolutions", [value], reason)
+
+
+def _step(family: Family | None, factor: int, resolution: int | str) -> ProposedSetting:
+    if family is None:
+        return ProposedSetting("step", _STEP, "suits most models; what this one needs is not known")
+    multiple = factor * family.patch
+    reason = f"the model takes multiples of {multiple}"
+    if isinstance(resolution, str) or resolution < _SMALL or _STEP % multiple:
+        return ProposedSetting("step", multiple, reason)
+    return ProposedSetting("step", _STEP, reason if multiple == _STEP else f"{reason}, and few sizes make full batches")
+
+
+def _resampling(family: Family | None) -> Iterator[ProposedSetting]:
+    if family is not None and family.resampling != ImageSettings.model_fields["resampling"].default:
+        yield ProposedSetting("resampling", family.resampling, f"as {family.loop} has it")
+
+
+def _vae_dtype(family: Family | None, facts: ModelFacts) -> ProposedSetting:
+    name = "latent.dtype"
+    if family is not None and family.float32:
+        return ProposedSetting(name, "float32", family.float32)
+    if facts.vae_dtype is None:
+        reason = "its weights do not tell another" if facts.pipeline else "its weights are not here to tell another"
+        return ProposedSetting(name, "float32", reason)
+    if facts.vae_dtype == "float16" and facts.not_float16:
+        return ProposedSetting(name, "float32", "saved in float16, but its config asks for more (force_upcast)")
+    return ProposedSetting(name, facts.vae_dtype, "as its weights are saved")
+
+
+def _posterior(family: Family | None) -> ProposedSetting:
+    reasons = {
+        "moments": "the loop draws a latent anew in each step, and so does a feed; mean takes half the space",
+        "mean": "the loop takes the mean",
+        "sample": "the loop takes what was drawn once",
+    }
+    if family is None:
+        return ProposedSetting("latent.posterior", "mean", "what its training takes is not known; moments keeps both")
+    return ProposedSetting("latent.posterior", family.posterior, reasons[family.posterior])
+
+
+def _scaled(family: Family | None, facts: ModelFacts) -> ProposedSetting:
+    if facts.scales_apart:
+        reason = (
+            "its pipelines scale what they are given and what they learn apart: scaling stays in your training loop"
+        )
+        return ProposedSetting("latent.scaled", value=False, reason=reason)
+    if family is None:
+        return ProposedSetting("latent.scaled", value=False, reason="scaling stays in your training loop")
+    return ProposedSetting(
+        "latent.scaled", value=True, reason="shift and scale of the VAE are applied, as the loop does"
+    )
+
+
+def _text_dtype(facts: ModelFacts) -> ProposedSetting:
+    if len(facts.text_dtypes) == 1:
+        return ProposedSetting("prompt.dtype", next(iter(facts.text_dtypes)), "as the weights are saved")
+    reason = "the weights do not tell another"
+    if facts.text_dtypes:
+        reason = f"the weights are saved in {' and '.join(sorted(facts.text_dtypes))}"
+    elif facts.pipeline is None:
+        reason = "the weights are not here to tell another; large text encoders are made for bfloat16"
+    return ProposedSetting("prompt.dtype", "float32", reason)
+
+
+def _max_length(family: Family | None) -> Iterator[ProposedSetting]:
+    if family is not None and family.max_length is not None:
+        reason = f"as {family.loop} has it; encode_prompt by itself takes another"
+        yield ProposedSetting("prompt.max_length", family.max_length, reason)
+
+
+def _latent_remarks(family: Family | None) -> Iterator[str]:
+    if family is None:
+        return
+    yield f'batch["latent"] stands for this, in {family.loop}:'
+    yield f"  {family.latent}"
+    if family.frames:
+        yield 'a batch has no dimension of frames: batch["latent"].unsqueeze(2) has one'
+    yield from family.notes
+
+
+def _prompt_remarks(family: Family | None, facts: ModelFacts) -> Iterator[str]:
+    names = " and ".join(filter(None, [", ".join(facts.text_encoders[:-1]), facts.text_encoders[-1]]))
+    yield f"{names}, run by encode_prompt of {facts.pipeline or 'the pipeline'}"
+    if family is not None:
+        yield f'batch["prompt"] stands for this, in {family.loop}:'
+        yield f"  {family.prompt}"
+
+
+def _values(chosen: list[ProposedSetting]) -> dict[str, Any]:
+    return {setting.name.partition(".")[2]: setting.value for setting in chosen}
