@@ -7,6 +7,7 @@ batches, too, the last bits are others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,22 @@ class TestRefused:
         with pytest.raises(EncodeError, match=r"scale a picture that they are given .*set scaled to false"):
             encode(tmp_path, picture((32, 32)), scaled=True)
         assert encode(tmp_path, picture((32, 32))).shape == (4, 4, 4)
+
+    def test_a_factor_that_the_pipeline_around_it_leaves_out(self, tmp_path: Path) -> None:
+        """GLM-Image takes the same class as Playground, and not its factor: what is equal to one is not the other's."""
+        fields = {"latents_mean": vaes.MEAN, "latents_std": vaes.STD}
+        vaes.kl(**fields, scaling_factor=0.5).save_pretrained(tmp_path / "vae")
+        shown = picture((32, 32))
+        alone = encode(tmp_path / "vae", shown, scaled=True)
+        (tmp_path / "model_index.json").write_text('{"_class_name": "GlmImagePipeline"}')
+        with pytest.raises(
+            EncodeError, match=r"GlmImagePipeline leaves the scaling_factor .* out.*set scaled to false"
+        ):
+            encode(tmp_path / "vae", shown, scaled=True)
+        assert encode(tmp_path / "vae", shown).shape == alone.shape
+        config = json.loads((tmp_path / "vae/config.json").read_text())
+        (tmp_path / "vae/config.json").write_text(json.dumps({**config, "scaling_factor": 1.0}))
+        torch.testing.assert_close(encode(tmp_path / "vae", shown, scaled=True), 2 * alone, rtol=0, atol=0)
 
     def test_patches_of_pictures_that_do_not_come_out_even(self, folder_of: Callable[[str], Path]) -> None:
         """Scaled latents of FLUX.2 are patches of two by two: half a patch is refused with its numbers."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,20 @@ def test_every_feed_tells_how_each_picture_was_cut(base: Path, tmp_path: Path) -
                 seen.add(number)
         assert seen == set(range(len(SIZES))), kind
     assert min(turned) > 3, "some are mirrored and some are not"
+
+
+def test_together_they_are_the_time_ids_of_sdxl(base: Path, pipeline_of: Callable[[str], Path]) -> None:
+    """Side by side, the three are what SDXL's own pipeline makes of the sizes and the offset of each picture."""
+    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(pipeline_of("sdxl"), local_files_only=True)
+    width = pipeline.text_encoder_2.config.projection_dim
+    with owner(base) as built, built.feed(batch_size=3) as feed:
+        for batch in feed.epoch(0):
+            ids = torch.cat([batch[name] for name in NAMES], dim=1)
+            for row, *pairs in zip(ids, *(batch[name].tolist() for name in NAMES), strict=True):
+                original, crop, target = (tuple(pair) for pair in pairs)
+                expected = pipeline._get_add_time_ids(original, crop, target, torch.float32, width)
+                assert torch.equal(row[None].to(torch.float32), expected)
 
 
 def test_an_item_of_a_dataset_alone_has_its_own_numbers(base: Path) -> None:

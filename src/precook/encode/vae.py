@@ -20,7 +20,7 @@ import numpy as np
 from precook.config.encoders import DiffusersVae
 from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.torch_tools import Arrival, library, loading, send, torch_dtype
-from precook.encode.vae_model import Posterior, Scale, Vae
+from precook.encode.vae_model import Posterior, Scale, Vae, check_scaling
 from precook.errors import EncodeError
 from precook.identity.digest import derived_digest
 from precook.plan.wanted import Input
@@ -59,6 +59,7 @@ class VaeEncoder(BaseEncoder):
             hint = "set posterior to mean"
             raise EncodeError(f"{vae.name} has no distribution, so no posterior: {section.posterior}", hint=hint)
         if section.scaled:
+            check_scaling(vae, self._place)
             with loading("VAE", self._place):
                 self._scale = Scale.of(vae.model, posterior.mean)
         self._vae = vae

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from precook.config.encoders import DiffusersVae
+from precook.encode.pipeline_folder import is_pipeline, read_pipeline
 from precook.encode.torch_tools import (
     LOCAL,
     WEIGHTS,
@@ -262,6 +263,16 @@ class Scale:
             return exact + 2 * factor.log()
         scaled = (exact - self.shift) * self.factor
         return scaled if self.deviation is None else scaled / self.deviation
+
+
+def check_scaling(vae: Vae, place: Path) -> None:
+    """Refuse to scale by a factor that the pipeline around a VAE's folder leaves out."""
+    factor = vae.model.config.get("scaling_factor")
+    if not is_pipeline(place.parent) or factor in (None, 1) or vae.model.config.get("latents_mean") is None:
+        return
+    kind = read_pipeline(place.parent).kind
+    if kind.startswith("GlmImage"):
+        raise EncodeError(f"{kind} leaves the scaling_factor of its {vae.name} out, which is {factor}", hint=_UNSCALED)
 
 
 def _inputs(pixels: Any, pixel_range: PixelRange) -> Any:
