@@ -10,7 +10,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 BACKEND = $(PIP_INSTALL) -c constraints.txt hatchling editables
 PACKAGE = $(PIP_INSTALL) --no-build-isolation
 
-.PHONY: demo test check docs faults soak fuzz fuzz-quick bench bench-feed bench-maintain bench-mgds bench-plan bench-build images models matrix format clean
+.PHONY: demo test check docs faults soak fuzz fuzz-quick bench bench-feed bench-maintain bench-mgds bench-plan bench-build bench-equal images models matrix format clean
 
 # The main job on real files, step by step, in a folder that stays. DIR=somewhere for another than a temporary one.
 demo: .venv/ready
@@ -73,6 +73,10 @@ bench-plan: .venv/ready
 # What the engine of a build costs around free and small encoders: about three minutes. ARGS="--only free" for a part.
 bench-build: .venv/ready
 	$(BIN)/python bench/build.py $(ARGS)
+
+# Losses of diffusers' training loops, fed against live, on tiny models: about a minute. ARGS="--only SDXL" for a part.
+bench-equal: .venv/ready
+	$(BIN)/python bench/equal.py $(ARGS)
 
 # Real pictures with odd corners, from Debian packages; the tests use them where they are.
 IMAGES = golang-github-disintegration-imaging-dev golang-github-rwcarlsen-goexif-dev libjxl-testdata tuxpaint-stamps-default
