@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import precook
+from precook.config.check import read_config
+from tests.support.commands import run
 from tests.support.projects import project
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -60,10 +64,14 @@ def fed(base: Path, folder: Path, family: str, *, batch_size: int) -> dict[str, 
             }
 
 
+def loaded_vae(folder: Path) -> Any:
+    kind = json.loads((folder / "vae" / "config.json").read_text())["_class_name"]
+    return getattr(diffusers, kind).from_pretrained(folder / "vae").eval()
+
+
 def live(base: Path, folder: Path, family: str) -> dict[str, Any]:
     """The same by the pipeline's own method, of pictures that are cut as training scripts cut them."""
-    kind = json.loads((folder / "vae" / "config.json").read_text())["_class_name"]
-    vae = getattr(diffusers, kind).from_pretrained(folder / "vae").eval()
+    vae = loaded_vae(folder)
     processor = diffusers.image_processor.VaeImageProcessor(do_resize=False)
     latents = {}
     for number in range(len(SIZES)):
@@ -93,6 +101,49 @@ def test_a_stored_latent_is_the_pipelines_own(family: str, pipeline_of: Callable
     for name, latent in fed(tmp_path, folder, family, batch_size=3).items():
         apart = (LATENTS[family].rest(latent) - expected[name]).abs().max() / expected[name].abs().max()
         assert float(apart) <= float(TOGETHER)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "z-image"])  # `init` does not know it
+def test_a_config_that_init_writes_keeps_what_the_pipeline_makes(
+    family: str, pipeline_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`init --for` a folder and build: the stored latent, or the mean of its moments, is the pipeline's to the bit."""
+    folder = pipeline_of(family)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    pixels = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    Image.fromarray(pixels).save("data/p.png")
+    ended = run("init", "data", "--for", folder)
+    assert ended.code == 0, ended.err
+    latent = read_config(Path("precook.yaml"))[0].encoders["latent"].model_dump(exclude_unset=True)
+    image = {"resolutions": [f"{SIDE}x{SIDE}"], "step": 32}
+    with project(tmp_path, encoders={"latent": latent}, image=image) as owner:
+        owner.build()
+        key = owner.store.snapshot("test").content.picture_keys["latent"][0].tobytes()
+        stored = owner.store.get(precook.Key(key))
+    assert latent["scaled"] is True
+    inputs = diffusers.image_processor.VaeImageProcessor(do_resize=False).preprocess(Image.fromarray(pixels))
+    with torch.no_grad():
+        made = LATENTS[family].prepare(Undrawn(loaded_vae(folder)), inputs.contiguous(), None)[0]
+    mean = stored["mean"] if latent.get("posterior") == "moments" else stored
+    assert torch.equal(LATENTS[family].rest(mean), made.squeeze(1) if made.ndim == 4 else made)
+
+
+class Undrawn:
+    """A VAE whose draws are the mean, so that whoever draws gets what was kept."""
+
+    def __init__(self, vae: Any) -> None:
+        self._vae = vae
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._vae, name)
+
+    def encode(self, *args: Any, **options: Any) -> Any:
+        output = self._vae.encode(*args, **options)
+        if not hasattr(output, "latent_dist"):
+            return output
+        mean = output.latent_dist.mode()
+        return SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: mean, sample=lambda *_: mean))
 
 
 def test_the_page_has_every_family_once() -> None:
