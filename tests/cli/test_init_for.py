@@ -46,7 +46,8 @@ def model_folder(
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(configs.get(name, {})))
         column = Column("weight", dtypes.get(name, "F32"), (1,), 0)
-        (folder / name / "model.safetensors").write_bytes(dump_header([column], {}) + bytes(column.nbytes))
+        stem = "model" if name in texts else "diffusion_pytorch_model"
+        (folder / name / f"{stem}.safetensors").write_bytes(dump_header([column], {}) + bytes(column.nbytes))
     named = {name: ["somewhere", kind] for name, kind in parts.items()}
     (folder / "model_index.json").write_text(json.dumps({"_class_name": pipeline, **named, **index}))
     return folder
@@ -328,7 +329,11 @@ class TestRefusals:
             ),
             (["--for", "m", "--text", "m"], "--for and --text do not go together", "leave out --text"),
             (["--for", "m", "--vae", "gone"], "--vae gone: no such folder", "download the model first"),
-            (["--vae", "m/vae/model.safetensors"], "--vae m/vae/model.safetensors: no such folder", "config.json"),
+            (
+                ["--vae", "m/vae/diffusion_pytorch_model.safetensors"],
+                "--vae m/vae/diffusion_pytorch_model.safetensors: no such folder",
+                "config.json",
+            ),
             (["--for", "m", "--vae", "data"], "data/config.json: ", "name the folder that holds the model's config"),
         ],
     )

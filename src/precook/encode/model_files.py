@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from precook.encode.hub import is_unused
@@ -18,6 +20,8 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "vocab.bpe", "tekk
 _VOCABULARY_ENDS = (".model", ".tiktoken")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|token_embedding|shared|word_embeddings|wte)\.weight$")
 """How models call their table of tokens."""
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""How safetensors call the types that encoders run in."""
 _POINTER = b"version https://git-lfs"
 _MOST_HEAD = 100 << 20
 """Bytes that the head of a safetensors file may have."""
@@ -55,6 +59,27 @@ def weight_files(folder: Path, stem: str) -> list[Path]:
 
 def token_embeddings(file: Path) -> int | None:
     """How many tokens a file of weights has embeddings for, if it has that table; refused unless the file is whole."""
+    shapes = [tensor.shape for name, tensor in _tensors(file).items() if _EMBEDDING.search(name)]
+    return max((shape[0] for shape in shapes if len(shape) == 2), default=None)  # noqa: PLR2004 - tokens, width
+
+
+def saved_dtype(folder: Path, stem: str) -> str | None:
+    """What most weights of a model are saved in; None for a type that no encoder runs in."""
+    counts = Counter(tensor.dtype for file in weight_files(folder, stem) for tensor in _tensors(file).values())
+    return _DTYPES.get(counts.most_common(1)[0][0]) if counts else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One tensor of a file of weights, as its head describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    end: int
+
+
+def _tensors(file: Path) -> dict[str, _Tensor]:
+    """What is in a file of weights, by its head; refused unless the file is whole."""
     if file.suffix != ".safetensors":
         hint = "name a .safetensors file, or a folder in the format of the library"
         raise EncodeError(f"{printable(file)}: not a .safetensors file", hint=hint)
@@ -64,15 +89,17 @@ def token_embeddings(file: Path) -> int | None:
         length = int.from_bytes(start, "little")
         head = opened.read(length) if 0 < length <= min(size, _MOST_HEAD) else b""
     try:
-        tensors = {name: entry for name, entry in json.loads(head).items() if name != "__metadata__"}
-        whole = 8 + length + max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
-        shapes = [entry["shape"] for name, entry in tensors.items() if _EMBEDDING.search(name)]
-        rows = [int(shape[0]) for shape in shapes if len(shape) == 2]  # noqa: PLR2004 - tokens, width
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        tensors = {
+            name: _Tensor(str(entry["dtype"]), tuple(map(int, entry["shape"])), int(entry["data_offsets"][1]))
+            for name, entry in json.loads(head).items()
+            if name != "__metadata__"
+        }
+    except (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError):
         raise _no_content(file, "not a safetensors file") from None
+    whole = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
     if size < whole:
         raise EncodeError(f"{printable(file)}: {size} bytes of {whole}: cut off", hint="download this file again")
-    return max(rows, default=None)
+    return tensors
 
 
 def _no_content(file: Path, otherwise: str) -> EncodeError:

@@ -5,7 +5,6 @@ A fact comes from the model's own files where they tell it, else from the table 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +13,16 @@ from typing import Any
 from precook.config.schema import ImageSettings
 from precook.config.template import Proposal, ProposedSetting
 from precook.encode.families import Family
-from precook.encode.hub import is_unused
+from precook.encode.model_files import saved_dtype
 from precook.encode.pipeline_folder import INDEX, PipelineFolder
 from precook.encode.prompt_folder import find_pipeline, text_parts
 from precook.encode.torch_tools import read_config
 from precook.errors import EncodeError, printable
-from precook.store.format.header import HeaderError, header_length, load_json
 
 _STEP = 64
 """What trainers sort sizes by: few sizes make full batches."""
 _SMALL = 256
 """Below this side a step of 64 would leave hardly any shapes."""
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _RATIOS = ("scale_factor_spatial", "spatial_compression_ratio")
 _LEVELS = {
     "AutoencoderKL": "block_out_channels",
@@ -91,10 +88,10 @@ def read_facts(pipeline: PipelineFolder, family: Family | None, *, other_vae: Pa
         vae=vae is not None,
         factor=_factor(config),
         sample_size=None if trained is None else _sample_size(trained.folder),
-        vae_dtype=None if vae is None else saved_dtype(vae),
+        vae_dtype=None if vae is None else _saved(vae, "diffusion_pytorch_model"),
         scales_apart=config.get("invert_scale_latents") is True,
         not_float16=config.get("force_upcast") is True,
-        text_dtypes=frozenset(filter(None, (saved_dtype(parts[name].folder) for name in encoders))),
+        text_dtypes=frozenset(filter(None, (_saved(parts[name].folder, "model") for name in encoders))),
     )
 
 
@@ -137,22 +134,12 @@ def propose(
     )
 
 
-def saved_dtype(folder: Path) -> str | None:
-    """What most weights of a model are saved in, by the headers of its files; None where they do not tell."""
-    counts: Counter[str] = Counter()
-    for file in sorted(folder.glob("*.safetensors")):
-        if is_unused(file.name):
-            continue
-        try:
-            with file.open("rb") as opened:
-                prefix = opened.read(8)
-                form = load_json(opened.read(header_length(prefix) - 8))
-        except (OSError, HeaderError):
-            continue  # `plan` names it
-        tensors = form.values() if isinstance(form, dict) else ()
-        counts.update(tensor["dtype"] for tensor in tensors if isinstance(tensor, dict) and "dtype" in tensor)
-    known = [dtype for dtype, _ in counts.most_common() if dtype in _DTYPES]
-    return _DTYPES[known[0]] if known else None
+def _saved(folder: Path, stem: str) -> str | None:
+    """What a model's weights are saved in; None where they do not tell, which `plan` says more about."""
+    try:
+        return saved_dtype(folder, stem)
+    except EncodeError:
+        return None
 
 
 def _require(pipeline: PipelineFolder, name: str) -> None:
