@@ -57,7 +57,7 @@ def test_the_table_of_families_is_the_one_that_init_uses() -> None:
             family.posterior,
             "float32" if family.float32 else "as saved",
             str(family.max_length or ""),
-            family.resampling,
+            family.resampling if family.rounding == "auto" else f"{family.resampling}, rounding {family.rounding}",
             family.loop,
         ]
         rows.append("| " + " | ".join(cells).replace("|  |", "| |") + " |")

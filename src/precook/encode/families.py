@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precook.config.encoders import PosteriorForm
-from precook.config.schema import Resampling
+from precook.config.schema import Resampling, Rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class Family:
     """The folder whose config tells how many latents a side its pictures have."""
     resampling: Resampling = "lanczos"
     """How it makes pictures smaller."""
+    rounding: Rounding = "auto"
+    """How it rounds the side that does not fit."""
     patched: int = 1
     """Latents along a side that scaling makes one of."""
     float32: str = ""
@@ -196,6 +198,7 @@ FAMILIES: tuple[Family, ...] = (
         patch=2,
         loop="train_dreambooth_lora_flux2.py",
         resampling="bilinear",
+        rounding="nearest",
         latent="model_input = (_patchify_latents(vae.encode(pixel_values).latent_dist.mode()) - bn_mean) / bn_std",
         prompt="compute_text_embeddings(prompts, text_encoding_pipeline)",
         posterior="mean",
@@ -222,6 +225,7 @@ FAMILIES: tuple[Family, ...] = (
         patch=2,
         loop="train_dreambooth_lora_qwen_image.py",
         resampling="bilinear",
+        rounding="nearest",
         latent=_NORMALISED,
         prompt="compute_text_embeddings(prompts, text_encoding_pipeline)",
         posterior="moments",
@@ -239,6 +243,7 @@ FAMILIES: tuple[Family, ...] = (
         patch=2,
         loop="train_dreambooth_lora_qwen_image.py",
         resampling="bilinear",
+        rounding="nearest",
         latent=_NORMALISED,
         prompt="",
         posterior="moments",

@@ -106,7 +106,7 @@ def propose(
     size = _resolution(family, facts, factor, resolution)
     step = _step(family, factor, *size.value)
     encoders: dict[str, dict[str, Any]] = {}
-    settings = [size, step, *_resampling(family)]
+    settings = [size, step, *_scaling(family)]
     image = {setting.name: setting.value for setting in settings}
     remarks: dict[str, tuple[str, ...]] = {}
     if facts.vae:
@@ -208,9 +208,13 @@ def _step(family: Family | None, factor: int, resolution: int | str) -> Proposed
     return ProposedSetting("step", _STEP, reason if multiple == _STEP else f"{reason}, and few sizes make full batches")
 
 
-def _resampling(family: Family | None) -> Iterator[ProposedSetting]:
-    if family is not None and family.resampling != ImageSettings.model_fields["resampling"].default:
-        yield ProposedSetting("resampling", family.resampling, f"as {family.loop} has it")
+def _scaling(family: Family | None) -> Iterator[ProposedSetting]:
+    """How pictures are scaled, where the loop does it otherwise than the settings do by themselves."""
+    if family is None:
+        return
+    for name, value in (("resampling", family.resampling), ("rounding", family.rounding)):
+        if value != ImageSettings.model_fields[name].default:
+            yield ProposedSetting(name, value, f"as {family.loop} has it")
 
 
 def _vae_dtype(family: Family | None, facts: ModelFacts) -> ProposedSetting:
