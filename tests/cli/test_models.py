@@ -216,6 +216,40 @@ WRONG = {
         "config.json",
         _file,
     ),
+    "a single file for a VAE": Case(
+        {"uses": "diffusers-vae", "model": "ae.safetensors"},
+        "ae.safetensors: a single file does not say what it holds without config.json",
+        "set config to a folder",
+        _file,
+    ),
+    "a single file with the config of something else": Case(
+        {"uses": "diffusers-vae", "model": "ae.safetensors", "config": "sdxl/unet"},
+        "sdxl/unet: UNet2DConditionModel is not a VAE",
+        "",
+        _file,
+    ),
+    "a text encoder as a pipeline": Case(
+        {"uses": "diffusers-prompt", "model": "sdxl/text_encoder"}, "no model_index.json in there", "transformers-text"
+    ),
+    "a pipeline without a tokenizer's folder": Case(
+        {"uses": "diffusers-prompt", "model": "sdxl"},
+        "sdxl: there is no folder tokenizer_2",
+        "download the whole pipeline",
+        _lost_tokenizer,
+    ),
+    "a pipeline with an empty tokenizer": Case(
+        {"uses": "diffusers-prompt", "model": "sdxl"},
+        "sdxl/tokenizer_2: no tokenizer in there",
+        "download the whole pipeline",
+        lambda base: (base / "sdxl" / "tokenizer_2" / "tokenizer.json").unlink(),
+    ),
+    "a pipeline without the weights of a text encoder": Case(
+        {"uses": "diffusers-prompt", "model": "sdxl"},
+        "sdxl/text_encoder: no weights in there",
+        "",
+        lambda base: (base / "sdxl" / "text_encoder" / "model.safetensors").unlink(),
+    ),
+    "a folder that is not there": Case({"uses": "diffusers-vae", "model": "gone"}, "no such model: gone", "revision"),
     "two towers": Case(TEXT, "CLIPModel encodes texts and pictures", "CLIPTextModel.from_pretrained(", _both_towers),
     "no texts": Case(TEXT, "CLIPVisionModelWithProjection takes no text", "name the folder", _vision),
     "no tokenizer": Case(

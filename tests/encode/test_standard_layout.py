@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import precook
+from precook.config.encoders import ENCODERS
+from precook.encode.pipeline_folder import read_pipeline
+from precook.encode.registry import EncoderSpec
+from precook.memo.memo import Memory
 from tests.encode.test_tokens import WORDS, save_tokenizer
 from tests.support.projects import dataset, project
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 text_tests = pytest.importorskip("tests.encode.test_text", reason="torch or transformers is not installed")
+
+FAMILIES = pytest.importorskip("tests.support.pipelines", reason="diffusers is not installed").FAMILIES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = {"t5": "T5EncoderModel", "qwen3": "Qwen3Model", "clip": "CLIPTextModel", "umt5": "UMT5EncoderModel"}
@@ -60,6 +68,19 @@ def test_results_are_those_of_the_tokenizer_beside(tmp_path: Path, name: str) ->
         with torch.no_grad():
             wanted = model(**tokenizer(caption, return_tensors="pt")).last_hidden_state[0]
         assert torch.allclose(stored[f"p{number}.png"], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_part_of_a_pipeline_is_refused(pipeline_of: Callable[[str], Path], family: str) -> None:
+    """Whatever pipelines of diffusers have as VAE, text encoder and tokenizer is taken, and so are they as a whole."""
+    folder = pipeline_of(family)
+    uses = {"vae": "diffusers-vae", "text": "transformers-text", "tokenizer": "transformers-tokens"}
+    sections: list[dict[str, Any]] = [{"uses": "diffusers-prompt"}]
+    named = [(name, uses.get(name.partition("_")[0])) for name in read_pipeline(folder).parts]
+    sections += [{"uses": kind, "subfolder": name} for name, kind in named if kind is not None]
+    assert len(sections) > 3
+    for section in sections:
+        EncoderSpec("x", ENCODERS[section["uses"]](model=family, **section), base=folder.parent).check(Memory(None))
 
 
 @pytest.mark.parametrize("name", KINDS)
