@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -129,7 +130,7 @@ assert not {{"torch", "diffusers", "transformers"}} & sys.modules.keys()
         (
             lambda folder: change_index(folder, _class_name="QwenImageEditPipeline"),
             {},
-            "QwenImageEditPipeline makes prompts of a picture and a text, which cannot be done yet",
+            "QwenImageEditPipeline takes a picture for its prompts, which cannot be done yet",
             "texts alone",
         ),
         (lambda folder: shutil.rmtree(folder / "tokenizer"), {}, "there is no folder tokenizer", "whole pipeline"),
@@ -198,6 +199,52 @@ def test_a_form_that_is_another_is_refused(pipeline_of: Callable[[str], Path], m
     monkeypatch.setattr(prompt_leaves, "_FORMS", {"WanPipeline": {"prompt_embeds": LeafForm(pad_to=100)}})
     with pytest.raises(EncodeError, match="has 226 rows, and 100 are expected"):
         encoder(pipeline_of("wan")).load("cpu")
+
+
+def test_a_pipeline_that_needs_its_other_parts_is_refused(base: Path, pipeline_of: Callable[[str], Path]) -> None:
+    """Some classes look at their transformer when they are made."""
+    folder = base / "controlled"
+    shutil.copytree(pipeline_of("z-image"), folder)
+    change_index(folder, _class_name="ZImageControlNetPipeline")
+    with pytest.raises(EncodeError, match="ZImageControlNetPipeline cannot be made of its text parts alone"):
+        encoder(folder).load("cpu")
+
+
+def test_nothing_checks_the_pictures_of_a_prompt(
+    base: Path, pipeline_of: Callable[[str], Path], loaded: Callable[..., PromptEncoder]
+) -> None:
+    """Cosmos makes a checker of its own where it is given none, and downloads it."""
+    folder = base / "cosmos"
+    for name in ("text_encoder", "tokenizer"):
+        shutil.copytree(pipeline_of("ltx") / name, folder / name)
+    parts = {"text_encoder": ["transformers", "T5EncoderModel"], "tokenizer": ["transformers", "T5TokenizerFast"]}
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "Cosmos2TextToImagePipeline", **parts}))
+    ltx = diffusers.LTXPipeline.from_pretrained(pipeline_of("ltx"), local_files_only=True)
+    pipeline = diffusers.Cosmos2TextToImagePipeline(
+        ltx.text_encoder, ltx.tokenizer, None, None, None, safety_checker=Mock()
+    )
+    (tree,) = loaded(folder).encode([Item(text="a cat")])
+    with torch.inference_mode():
+        expected, _ = pipeline.encode_prompt("a cat")
+    assert isinstance(tree, dict)
+    assert torch.equal(tree["prompt_embeds"], expected[0, :3])
+    assert not expected[0, 3:].any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_type_is_the_pipelines_own(
+    pipeline_of: Callable[[str], Path], loaded: Callable[..., PromptEncoder], dtype: str
+) -> None:
+    """Its weights are loaded in it, as the whole pipeline's are: T5 keeps some of them in float32."""
+    folder = pipeline_of("flux")
+    (tree,) = loaded(folder, dtype=dtype).encode([Item(text="a cat")])
+    pipeline = diffusers.FluxPipeline.from_pretrained(folder, torch_dtype=getattr(torch, dtype), local_files_only=True)
+    with torch.inference_mode():
+        prompt_embeds, pooled_prompt_embeds, text_ids = pipeline.encode_prompt("a cat")
+    assert isinstance(tree, dict)
+    assert torch.equal(tree["prompt_embeds"], prompt_embeds[0])
+    assert torch.equal(tree["pooled_prompt_embeds"], pooled_prompt_embeds[0])
+    assert torch.equal(tree["text_ids"], text_ids)
 
 
 def test_an_absent_text_encoder_is_named(base: Path, pipeline_of: Callable[[str], Path]) -> None:

@@ -121,7 +121,7 @@ class PromptEncoder(BaseEncoder):
                 raise EncodeError(message, hint=_UNKNOWN_FORM)
 
 
-_UNKNOWN_FORM = "this pipeline makes prompts of a form that is not known; use transformers-text with its text encoder"
+_UNKNOWN_FORM = "use transformers-text with its text encoder, as the pipeline uses it"
 
 
 class PromptPipeline:
@@ -266,10 +266,22 @@ def _load(found: PipelineFolder, dtype: Any, device: str) -> Any:
             arguments[name] = parts[name]
         elif name in found.settings:
             arguments[name] = found.settings[name]
+        elif name == "safety_checker" and found.kind.startswith("Cosmos"):
+            # For None it would make one, from files of the hub.
+            arguments[name] = _NoChecker()
         elif parameter.default is parameter.empty:
             arguments[name] = None
-    with loading("pipeline", found.path):
-        return kind(**arguments)
+    with hushed():
+        try:
+            return kind(**arguments)
+        except (AttributeError, TypeError, ValueError, ImportError) as error:
+            reason = f"{type(error).__name__}: {summary(error)}"
+            message = f"{printable(found.path)}: {found.kind} cannot be made of its text parts alone: {reason}"
+            raise EncodeError(message, hint=_UNKNOWN_FORM) from error
+
+
+class _NoChecker:
+    """Stands where a pipeline wants something that checks its pictures."""
 
 
 def _load_part(name: str, part: PipelinePart, dtype: Any, device: str) -> Any:

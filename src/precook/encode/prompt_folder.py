@@ -59,7 +59,7 @@ def _check_arguments(place: str, arguments: tuple[str, ...], max_length: int | N
     """Refuse a class whose encode_prompt needs something else than a text, and settings that it does not take."""
     if "image" in arguments:
         hint = "use a pipeline of that model that makes pictures from texts alone, where there is one"
-        raise EncodeError(f"{place} makes prompts of a picture and a text, which cannot be done yet", hint=hint)
+        raise EncodeError(f"{place} takes a picture for its prompts, which cannot be done yet", hint=hint)
     if "prompt" not in arguments:
         raise EncodeError(f"{place} makes its prompts of something else than one text", hint=_NO_PROMPT)
     if max_length is not None and _MAX_LENGTH not in arguments:

@@ -60,10 +60,7 @@ _QWEN = (
     "QwenImagePipeline QwenImageControlNetPipeline QwenImageControlNetInpaintPipeline QwenImageImg2ImgPipeline "
     "QwenImageInpaintPipeline QwenImageLayeredPipeline"
 )
-_Z_IMAGE = (
-    "ZImagePipeline ZImageControlNetPipeline ZImageControlNetInpaintPipeline ZImageImg2ImgPipeline "
-    "ZImageInpaintPipeline"
-)
+_Z_IMAGE = "ZImagePipeline ZImageImg2ImgPipeline ZImageInpaintPipeline"
 _FORMS: dict[str, Mapping[str, LeafForm]] = {
     kind: forms
     for kinds, forms in (
