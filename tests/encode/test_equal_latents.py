@@ -103,7 +103,7 @@ def test_a_stored_latent_is_the_pipelines_own(family: str, pipeline_of: Callable
         assert float(apart) <= float(TOGETHER)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "z-image"])  # `init` does not know it
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_config_that_init_writes_keeps_what_the_pipeline_makes(
     family: str, pipeline_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

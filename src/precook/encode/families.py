@@ -448,6 +448,27 @@ FAMILIES: tuple[Family, ...] = (
         float32=_OVERFLOWS,
         notes=(_MICRO,),
     ),
+    Family(
+        name="z-image",
+        title="Z-Image",
+        pipelines=(
+            "ZImagePipeline",
+            "ZImageImg2ImgPipeline",
+            "ZImageInpaintPipeline",
+            "ZImageControlNetPipeline",
+            "ZImageControlNetInpaintPipeline",
+        ),
+        text_encoders=("text_encoder",),
+        resolution=1024,
+        factor=8,
+        patch=2,
+        loop="train_dreambooth_lora_z_image.py",
+        resampling="bilinear",
+        rounding="nearest",
+        latent="model_input = (vae.encode(pixel_values).latent_dist.mode() - shift_factor) * scaling_factor",
+        prompt="compute_text_embeddings(prompts, text_encoding_pipeline)",
+        posterior="mean",
+    ),
 )
 """Every family, in the order in which they are told."""
 
