@@ -137,6 +137,20 @@ def test_qwen_images_edit_pipeline_differs_in_the_last_bit_alone(folder_of: Call
     torch.testing.assert_close(encode(folder_of(name), shown, scaled=True), edit, rtol=3e-7, atol=1e-7)
 
 
+def test_a_qwen_image_of_layers_gets_an_opaque_picture(tmp_path: Path) -> None:
+    """Its VAE takes alpha, too: what is stored is what its pipeline makes of the picture converted to RGBA."""
+    torch.manual_seed(0)
+    vaes.qwen(input_channels=4).save_pretrained(tmp_path)
+    shown = picture((32, 48))
+    model = diffusers.AutoencoderKLQwenImage.from_pretrained(tmp_path)
+    image = diffusers.image_processor.VaeImageProcessor(do_resize=False).preprocess(
+        Image.fromarray(shown).convert("RGBA")
+    )
+    with torch.no_grad():
+        layered = vaes.encodes_frame("QwenImageLayeredPipeline")(model, image, None)[0, :, 0]
+    torch.testing.assert_close(encode(tmp_path, shown, scaled=True), layered, rtol=3e-7, atol=1e-6)
+
+
 def test_every_class_that_encodes_is_tried_or_known_not_to_take_pictures() -> None:
     """A new class in diffusers shows here: nobody can say yet what its pipelines do with a picture."""
     known = {name.partition(":")[0] for name in vaes.FAMILIES} | set(NOT_FOR_PICTURES)

@@ -252,6 +252,11 @@ def _wan_like(kind: str, **fields: Any) -> Any:
     return getattr(diffusers, kind)(**{**defaults, **fields})
 
 
+def qwen(**fields: Any) -> Any:
+    """Qwen-Image's VAE."""
+    return _wan_like("AutoencoderKLQwenImage", **fields)
+
+
 def _flux2() -> Any:
     model = diffusers.AutoencoderKLFlux2(
         block_out_channels=(32, 64),
@@ -391,9 +396,7 @@ FAMILIES: dict[str, Family] = {
         posterior="mean",
         scaled=False,
     ),
-    "AutoencoderKLQwenImage": Family(
-        lambda: _wan_like("AutoencoderKLQwenImage"), encodes_frame("QwenImageImg2ImgPipeline")
-    ),
+    "AutoencoderKLQwenImage": Family(qwen, encodes_frame("QwenImageImg2ImgPipeline")),
     "AutoencoderKLQwenImage21": Family(
         lambda: _wan_like(
             "AutoencoderKLQwenImage21",
