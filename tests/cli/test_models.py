@@ -494,13 +494,26 @@ def test_v_shows_the_traceback_of_an_encoder(here: Path, where: str, code: int) 
     assert "Traceback" not in run("build", "--retry-failed").err
 
 
-def test_a_model_that_cannot_be_loaded_tells_the_last_line(here: Path) -> None:
-    """What a library says in several lines has its cause in the last."""
+def test_weights_of_other_shapes_than_the_config_says_are_named(here: Path) -> None:
+    """Transformers says only that it has written down which; the error names the first, and -v shows the traceback."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     write_project(here, {"x": {**TEXT, "device": "cpu"}})
     text_encoder(here / "text", vocab_size=TABLE + 1, hidden_size=8, intermediate_size=8, num_attention_heads=2)
     tokenizer(here / "text", kind="PreTrainedTokenizerFast")
     short, long = run("build"), run("-v", "build")
     assert short.code == long.code == 1
+    assert "token_embedding.weight are (40, 8), and by the config (41, 8)" in short.err
     assert "Traceback" not in short.err
-    assert "from_pretrained" in long.err
+    assert "in _load_model" in long.err
+
+
+def test_an_error_of_several_lines_is_told_by_its_first_and_its_last(here: Path) -> None:
+    """The last line has the cause; what stands between is for -v."""
+    (here / "broken.py").write_text('raise ImportError("the first line\\nin between\\nthe cause")')
+    write_project(here, {"x": {"uses": "broken:Broken"}})
+    ended = run("plan")
+    assert ended.code == 2
+    assert "broken cannot be imported: ImportError: the first line … the cause\n" in ended.err
+    long = run("plan", "-v")
+    assert "in between" in long.err
+    assert long.err.endswith(ended.err)

@@ -33,8 +33,9 @@ from precook.encode.prompt_leaves import LeafForm, known_forms
 from precook.encode.results import is_out_of_memory
 from precook.encode.torch_tools import (
     LOCAL,
-    WEIGHTS,
+    TRANSFORMERS_WEIGHTS,
     check_complete,
+    check_shapes,
     check_weights,
     hushed,
     library,
@@ -309,8 +310,13 @@ def _load_part(name: str, part: PipelinePart, dtype: Any, device: str) -> Any:
         # The name of this argument changed with 4.56.
         old = tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56)
         model, info = kind.from_pretrained(
-            part.folder, config=config, trust_remote_code=False, **{"torch_dtype" if old else "dtype": dtype}, **WEIGHTS
+            part.folder,
+            config=config,
+            trust_remote_code=False,
+            **{"torch_dtype" if old else "dtype": dtype},
+            **TRANSFORMERS_WEIGHTS,
         )
+    check_shapes(part.folder, info["mismatched_keys"])
     check_complete(part.folder, info["missing_keys"])
     return move_to_device(model.eval(), device)
 

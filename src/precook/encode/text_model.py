@@ -15,9 +15,10 @@ from precook.encode.model_folder import two_towers
 from precook.encode.tokens import Tokenizer, TokenRow
 from precook.encode.torch_tools import (
     LOCAL,
-    WEIGHTS,
+    TRANSFORMERS_WEIGHTS,
     Arrival,
     check_complete,
+    check_shapes,
     check_weights,
     library,
     loading,
@@ -232,8 +233,13 @@ def _load_model(folder: Path, section: TransformersText, dtype: Any) -> tuple[An
         old = tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56)
         # Said here, too: where the config is the library's and the class is not, it would ask at the terminal.
         model, info = kind.from_pretrained(
-            folder, config=config, trust_remote_code=False, **{"torch_dtype" if old else "dtype": dtype}, **WEIGHTS
+            folder,
+            config=config,
+            trust_remote_code=False,
+            **{"torch_dtype" if old else "dtype": dtype},
+            **TRANSFORMERS_WEIGHTS,
         )
+    check_shapes(folder, info["mismatched_keys"])
     missing = set(info["missing_keys"])
     pooler = {name for name in missing if "pooler" in name.split(".")}
     check_complete(folder, missing - pooler)

@@ -45,6 +45,8 @@ LOCAL: dict[str, Any] = {"local_files_only": True}
 """Arguments of `from_pretrained` for anything: only what is on this machine."""
 WEIGHTS: dict[str, Any] = {**LOCAL, "use_safetensors": True, "output_loading_info": True}
 """Arguments of `from_pretrained` for a model: it then answers (model, what was missing or did not fit)."""
+TRANSFORMERS_WEIGHTS: dict[str, Any] = {**WEIGHTS, "ignore_mismatched_sizes": True}
+"""The same for transformers; whoever uses it calls `check_shapes`."""
 
 _EXTRAS = {
     "torch": "torch",
@@ -130,6 +132,21 @@ def check_complete(folder: Path, missing: Iterable[str]) -> None:
         shown = ", ".join(map(printable, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
         hint = "the weights do not belong to this config, or the download is not complete"
         raise EncodeError(f"{printable(folder)}: {len(names)} weights are missing: {shown}", hint=hint)
+
+
+def check_shapes(folder: Path, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    """Refuse weights of other shapes than the config says, each as its name, its shape and the config's.
+
+    transformers is told to load them all the same: else it writes their names to a log and says no more than that.
+    """
+    wrong = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in mismatched)
+    if wrong:
+        name, found, wanted = wrong[0]
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        message = f"the weights of {printable(name)} are {found}, and by the config {wanted}{more}"
+        raise EncodeError(
+            f"{printable(folder)}: {message}", hint="name a folder whose weights and config.json belong together"
+        )
 
 
 def move_to_device(model: Any, device: str) -> Any:
