@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from precook.config.check import read_config
+from tests.support.commands import run
 from tests.support.projects import dataset, project
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -38,26 +40,37 @@ pytestmark = [
 ]
 
 
-def fed(base: Path, folder: Path, *, batch_size: int, **settings: Any) -> list[dict[str, Any]]:
-    """Captions and prompts of an epoch, built one by one or in batches as large as those that are fed."""
+def captioned(base: Path) -> Path:
+    """Pictures whose captions are the texts; the empty one is that of a file without a caption."""
     dataset(base / "data", len(TEXTS))
     for number, text in enumerate(TEXTS):
         (base / f"data/p{number}.txt").write_text(text or "\n")
-    section = {"uses": "diffusers-prompt", "model": str(folder), "batch_size": batch_size, **settings}
-    owner = project(base, store=f"store-{batch_size}", encoders={"prompt": section}, keep=["captions"])
-    with owner:
+    return base
+
+
+def fed(base: Path, section: dict[str, Any], *, batch_size: int) -> list[dict[str, Any]]:
+    """Captions and prompts of an epoch, encoded one by one or in batches as large as those that are fed."""
+    section = {**section, "batch_size": batch_size}
+    with project(base, encoders={"prompt": section}, keep=["captions"]) as owner:
         owner.build()
-        return [dict(batch) for batch in owner.feed(batch_size=batch_size).epoch(0)]
+        with owner.feed(batch_size=batch_size) as feed:
+            return [dict(batch) for batch in feed.epoch(0)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_stored_prompt_is_the_pipelines_own(family: str, pipeline_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """Built and fed one by one, each tensor has the bits that `encode_prompt` gives for the text, under its name."""
+def test_a_stored_prompt_is_the_pipelines_own(
+    family: str, pipeline_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`init --for` a folder, build and feed one by one: each tensor has the bits that `encode_prompt` gives."""
     folder = pipeline_of(family)
+    monkeypatch.chdir(captioned(tmp_path))
+    ended = run("init", "data", "--for", folder)
+    assert ended.code == 0, ended.err
+    section = read_config(Path("precook.yaml"))[0].encoders["prompt"].model_dump(exclude_unset=True)
     pipeline = whole_pipeline(folder)
     seen = []
-    for batch in fed(tmp_path, folder, batch_size=1):
-        expected = encode_prompt(pipeline, family, batch["caption"])
+    for batch in fed(tmp_path, section, batch_size=1):
+        expected = encode_prompt(pipeline, family, batch["caption"], section.get("max_length"))
         assert batch["prompt"].keys() == expected.keys()
         for name, tensor in batch["prompt"].items():
             assert relative_difference(tensor, expected[name]) == 0, (name, batch["caption"])
@@ -74,13 +87,15 @@ def test_a_batch_is_what_the_pipeline_makes_of_its_texts_together(
     """Encoded and fed together, tensors have the names, shapes and types of one call, and differ as the page says."""
     folder = pipeline_of(family)
     pipeline = whole_pipeline(folder)
-    (batch,) = fed(tmp_path, folder, batch_size=len(TEXTS))
+    section = {"uses": "diffusers-prompt", "model": str(folder)}
+    (batch,) = fed(captioned(tmp_path), section, batch_size=len(TEXTS))
     expected = encode_prompt(pipeline, family, batch["caption"])
     assert batch["prompt"].keys() == expected.keys()
-    title, *cells, bound = prompt_row(family, type(pipeline).__name__, difference_together(folder))
+    apart = difference_together(folder)
+    title, *cells, _ = prompt_row(family, type(pipeline).__name__, apart)
     (stated,) = [row for row in prompt_rows() if row[0] == title]
     assert stated[:-1] == [title, *cells]
-    assert float(bound) <= float(stated[-1])
+    assert apart <= float(stated[-1])
     for name, tensor in batch["prompt"].items():
         assert relative_difference(tensor, expected[name]) <= float(stated[-1]), name
 

@@ -68,11 +68,12 @@ def whole_pipeline(folder: Path) -> Any:
     return diffusers.DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True)
 
 
-def encode_prompt(pipeline: Any, family: str, texts: list[str]) -> dict[str, Any]:
+def encode_prompt(pipeline: Any, family: str, texts: list[str], max_length: int | None = None) -> dict[str, Any]:
     """What the pipeline makes of some texts, by name; a mask that it leaves out because all is real is all ones."""
     prompt = PROMPTS[family]
+    length = {} if max_length is None else {"max_sequence_length": max_length}
     with torch.inference_mode():
-        values = pipeline.encode_prompt(prompt=list(texts), device=torch.device("cpu"), **prompt.arguments)
+        values = pipeline.encode_prompt(prompt=list(texts), device=torch.device("cpu"), **prompt.arguments, **length)
     made = {name: values[place] for name, place in prompt.leaves.items()}
     if "prompt_embeds_mask" in made and made["prompt_embeds_mask"] is None:
         made["prompt_embeds_mask"] = torch.ones(made["prompt_embeds"].shape[:2], dtype=torch.int64)
@@ -124,8 +125,8 @@ def prompt_row(family: str, kind: str, apart: float) -> list[str]:
     forms = known_forms(kind, None)
     masks = {form.mask for form in forms.values()}
     leaves = [f"`{name}`{_remark(forms.get(name))}" for name in PROMPTS[family].leaves if name not in masks]
-    # With room to the next power of ten, and never none: another processor rounds otherwise.
-    bound = f"{10.0 ** math.ceil(math.log10(max(3 * apart, 1e-6))):.0e}"
+    # With room: another processor rounds otherwise, and so does this one, by where tensors lie in memory.
+    bound = f"{10.0 ** math.ceil(math.log10(max(3 * apart, 1e-5))):.0e}"
     return [PROMPTS[family].title, f"`{kind}`", ", ".join(leaves), "equal", bound]
 
 
