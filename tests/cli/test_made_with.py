@@ -108,10 +108,11 @@ class TestLibraries:
         assert f"pixels: {ADVICE.format('pixels')}" in run("explain", "data/p0.png").out
 
     def test_nothing_is_made_anew_by_itself(self, things: Path, old_pillow: pytest.MonkeyPatch) -> None:
-        """A build with another version finds everything ready."""
+        """A build with another version finds everything ready, and says with what it was made."""
         built_here()
         renew_pillow(old_pillow)
         assert report()["encoded"] == {"pixels": 0, "words": 0}
+        assert told("build") == told("plan") != []
 
     def test_another_build_of_the_same_version_is_no_news(self, things: Path, old_pillow: pytest.MonkeyPatch) -> None:
         """Behind a plus sign stands for which device a library was built, not another version."""
@@ -171,6 +172,20 @@ class TestLibraries:
             renew_pillow(old_pillow)
         assert "compares" not in run("plan", "--config", "second.yaml").out
         assert len(told("plan", "--config", "first.yaml")) == 1
+
+    def test_a_feed_warns_and_one_of_a_snapshot_does_not(
+        self, tmp_path: Path, old_pillow: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whoever trains with the config is told once; a snapshot has no encoders, and nothing to compare with."""
+        dataset(tmp_path / "data", 2)
+        with project(tmp_path, encoders={"pixels": {"uses": "image"}}) as opened:
+            opened.build()
+            renew_pillow(old_pillow)
+            with opened.store.snapshot("test").feed(batch_size=1):
+                assert caplog.messages == []
+            with opened.feed(batch_size=1):
+                (message,) = caplog.messages
+        assert message.startswith(f"test: pixels: made with Pillow {OLD}, today {NEW} (2 entries); ")
 
     def test_a_live_feed_records_versions(self, tmp_path: Path, old_pillow: pytest.MonkeyPatch) -> None:
         """What a batch lacked was made with something, too."""

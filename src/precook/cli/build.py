@@ -346,6 +346,8 @@ def _notes(outcome: Outcome) -> Iterator[str]:
         yield f"{format_count(report.changed, 'entry')} not made, because the files changed meanwhile"
     if report.missing:
         yield f"{format_count(report.missing, 'entry')} missing of files that came or changed meanwhile; build again"
+    for difference in outcome.plan.version_differences:
+        yield printable(difference)
 
 
 def _summary(report: BuildReport) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from precook.encode.registry import EncoderSpec
-from precook.errors import FeedError
+from precook.errors import FeedError, printable
 from precook.feed.batch import HINT, BatchMaker, EntryMaker
 from precook.feed.content import FeedContent
 from precook.feed.device import check_device
@@ -289,6 +289,8 @@ def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSp
             raise FeedError(f"{plan.settings.dataset}: {lacking}", hint=HINT)
         if options.on_missing == "skip":
             _log.warning("%s: %s; their samples are left out", plan.settings.dataset, lacking)
+    for difference in plan.version_differences:
+        _log.warning("%s: %s", plan.settings.dataset, printable(difference))
     encode = options.on_missing == "encode"
     _, content = snapshot_content(plan, plan.pads(), missing=encode, captions=captions)
     return Feed(plan.store, FeedContent(content), options, maker=Live(plan, specs) if encode else None)
