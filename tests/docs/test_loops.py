@@ -105,7 +105,7 @@ def test_the_lines_that_all_scripts_share_feed_each_process(tmp_path: Path, monk
     seen: list[list[str]] = []
     for process in range(2):
         accelerator = SimpleNamespace(process_index=process, num_processes=2, device=torch.device("cpu"))
-        arguments = SimpleNamespace(train_batch_size=2, seed=0)
+        arguments = SimpleNamespace(train_batch_size=2, seed=None)  # a script need not be given one
         scope = {"precook": precook, "args": arguments, "accelerator": accelerator, "epoch": 0, "seen": seen}
         exec(f"{made}\n{loop.rstrip()}\n    seen.append(batch['sample'])\nfeed.close()\nproject.close()", scope)
     assert len(seen) == 2
