@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from precook.cli import demo
 from precook.config.check import read_config
 from precook.encode.families import FAMILIES, Family, family_of
 from precook.store.format.header import Column, dump_header
-from tests.support.commands import encoders, run
+from tests.support.commands import encoders, environment, run
 from tests.support.projects import dataset, picture
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -189,6 +191,20 @@ class TestFolders:
         assert run("init", "data", "--for", "models/m", "--output", "configs/my.yaml").code == 0
         assert sections("configs/my.yaml")["prompt"]["model"] == "../models/m"
 
+    def test_nothing_is_loaded(self, here: Path) -> None:
+        """A model of any size is looked at in a moment."""
+        model_folder(here / "m")
+        program = (
+            "import sys\n"
+            "from precook.cli.main import app\n"
+            "app(['init', 'data', '--for', 'm'], standalone_mode=False)\n"
+            "print({'torch', 'diffusers', 'transformers'} & sys.modules.keys())\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
+        )
+        assert ended.stdout.splitlines()[-1] == "set()"
+
     def test_another_vae_takes_the_place_of_the_pipelines_own(self, here: Path) -> None:
         """Its folder is named, the settings stay the family's; and the pipeline need not have one."""
         model_folder(here / "other")
@@ -325,6 +341,7 @@ class TestRefusals:
                 "sd3",
             ),
             (["--for", "models/gone"], "--for models/gone: no such folder", "qwen-image, "),
+            (["--for", "owner/name"], "--for owner/name: no such folder", "as model beside revision"),
             (["--for", "data"], "--for data: no pipeline of diffusers: there is no model_index.json in it", "--vae"),
             (["--for", "m/vae"], "--for m/vae: no pipeline of diffusers", "name the folder above it"),
             (

@@ -157,6 +157,8 @@ def _propose(model: str, base: Path, *, vae: Path | None, resolution: int) -> Pr
     if family is None:
         names = [each.name for each in FAMILIES]
         hint = f"name the folder of a pipeline of diffusers, or a family: {', '.join(names)}"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+            hint += "; a model of the hub is named in the config, as model beside revision"
         meant = did_you_mean(model, names)
         raise usage_error(f"--for {printable(model)}: no such folder, and no family of that name{meant}", hint)
     facts = ModelFacts(text_encoders=family.text_encoders, no_prompt=family.no_prompt)
