@@ -85,6 +85,7 @@ def test_texts_that_a_tokenizer_may_take_for_one_do_not_count_twice() -> None:
     same = ["A cat", "a  cat", "à cat!", "a cat\n", "a-cat…"]
     compared(Acceptance("prompt"), *((text, ONE) for text in same), ("a dog", ONE))
     compared(Acceptance("prompt"), ("a cat", ONE), ("a dog", ONE), ("a bird", ONE), cut=True)
+    compared(Acceptance("prompt"), *((f"{'masterpiece, ' * 20}a {name}", ONE) for name in ("cat", "dog", "bird")))
     compared(Acceptance("prompt"), ("", ONE), (" ", ONE), ("!", ONE), ("a cat", ONE))
     compared(Acceptance("prompt"), ("", np.zeros((0, 3))), ("a cat", ONE))
 

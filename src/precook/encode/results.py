@@ -40,6 +40,8 @@ _BITS = b'{"$bits":'
 
 _SHOWN = 60
 """Letters of a text that a message shows."""
+_BEGINNING = 64
+"""Letters of a text that every text model looks at: about twenty tokens, where the shortest take 77."""
 _ALIKE = 3
 """Different texts with one result that show a model which tells nothing apart; two may have the same tokens."""
 
@@ -126,14 +128,16 @@ class Acceptance:
     def compare_texts(self, texts: Sequence[str], results: Sequence[Parts | EncodeError], *, cut: bool = False) -> None:
         """End the work of a text model, by an `EncodeError`, that has no tokens for a text or tells no texts apart.
 
-        Texts count by their letters and digits: tokenizers may pass over case, accents, blanks and signs. Where texts
-        were `cut` they may be equal from there on, so nothing is said about them.
+        Texts count by their letters and digits: tokenizers may pass over case, accents, blanks and signs. Those that
+        differ later on may be one text for a model that cuts them: only the first letters count, and where the encoder
+        says that texts were `cut`, none do.
         """
         with self._lock:
             if self._tells_apart:
                 return
             for text, parts in zip(texts, results, strict=True):
                 letters = "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text.casefold())))
+                letters = letters[:_BEGINNING]
                 if isinstance(parts, EncodeError) or not letters:
                     continue
                 if any(0 in leaf.shape for leaf in parts.leaves):
