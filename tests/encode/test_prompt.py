@@ -66,10 +66,14 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Callable[..., PromptEncod
         one.unload()
 
 
+def change_config(file: Path, **values: Any) -> None:
+    """Write other values into a config."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
 def change_index(folder: Path, **values: Any) -> None:
     """Write other values into a pipeline's index."""
-    index = folder / "model_index.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), **values}))
+    change_config(folder / "model_index.json", **values)
 
 
 def change_weights(file: Path) -> None:
@@ -88,8 +92,7 @@ def test_keys_come_from_the_text_parts_alone(base: Path) -> None:
     assert keys(base, model="elsewhere") == first
     assert not set(keys(base, model="elsewhere", dtype="float16")) & set(first)
     assert not set(keys(base, model="elsewhere", options={"clip_skip": 1})) & set(first)
-    config = base / "elsewhere/tokenizer/tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "model_max_length": 20}))
+    change_config(base / "elsewhere/tokenizer/tokenizer_config.json", model_max_length=20)
     shorter = keys(base, model="elsewhere")
     assert not set(shorter) & set(first)
     change_weights(base / "elsewhere/text_encoder/model.safetensors")
@@ -138,6 +141,18 @@ assert not {{"torch", "diffusers", "transformers"}} & sys.modules.keys()
             lambda folder: change_index(folder, text_encoder=[None, None]),
             {},
             "StableDiffusionPipeline has no text encoder",
+            "whole pipeline",
+        ),
+        (
+            lambda folder: (folder / "tokenizer/tokenizer.json").unlink(),
+            {},
+            "tokenizer: no tokenizer in there",
+            "whole pipeline",
+        ),
+        (
+            lambda folder: change_config(folder / "text_encoder/config.json", vocab_size=100),
+            {},
+            "text_encoder has embeddings for 100",
             "whole pipeline",
         ),
         (lambda _: None, {"max_length": 20}, "takes no max_sequence_length, and max_length is 20", "leave max_length"),
@@ -282,6 +297,34 @@ def test_texts_are_encoded_one_by_one_where_a_batch_changes_them(
     monkeypatch.setattr(diffusers.StableDiffusionPipeline, "encode_prompt", encode_prompt)
     trees: Any = loaded(pipeline_of("sd")).encode(items)
     assert torch.equal(trees[0]["prompt_embeds"], expected[0]["prompt_embeds"])
+
+
+def test_the_library_stays_as_loud_as_it_was(
+    pipeline_of: Callable[[str], Path], loaded: Callable[..., PromptEncoder], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A text that is cut is no reason for a line between ours, and other code finds its own reports switched on."""
+    encoder = loaded(pipeline_of("sd"))
+    capfd.readouterr()
+    before = diffusers.utils.logging.get_verbosity()
+    encoder.encode([Item(text="a cat " * 100)])
+    assert diffusers.utils.logging.get_verbosity() == before
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("family", ["qwen-image", "hidream"])
+def test_a_live_feed_gives_what_a_build_gives(base: Path, pipeline_of: Callable[[str], Path], family: str) -> None:
+    """Encoded when a batch needs it, a prompt stands in the batch as a built one does."""
+    dataset(base / "data", 3)
+    section = {"uses": "diffusers-prompt", "model": str(pipeline_of(family)), "batch_size": 1}
+    with project(base, store="built", encoders={"prompt": section}) as built:
+        built.build()
+        with built.feed(batch_size=3) as feed:
+            (expected,) = feed.epoch(0)
+    with project(base, store="live", encoders={"prompt": section}).feed(batch_size=3, on_missing="encode") as feed:
+        (batch,) = feed.epoch(0)
+    assert batch["sample"] == expected["sample"]
+    assert batch["prompt"].keys() == expected["prompt"].keys()
+    assert all(torch.equal(tensor, expected["prompt"][name]) for name, tensor in batch["prompt"].items())
 
 
 def test_options_are_passed_on(pipeline_of: Callable[[str], Path], loaded: Callable[..., PromptEncoder]) -> None:

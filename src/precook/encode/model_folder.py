@@ -135,11 +135,7 @@ class ModelFolders:
             weights = weight_files(self.model, "model")
             rows = next((found for file in weights if (found := fact("embedding", file, token_embeddings))), None)
         if highest is not None and rows is not None and highest >= rows + rows // _SPARE:
-            message = (
-                f"{printable(self.tokenizer)}: the tokenizer knows tokens up to {highest}, "
-                f"and {printable(self.model)} has embeddings for {rows}"
-            )
-            raise EncodeError(message, hint=self._tokenizer_hint())
+            raise _foreign_tokenizer(self.tokenizer, highest, self.model, rows, self._tokenizer_hint())
         if section.chat_template and not _has_template(self.tokenizer, settings):
             hint = "remove chat_template, or name a tokenizer that has one"
             raise EncodeError(f"{printable(self.tokenizer)}: the tokenizer has no chat template", hint=hint)
@@ -248,14 +244,27 @@ def _has_template(tokenizer: Path, settings: dict[str, Any]) -> bool:
 def _check_pipeline(folder: Path, section: DiffusersPrompt, fact: Fact) -> list[Path]:
     """Refuse a pipeline that cannot make prompts of what is in its folder; the files of its text encoders' weights."""
     weights = []
-    for name, part in text_parts(find_pipeline(folder, section.max_length, section.options)).items():
+    parts = text_parts(find_pipeline(folder, section.max_length, section.options))
+    for name, part in parts.items():
         if name.startswith("tokenizer"):
             check_tokenizer(part.folder, hint="download the whole pipeline")
-            for file in vocabulary_files(part.folder)[:1]:
-                fact("vocabulary", file, highest_token)
+            highest = next((fact("vocabulary", file, highest_token) for file in vocabulary_files(part.folder)), None)
+            model = parts.get(name.replace("tokenizer", "text_encoder"))
+            rows = None if model is None else _vocabulary_size(read_config(model.folder))
+            if model is not None and highest is not None and rows is not None and highest >= rows + rows // _SPARE:
+                raise _foreign_tokenizer(part.folder, highest, model.folder, rows, "download the whole pipeline again")
         elif name.startswith("text_encoder"):
             weights += weight_files(part.folder, "model")
     return weights
+
+
+def _foreign_tokenizer(tokenizer: Path, highest: int, model: Path, rows: int, hint: str) -> EncodeError:
+    """The refusal of a tokenizer with tokens that the model does not know."""
+    message = (
+        f"{printable(tokenizer)}: the tokenizer knows tokens up to {highest}, "
+        f"and {printable(model)} has embeddings for {rows}"
+    )
+    return EncodeError(message, hint=hint)
 
 
 def _check_vae(folders: ModelFolders, folder: Path) -> None:
