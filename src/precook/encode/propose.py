@@ -186,7 +186,7 @@ def _resolution(family: Family | None, facts: ModelFacts, factor: int, measured:
         reason = f"{family.sample_size}/config.json says {size} latents a side, each of {factor} pixels"
         return ProposedSetting("resolutions", [max(size * factor, factor * family.patch)], reason)
     value = family.resolution
-    reason = f"what {family.title} makes by itself"
+    reason = "what its pipeline makes by itself"
     if size is not None:
         width, height = (max(1, latents // family.patch) * family.patch * factor for latents in size)
         value = f"{width}x{height}"
