@@ -249,6 +249,12 @@ WRONG = {
         "",
         lambda base: (base / "sdxl" / "text_encoder" / "model.safetensors").unlink(),
     ),
+    "a pipeline with a tokenizer of a larger model": Case(
+        {"uses": "diffusers-prompt", "model": "sdxl"},
+        "sdxl/tokenizer_2: the tokenizer knows tokens up to 99, and sdxl/text_encoder_2 has embeddings for 40",
+        "",
+        lambda base: tokenizer(base / "sdxl" / "tokenizer_2", 100),
+    ),
     "a folder that is not there": Case({"uses": "diffusers-vae", "model": "gone"}, "no such model: gone", "revision"),
     "two towers": Case(TEXT, "CLIPModel encodes texts and pictures", "CLIPTextModel.from_pretrained(", _both_towers),
     "no texts": Case(TEXT, "CLIPVisionModelWithProjection takes no text", "name the folder", _vision),

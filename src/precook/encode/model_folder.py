@@ -118,24 +118,11 @@ class ModelFolders:
         if not isinstance(section, TransformersText | TransformersTokens):
             return
         check_tokenizer(self.tokenizer, hint=self._tokenizer_hint())
-        highest = next((fact("vocabulary", file, highest_token) for file in vocabulary_files(self.tokenizer)), None)
+        highest = _highest(self.tokenizer, fact)
         if not isinstance(section, TransformersText):
             return
-        config = read_config(self.model)
+        _check_belonging(self.model, self.tokenizer, highest, fact, self._tokenizer_hint())
         settings = _settings_of(self.tokenizer)
-        kind, of = str(settings.get("tokenizer_class")).removesuffix("Fast"), str(config.get("model_type"))
-        others = (types for name, types in _TOKENIZERS_OF.items() if name != kind)
-        if kind in _TOKENIZERS_OF and any(map(of.startswith, others)):
-            message = (
-                f"{printable(self.tokenizer)}: a {kind}, and {printable(self.model)} is a model of type {printable(of)}"
-            )
-            raise EncodeError(message, hint=self._tokenizer_hint())
-        rows = _vocabulary_size(config)
-        if rows is None:
-            weights = weight_files(self.model, "model")
-            rows = next((found for file in weights if (found := fact("embedding", file, token_embeddings))), None)
-        if highest is not None and rows is not None and highest >= rows + rows // _SPARE:
-            raise _foreign_tokenizer(self.tokenizer, highest, self.model, rows, self._tokenizer_hint())
         if section.chat_template and not _has_template(self.tokenizer, settings):
             hint = "remove chat_template, or name a tokenizer that has one"
             raise EncodeError(f"{printable(self.tokenizer)}: the tokenizer has no chat template", hint=hint)
@@ -248,23 +235,13 @@ def _check_pipeline(folder: Path, section: DiffusersPrompt, fact: Fact) -> list[
     for name, part in parts.items():
         if name.startswith("tokenizer"):
             check_tokenizer(part.folder, hint="download the whole pipeline")
-            highest = next((fact("vocabulary", file, highest_token) for file in vocabulary_files(part.folder)), None)
             model = parts.get(name.replace("tokenizer", "text_encoder"))
-            rows = None if model is None else _vocabulary_size(read_config(model.folder))
-            if model is not None and highest is not None and rows is not None and highest >= rows + rows // _SPARE:
-                raise _foreign_tokenizer(part.folder, highest, model.folder, rows, "download the whole pipeline again")
+            if model is not None:
+                highest, hint = _highest(part.folder, fact), "download the whole pipeline again"
+                _check_belonging(model.folder, part.folder, highest, fact, hint)
         elif name.startswith("text_encoder"):
             weights += weight_files(part.folder, "model")
     return weights
-
-
-def _foreign_tokenizer(tokenizer: Path, highest: int, model: Path, rows: int, hint: str) -> EncodeError:
-    """The refusal of a tokenizer with tokens that the model does not know."""
-    message = (
-        f"{printable(tokenizer)}: the tokenizer knows tokens up to {highest}, "
-        f"and {printable(model)} has embeddings for {rows}"
-    )
-    return EncodeError(message, hint=hint)
 
 
 def _check_vae(folders: ModelFolders, folder: Path) -> None:
@@ -301,6 +278,28 @@ def _check_text_class(folders: ModelFolders) -> dict[str, Any]:
     if kind is not None and "vision" in kind.lower() and "text" not in kind.lower() and "For" not in kind:
         raise EncodeError(f"{place}: {printable(kind)} takes no text", hint=folders.instead(otherwise))
     return config
+
+
+def _highest(tokenizer: Path, fact: Fact) -> int | None:
+    """The highest token that a tokenizer knows, if its form is known."""
+    return next((fact("vocabulary", file, highest_token) for file in vocabulary_files(tokenizer)), None)
+
+
+def _check_belonging(model: Path, tokenizer: Path, highest: int | None, fact: Fact, hint: str) -> None:
+    """Refuse a tokenizer of another family than the model, or with more tokens than the model has embeddings for."""
+    config = read_config(model)
+    kind, of = str(_settings_of(tokenizer).get("tokenizer_class")).removesuffix("Fast"), str(config.get("model_type"))
+    others = (types for name, types in _TOKENIZERS_OF.items() if name != kind)
+    if kind in _TOKENIZERS_OF and any(map(of.startswith, others)):
+        message = f"{printable(tokenizer)}: a {kind}, and {printable(model)} is a model of type {printable(of)}"
+        raise EncodeError(message, hint=hint)
+    rows = _vocabulary_size(config)
+    if rows is None:
+        weights = weight_files(model, "model")
+        rows = next((found for file in weights if (found := fact("embedding", file, token_embeddings))), None)
+    if highest is not None and rows is not None and highest >= rows + rows // _SPARE:
+        known = f"the tokenizer knows tokens up to {highest}, and {printable(model)} has embeddings for {rows}"
+        raise EncodeError(f"{printable(tokenizer)}: {known}", hint=hint)
 
 
 def two_towers(folder: Path, kind: str) -> EncodeError:
