@@ -125,6 +125,16 @@ class TestFolders:
         assert found[0] == found[-1]
         assert {family_of(pipeline) for pipeline in family.pipelines} == {family}
 
+    @pytest.mark.parametrize(("side", "small"), [(500, False), (300, True)])
+    def test_pictures_that_would_be_enlarged_are_told(self, here: Path, side: int, small: bool) -> None:
+        """The model's size is taken all the same."""
+        for number in range(3):
+            picture(here / "data" / f"p{number}.png", number, (side, side))
+        ended = run("init", "data", "--for", "sd")
+        told = f"hint: the usual picture is smaller, about {side} pixels a side, and would be enlarged"
+        assert (told in ended.err) == small
+        assert read_config(Path("precook.yaml"))[0].image.resolutions == (512,)
+
     @pytest.mark.parametrize(("size", "resolution"), [(64, 512), (96, 768)])
     def test_the_size_is_the_one_that_the_model_was_trained_with(self, here: Path, size: int, resolution: int) -> None:
         """Stable Diffusion 1.5 and 2.1 are the same pipeline: the UNet's config tells them apart."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from precook.sources.survey import SurveyedConcept
 
 _RESOLUTIONS = (1024, 768, 512, 256)
+_ENLARGED = 0.8
+"""Pictures whose side is a smaller part of the resolution's are worth a word."""
 _USUAL = 512
 """Where no picture tells its size."""
 
@@ -204,6 +207,12 @@ def _show(target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], e
     size = _size(facts)
     sides = size if isinstance(size, str) else f"{size} pixels a side"
     output.text(printable(f"wrote {target}: dataset {facts.dataset}, {sides}; encoders: {', '.join(encoders)}"))
+    side, usual = math.prod(map(int, size.split("x"))) ** 0.5 if isinstance(size, str) else size, _usual_side(surveyed)
+    if facts.proposal is not None and usual is not None and usual < _ENLARGED * side:
+        output.hint(
+            f"the usual picture is smaller, about {usual} pixels a side, and would be enlarged;"
+            " `upscale: refuse` leaves such out, and a lower resolution enlarges less"
+        )
     if facts.proposal is not None and facts.proposal.left_out:
         output.hint(f"captions are left aside: {facts.proposal.left_out}")
     if facts.proposal is not None and facts.proposal.pipeline is None:
@@ -281,10 +290,15 @@ def _size(facts: TemplateFacts) -> int | str:
     return size
 
 
-def _resolution(surveyed: list[SurveyedConcept]) -> int:
+def _usual_side(surveyed: list[SurveyedConcept]) -> int | None:
+    """The side of a square as large as the usual picture; None where no picture tells its size."""
     import statistics
 
     sides = [survey.usual_side for survey in surveyed if survey.usual_side]
-    side = statistics.median(sides) if sides else _USUAL
+    return round(statistics.median(sides)) if sides else None
+
+
+def _resolution(surveyed: list[SurveyedConcept]) -> int:
+    side = _usual_side(surveyed) or _USUAL
     # A little enlarging does no harm; 500 pixels are for 512, not for 256.
     return next((resolution for resolution in _RESOLUTIONS if resolution <= 1.1 * side), _RESOLUTIONS[-1])
