@@ -225,7 +225,7 @@ WRONG = {
     "a single file with the config of something else": Case(
         {"uses": "diffusers-vae", "model": "ae.safetensors", "config": "sdxl/unet"},
         "sdxl/unet: UNet2DConditionModel is not a VAE",
-        "",
+        "write `config: sdxl/vae`",
         _file,
     ),
     "a text encoder as a pipeline": Case(

@@ -92,7 +92,7 @@ class ModelFolders:
         """Refuse what cannot be this encoder's: `EncodeError` says what lacks and what to write."""
         section = self.section
         if self.model.is_file() and not isinstance(section, DiffusersVae):
-            hint = "name the folder that save_pretrained wrote, with its config.json"
+            hint = self.instead("name the folder that save_pretrained wrote, with its config.json")
             raise EncodeError(f"{printable(self.model)}: a single file, not the folder of a model", hint=hint)
         weights: list[Path] = []
         if isinstance(section, DiffusersVae):
@@ -127,13 +127,14 @@ class ModelFolders:
             hint = "remove chat_template, or name a tokenizer that has one"
             raise EncodeError(f"{printable(self.tokenizer)}: the tokenizer has no chat template", hint=hint)
 
-    def instead(self, otherwise: str) -> str:
-        """A hint to what fits this encoder in the pipeline that its model is part of; else another hint."""
-        around = self.model.parent
-        if not is_pipeline(around):
-            return otherwise
-        fitting = fitting_parts(around, self.section.uses)
-        return f"write {' or '.join(map(self.line, fitting))}" if fitting else otherwise
+    def instead(self, otherwise: str, folder: Path | None = None) -> str:
+        """A hint to what fits this encoder in the pipeline that a folder is part of; else another hint.
+
+        Without a folder, the model's; another one is named by `config`.
+        """
+        around, field = (self.model.parent, "model") if folder in (None, self.model) else (folder.parent, "config")
+        fitting = fitting_parts(around, self.section.uses) if is_pipeline(around) else []
+        return f"write {' or '.join(self.line(part, field) for part in fitting)}" if fitting else otherwise
 
     def _tokenizer_hint(self) -> str:
         """What to write, or to do, for another tokenizer."""
@@ -143,7 +144,9 @@ class ModelFolders:
             return f"download the folder {printable(beside.name)} of this pipeline, too"
         near = fitting_parts(around, "transformers-tokens") if beside is None and is_pipeline(around) else [beside]
         found = [self.line(one, field) for one in near if one not in (None, self.tokenizer) and has_tokenizer(one)]
-        return f"write {' or '.join(found)}" if found else f"name the folder that has it: `{field}: FOLDER`"
+        return (
+            f"write {' or '.join(found)}" if found else f"name the folder of this model's tokenizer: `{field}: FOLDER`"
+        )
 
 
 # Finding
@@ -250,15 +253,15 @@ def _check_vae(folders: ModelFolders, folder: Path) -> None:
     kind = config.get("_class_name")
     place = printable(folder)
     if isinstance(kind, str) and (why := convention(kind).refused):
-        hint = folders.instead("name the folder of a VAE for pictures")
+        hint = folders.instead("name the folder of a VAE for pictures", folder)
         raise EncodeError(f"{place}: {kind} does not encode a picture: {why}", hint=hint)
     if isinstance(kind, str) and _is_vae(kind):
         return
     if isinstance(kind, str):
-        hint = folders.instead("name the folder of one, such as AutoencoderKL")
+        hint = folders.instead("name the folder of one, such as AutoencoderKL", folder)
         raise EncodeError(f"{place}: {printable(kind)} is not a VAE", hint=hint)
     named = _class_of(config)
-    hint = folders.instead("name the folder of a VAE in the format of diffusers")
+    hint = folders.instead("name the folder of a VAE in the format of diffusers", folder)
     if named is not None:
         raise EncodeError(f"{place}: {printable(named)} is a model of transformers, not a VAE", hint=hint)
     raise EncodeError(f"{printable(folder / 'config.json')}: no _class_name", hint=hint)
