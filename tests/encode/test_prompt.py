@@ -136,6 +136,12 @@ assert not {{"torch", "diffusers", "transformers"}} & sys.modules.keys()
             "QwenImageEditPipeline takes a picture for its prompts, which cannot be done yet",
             "texts alone",
         ),
+        (
+            lambda folder: change_index(folder, _class_name="StableCascadePriorPipeline"),
+            {},
+            "something else than one text, and of batch_size",
+            "transformers-text",
+        ),
         (lambda folder: shutil.rmtree(folder / "tokenizer"), {}, "there is no folder tokenizer", "whole pipeline"),
         (
             lambda folder: change_index(folder, text_encoder=[None, None]),
@@ -263,13 +269,17 @@ def test_a_type_is_the_pipelines_own(
 
 
 def test_an_absent_text_encoder_is_named(base: Path, pipeline_of: Callable[[str], Path]) -> None:
-    """Some downloads leave one out that others have to bring."""
-    folder = base / "partial"
-    shutil.copytree(pipeline_of("hidream"), folder)
-    change_index(folder, text_encoder_4=[None, None])
+    """A plan says it where a class cannot do without; others find out when they are tried."""
+    shutil.copytree(pipeline_of("hidream"), base / "hidream")
+    change_index(base / "hidream", text_encoder_4=[None, None])
+    with pytest.raises(precook.ConfigError, match="HiDreamImagePipeline needs text_encoder_4") as refused:
+        keys(base, model="hidream")
+    assert "save_pretrained" in str(refused.value.hint) + str(refused.value)
+    shutil.copytree(pipeline_of("sdxl"), base / "sdxl")
+    change_index(base / "sdxl", text_encoder_2=[None, None])
     with pytest.raises(EncodeError, match="encode_prompt failed") as caught:
-        encoder(folder).load("cpu")
-    assert "has no text_encoder_4" in str(caught.value.hint)
+        encoder(base / "sdxl").load("cpu")
+    assert "has no text_encoder_2" in str(caught.value.hint)
 
 
 def test_zeros_that_fill_up_are_not_stored(

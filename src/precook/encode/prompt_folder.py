@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from precook.encode.prompt_leaves import CLEANED
 from precook.errors import EncodeError, printable
 
 _MAX_LENGTH = "max_sequence_length"
+_TEXT_PARTS = ("text_encoder", "tokenizer")
+"""How the names of parts begin that make prompts."""
 _NO_PROMPT = "use transformers-text with the pipeline's text encoder, as the pipeline uses it"
 
 
@@ -26,7 +29,7 @@ def text_parts(pipeline: PipelineFolder) -> dict[str, PipelinePart]:
     return {
         name: part
         for name, part in sorted(pipeline.parts.items())
-        if name.startswith(("text_encoder", "tokenizer")) or name in ("text_processor", "processor")
+        if name.startswith(_TEXT_PARTS) or name in ("text_processor", "processor")
         # What is no name in Python cannot be an argument of a class: it would only lead out of the folder.
         if name.isidentifier()
     }
@@ -41,13 +44,17 @@ def find_pipeline(folder: Path, max_length: int | None, options: Collection[str]
         hint = f"name a pipeline's folder, which holds {INDEX}; a text encoder alone is for transformers-text"
         raise EncodeError(f"{printable(folder)}: no {INDEX} in there", hint=hint)
     pipeline = read_pipeline(folder)
-    arguments = _prompt_arguments(pipeline.kind)
+    source = _read_class(pipeline.kind)
     place = f"{printable(folder)}: {printable(pipeline.kind)}"
-    if arguments is not None:
-        _check_arguments(place, arguments, max_length, options)
     parts = text_parts(pipeline)
+    if source is not None:
+        _check_arguments(place, source, max_length, options)
     if not any(name.startswith("text_encoder") for name in parts):
         raise EncodeError(f"{place} has no text encoder in this folder", hint="download the whole pipeline")
+    absent = [] if source is None else [name for name in source.parts if name not in parts]
+    if absent:
+        hint = "put it there: give it to the pipeline's from_pretrained, and save all with save_pretrained"
+        raise EncodeError(f"{place} needs {', '.join(absent)}, which {INDEX} does not name", hint=hint)
     for name, part in parts.items():
         if not part.folder.is_dir():
             hint = f"download the whole pipeline: {INDEX} names this folder"
@@ -55,13 +62,28 @@ def find_pipeline(folder: Path, max_length: int | None, options: Collection[str]
     return pipeline
 
 
-def _check_arguments(place: str, arguments: tuple[str, ...], max_length: int | None, options: Collection[str]) -> None:
+@dataclass(frozen=True, slots=True)
+class _PromptClass:
+    """What the source of a class says."""
+
+    arguments: tuple[str, ...]
+    """What encode_prompt takes."""
+    required: tuple[str, ...]
+    """Those that have to be given."""
+    parts: tuple[str, ...]
+    """The text encoders and tokenizers that it cannot do without."""
+
+
+def _check_arguments(place: str, source: _PromptClass, max_length: int | None, options: Collection[str]) -> None:
     """Refuse a class whose encode_prompt needs something else than a text, and settings that it does not take."""
+    arguments = source.arguments
     if "image" in arguments:
         hint = "use a pipeline of that model that makes pictures from texts alone, where there is one"
         raise EncodeError(f"{place} takes a picture for its prompts, which cannot be done yet", hint=hint)
-    if "prompt" not in arguments:
-        raise EncodeError(f"{place} makes its prompts of something else than one text", hint=_NO_PROMPT)
+    others = [name for name in source.required if not _is_ours(name)]
+    if "prompt" not in arguments or others:
+        asked = f", and of {others[0]}" if others else ""
+        raise EncodeError(f"{place} makes its prompts of something else than one text{asked}", hint=_NO_PROMPT)
     if max_length is not None and _MAX_LENGTH not in arguments:
         hint = "leave max_length out: its tokenizers state how long a text may be"
         raise EncodeError(f"{place} takes no {_MAX_LENGTH}, and max_length is {max_length}", hint=hint)
@@ -83,8 +105,8 @@ def _is_ours(name: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _prompt_arguments(kind: str) -> tuple[str, ...] | None:
-    """What encode_prompt of a class of diffusers takes, by its source; None where diffusers is not installed.
+def _read_class(kind: str) -> _PromptClass | None:
+    """A class of diffusers, by its source; None where diffusers is not installed.
 
     Read and not imported: that takes seconds, and a plan needs nothing else of it.
     """
@@ -93,21 +115,39 @@ def _prompt_arguments(kind: str) -> tuple[str, ...] | None:
         return None
     for file in sorted((Path(spec.origin).parent / "pipelines").rglob("*.py")):
         text = file.read_text("utf-8")
-        if f"\nclass {kind}(" not in text:
-            continue
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef) and node.name == kind:
-                arguments = _method_arguments(node.body)
-                if arguments is None:
-                    message = f"{printable(kind)} of diffusers has no encode_prompt"
-                    raise EncodeError(message, hint=_NO_PROMPT)
-                return arguments
+        if f"\nclass {kind}(" in text:
+            for node in ast.parse(text).body:
+                if isinstance(node, ast.ClassDef) and node.name == kind:
+                    return _prompt_class(node)
     hint = "install the version of diffusers that the pipeline was made for, or a newer one"
     raise EncodeError(f"diffusers, as it is installed here, has no {printable(kind)}", hint=hint)
 
 
-def _method_arguments(body: Iterable[ast.stmt]) -> tuple[str, ...] | None:
-    for node in body:
-        if isinstance(node, ast.FunctionDef) and node.name == "encode_prompt":
-            return tuple(argument.arg for argument in (*node.args.args, *node.args.kwonlyargs))
-    return None
+def _prompt_class(node: ast.ClassDef) -> _PromptClass:
+    methods = {part.name: part.args for part in node.body if isinstance(part, ast.FunctionDef)}
+    call = methods.get("encode_prompt")
+    if call is None:
+        raise EncodeError(f"{printable(node.name)} of diffusers has no encode_prompt", hint=_NO_PROMPT)
+    optional = {
+        item.value
+        for part in node.body
+        if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "_optional_components"
+        for item in ast.walk(part.value)
+        if isinstance(item, ast.Constant)
+    }
+    needed = _required(methods["__init__"]) if "__init__" in methods else ()
+    return _PromptClass(
+        arguments=tuple(argument.arg for argument in (*call.args, *call.kwonlyargs)),
+        required=_required(call),
+        parts=tuple(name for name in needed if name.startswith(_TEXT_PARTS) and name not in optional),
+    )
+
+
+def _required(arguments: ast.arguments) -> tuple[str, ...]:
+    """The arguments without a default."""
+    given = len(arguments.args) - len(arguments.defaults)
+    alone = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return tuple(
+        argument.arg
+        for argument in (*arguments.args[:given], *(argument for argument, default in alone if default is None))
+    )
