@@ -157,6 +157,16 @@ class TestFolders:
         assert (document["resolution"], settings_of(document)["step"]) == ("832x480", 32)
         assert sections()["mask"]["factor"] == 16
 
+    @pytest.mark.parametrize(
+        "vae", [{"scale_factor_spatial": 10**30}, {"_class_name": "AutoencoderKL", "block_out_channels": [1] * 20_000}]
+    )
+    def test_a_config_that_makes_no_sense_decides_nothing(self, here: Path, vae: dict[str, Any]) -> None:
+        """A latent stands for some pixels, not for more than a picture has."""
+        model_folder(here / "m", configs={"vae": vae})
+        ended = run("init", "data", "--for", "m", "--json")
+        assert ended.code == 0, ended.err
+        assert settings_of(ended.document)["step"] == 64
+
     def test_masks_are_as_large_as_latents(self, here: Path) -> None:
         """Those of FLUX.2 are kept as patches of two by two."""
         model_folder(here / "m", "Flux2Pipeline", texts=("text_encoder",))

@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import ENCODERS
+from precook.config.template import FoundConcept, TemplateFacts, write_config
+from precook.encode.families import family_of
+from precook.encode.pipeline_folder import read_pipeline
+from precook.encode.propose import propose, read_facts
 from precook.encode.registry import EncoderSpec
-from precook.errors import ConfigError
+from precook.errors import ConfigError, EncodeError
 from precook.memo.memo import Memory
 from tests.fuzz.frame import Target, mutate_bytes, mutate_json
 from tests.support.projects import text_folder, vae_folder
@@ -32,6 +36,7 @@ NAMES = (
     "tokenizer/vocab.json",
     "vae/config.json",
     "vae/diffusion_pytorch_model.safetensors",
+    "unet/config.json",
 )
 """The files that there may be; others are not written."""
 SECTIONS: list[dict[str, Any]] = [
@@ -74,7 +79,24 @@ def check(data: bytes) -> bool:
             for problem in error.problems:
                 assert problem.told(error.file).isprintable()
                 assert problem.hint.isprintable()
-    return taken
+    return taken | check_proposal(folder)
+
+
+def check_proposal(folder: Path) -> bool:
+    """Write a config for the folder, as `init --for` does; whether one was."""
+    try:
+        pipeline = read_pipeline(folder)
+        family = family_of(pipeline.kind)
+        if family is None:
+            return False  # diffusers would be searched for its class, each time
+        proposal = propose(family, read_facts(pipeline, family), "model")
+        concept = FoundConcept("x", "x", 1, "none", None, 1, 1)
+        content = write_config(TemplateFacts("x", (concept,), "cache", None, None, 512, proposal))
+    except (ConfigError, EncodeError) as error:
+        assert error.message.isprintable()
+        return False
+    assert all(line.isprintable() for line in content.splitlines())
+    return True
 
 
 def seeds() -> list[bytes]:
@@ -91,7 +113,10 @@ def seeds() -> list[bytes]:
             "text_encoder": ["transformers", "CLIPTextModel"],
             "tokenizer": ["transformers", "CLIPTokenizer"],
         }
-        (base / "model_index.json").write_text(json.dumps({"_class_name": "AnyPipeline", **parts}))
+        (base / "unet").mkdir()
+        (base / "unet" / "config.json").write_text('{"sample_size": 64}')
+        parts["unet"] = ["diffusers", "UNet2DConditionModel"]
+        (base / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline", **parts}))
         pipeline = {name: (base / name).read_bytes().decode("latin-1") for name in NAMES if (base / name).is_file()}
     rest = {name: content for name, content in pipeline.items() if name != "tokenizer/tokenizer.json"}
     index = json.dumps({"weight_map": {"embed.weight": "model.safetensors"}})
@@ -105,15 +130,18 @@ def seeds() -> list[bytes]:
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
     """One file changed, left out or written under another's name."""
-    files: dict[str, str] = json.loads(data)
-    name = rng.choice(sorted(files))
+    try:
+        files = {str(name): str(content) for name, content in json.loads(data).items()}
+        name = rng.choice(sorted(files))
+    except (ValueError, AttributeError, LookupError, RecursionError):
+        return mutate_bytes(data, rng)  # the engine has changed the document itself
     kind = rng.randrange(8)
     if kind == 0 and len(files) > 1:
         del files[name]
     elif kind == 1:
         files[rng.choice(NAMES)] = files[name]
     else:
-        content = files[name].encode("latin-1")
+        content = files[name].encode("latin-1", "replace")
         files[name] = (mutate_json if kind > 4 else mutate_bytes)(content, rng).decode("latin-1")
     return json.dumps(files).encode()
 

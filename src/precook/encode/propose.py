@@ -23,6 +23,8 @@ _STEP = 64
 """What trainers sort sizes by: few sizes make full batches."""
 _SMALL = 256
 """Below this side a step of 64 would leave hardly any shapes."""
+_MOST = 256
+"""Pixels along a side of a latent: what claims more is no VAE."""
 _RATIOS = ("scale_factor_spatial", "spatial_compression_ratio")
 _LEVELS = {
     "AutoencoderKL": "block_out_channels",
@@ -152,16 +154,18 @@ def _require(pipeline: PipelineFolder, name: str) -> None:
         raise EncodeError(f"{place} has no {name}: its {INDEX} names none", hint=hint)
     if not part.folder.is_dir() or not any(part.folder.iterdir()):
         hint = f"download that folder again{instead}"
-        raise EncodeError(f"{printable(part.folder)} is not there: {INDEX} of {place} names a {part.kind}", hint=hint)
+        raise EncodeError(
+            f"{printable(part.folder)} is not there: {INDEX} of {place} names a {printable(part.kind)}", hint=hint
+        )
 
 
 def _factor(config: dict[str, Any]) -> int | None:
     """How many pixels a latent of a VAE with this config stands for, along a side."""
     for name in _RATIOS:
-        if type(config.get(name)) is int and config[name] > 0:
+        if type(config.get(name)) is int and 0 < config[name] <= _MOST:
             return int(config[name])
     levels = config.get(_LEVELS.get(str(config.get("_class_name")), ""))
-    return 2 ** (len(levels) - 1) if isinstance(levels, list) and levels else None
+    return 2 ** (len(levels) - 1) if isinstance(levels, list) and 0 < len(levels) < _MOST.bit_length() else None
 
 
 def _sample_size(folder: Path) -> int | tuple[int, int] | None:
