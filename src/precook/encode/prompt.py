@@ -255,8 +255,11 @@ def _close(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _load(found: PipelineFolder, dtype: Any, device: str) -> Any:
     """The pipeline with its text parts, and None for everything else."""
+    library("transformers")  # before it is hushed
     diffusers = library("diffusers")
-    kind = getattr(diffusers, found.kind, None)
+    with hushed():
+        # Imports the pipeline's module, which asks transformers for parts that nobody wants here.
+        kind = getattr(diffusers, found.kind, None)
     if not (inspect.isclass(kind) and issubclass(kind, diffusers.DiffusionPipeline)):
         hint = "install the version of diffusers that the pipeline was made for, or a newer one"
         raise EncodeError(f"diffusers, as it is installed here, has no pipeline {printable(found.kind)}", hint=hint)
@@ -288,8 +291,8 @@ class _NoChecker:
 def _load_part(name: str, part: PipelinePart, dtype: Any, device: str) -> Any:
     """A text encoder on its device, or a tokenizer; its class is one of transformers or of diffusers."""
     torch, transformers = library("torch"), library("transformers")
-    modules = [transformers] if part.library == "transformers" else []
     # Kolors has its text encoder in diffusers.
+    modules = [transformers] if part.library == "transformers" else []
     modules += [getattr(library("diffusers").pipelines, part.library, None)]
     classes: list[Any] = [found for module in modules if inspect.isclass(found := getattr(module, part.kind, None))]
     if not classes:
