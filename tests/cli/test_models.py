@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,20 @@ def _without_config(base: Path) -> None:
 
 def _no_json(base: Path) -> None:
     (_complete(base) / "config.json").write_text("<html>")
+
+
+def _endless_json(base: Path) -> None:
+    (_complete(base) / "config.json").write_text("[" * 200_000)
+
+
+def _config_from_a_fifo(base: Path) -> None:
+    (_complete(base) / "config.json").unlink()
+    os.mkfifo(base / "text" / "config.json")
+
+
+def _config_without_end(base: Path) -> None:
+    with (_complete(base) / "config.json").open("r+b") as file:
+        file.truncate(1 << 40)
 
 
 def _both_towers(base: Path) -> None:
@@ -302,6 +317,9 @@ WRONG = {
     "an adapter": Case(TEXT, "text: an adapter, not a model", "merge", _adapter),
     "no config": Case(TEXT, "text/config.json: No such file", "`subfolder`", _without_config),
     "a page for a config": Case(TEXT, "text/config.json: not JSON", "download the model again", _no_json),
+    "brackets for a config": Case(TEXT, "text/config.json: not JSON", "download the model again", _endless_json),
+    "a FIFO for a config": Case(TEXT, "text/config.json: a FIFO", "name the folder", _config_from_a_fifo),
+    "a terabyte of config": Case(TEXT, "text/config.json: larger than", "name the folder", _config_without_end),
     "a layer that is not there": Case({**TEXT, "layers": [-4]}, "there is no layer -4", "-3 to -1", _complete),
     "more tokens than positions": Case(
         {**TEXT, "max_length": 512}, "max_length is 512, and the model has 77 positions", "set max_length", _complete

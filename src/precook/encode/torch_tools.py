@@ -18,6 +18,7 @@ from typing import Any
 import numpy.typing as npt
 
 from precook.errors import EncodeError, printable
+from precook.fs.read import read_small
 
 _CHOOSING = threading.Lock()
 """Torch has one choice for the whole process: two that change it at once would not find it as it was."""
@@ -56,6 +57,8 @@ _EXTRAS = {
 }
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHOWN = 3
+_CONFIG_BYTES = 16 << 20
+"""More than any config of a model; some tokenizers keep thousands of tokens in theirs."""
 _LOADING = threading.RLock()
 """from_pretrained sets torch's default dtype for as long as it runs, for all threads."""
 
@@ -80,11 +83,11 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     """A model's config, as its file says it."""
     file = folder / name
     try:
-        config = json.loads(file.read_bytes())
+        config = json.loads(read_small(file, _CONFIG_BYTES))
     except OSError as error:
         hint = "name the folder that holds the model's config; `subfolder` names one inside it"
         raise EncodeError(f"{printable(file)}: {error.strerror or error}", hint=hint) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EncodeError(f"{printable(file)}: not JSON: {error}", hint="download the model again") from error
     if not isinstance(config, dict):
         raise EncodeError(f"{printable(file)}: not a mapping of settings", hint="download the model again")
