@@ -17,7 +17,7 @@ import pytest
 import precook
 from precook.encode import registry
 from tests.support.commands import change_config, encoders, environment, report, run
-from tests.support.projects import Words, dataset, picture, project
+from tests.support.projects import dataset, picture, project
 
 OLD, NEW = "12.3.0", "99.0.0"
 ADVICE = "`precook verify --recompute 20%` compares, `version: 2` in encoders.{} makes them anew"
@@ -401,16 +401,15 @@ class TestVersion:
         assert "encoders.pixels.version: must" in ended.err
 
     def test_a_constructor_that_asks_for_it_gets_it(self, tmp_path: Path) -> None:
-        """And has it in its identity, as before: keys of such a class stay what they were."""
+        """It is part of the key all the same: nobody has to know what the class makes of it."""
         dataset(tmp_path / "data", 1)
         section = {"uses": "tests.support.projects:Words", "version": 7}
         keys = []
-        for encoder in (section, Words(7), {**section, "version": 8}):
+        for encoder in (section, {**section, "version": 8}):
             with project(tmp_path, encoders={"words": encoder}) as opened:
                 (planned,) = opened.plan().encoders.values()
                 keys.append(planned.wants.encoding.recipe.data)
-        assert keys[0] == keys[1] == {"identity": {"version": 7}}
-        assert keys[2] == {"identity": {"version": 8}}
+        assert keys == [{"identity": {"version": number}, "user_version": str(number)} for number in (7, 8)]
 
     def test_any_other_constructor_does_not(self, things: Path) -> None:
         """`encoders:Words` takes no version, and has another key with one."""

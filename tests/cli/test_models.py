@@ -149,6 +149,15 @@ def _endless_json(base: Path) -> None:
     (_complete(base) / "config.json").write_text("[" * 200_000)
 
 
+def _index_from_a_fifo(base: Path) -> None:
+    os.mkfifo(_complete(base) / "model.safetensors.index.json")
+
+
+def _scaled_apart(base: Path) -> None:
+    file = vae_folder(base / "apart") / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "invert_scale_latents": True}))
+
+
 def _config_from_a_fifo(base: Path) -> None:
     (_complete(base) / "config.json").unlink()
     os.mkfifo(base / "text" / "config.json")
@@ -320,6 +329,16 @@ WRONG = {
     "brackets for a config": Case(TEXT, "text/config.json: not JSON", "download the model again", _endless_json),
     "a FIFO for a config": Case(TEXT, "text/config.json: a FIFO", "name the folder", _config_from_a_fifo),
     "a terabyte of config": Case(TEXT, "text/config.json: larger than", "name the folder", _config_without_end),
+    "a FIFO for a list of weights": Case(TEXT, "model.safetensors.index.json: a FIFO", "again", _index_from_a_fifo),
+    "a VAE whose pictures are scaled in two ways": Case(
+        {"uses": "diffusers-vae", "model": "apart", "scaled": True},
+        "scale a picture that they are given",
+        "scaled",
+        _scaled_apart,
+    ),
+    "a tokenizer with a name of 300 letters": Case(
+        {**TEXT, "tokenizer": "x" * 300}, "name too long", "relative paths", _complete
+    ),
     "a layer that is not there": Case({**TEXT, "layers": [-4]}, "there is no layer -4", "-3 to -1", _complete),
     "more tokens than positions": Case(
         {**TEXT, "max_length": 512}, "max_length is 512, and the model has 77 positions", "set max_length", _complete

@@ -5,6 +5,7 @@ tests/encode/test_equal_to_pipelines.py compares what it makes with every family
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -307,6 +308,34 @@ def test_texts_are_encoded_one_by_one_where_a_batch_changes_them(
     monkeypatch.setattr(diffusers.StableDiffusionPipeline, "encode_prompt", encode_prompt)
     trees: Any = loaded(pipeline_of("sd")).encode(items)
     assert torch.equal(trees[0]["prompt_embeds"], expected[0]["prompt_embeds"])
+
+
+def test_an_empty_text_is_empty_for_itself_alone(
+    tmp_path: Path, pipeline_of: Callable[[str], Path], loaded: Callable[..., PromptEncoder]
+) -> None:
+    """Mochi takes all texts of a call for empty where the last one is: it is asked about one at a time."""
+    folder = shutil.copytree(pipeline_of("ltx"), tmp_path / "mochi")
+    change_index(folder, _class_name="MochiPipeline", force_zeros_for_empty_prompt=True)
+    made = loaded(folder)
+    items = [Item(text="a cat"), Item(text="two dogs"), Item(text="")]
+    together: Any = made.encode(items)
+    for tree, item in zip(together, items, strict=True):
+        (alone,) = made.encode([item])
+        assert isinstance(alone, dict)
+        assert all(torch.equal(tree[name], leaf) for name, leaf in alone.items())
+
+
+@pytest.mark.skipif(
+    all(importlib.util.find_spec(name) for name in ("bs4", "ftfy")), reason="bs4 and ftfy are installed"
+)
+def test_texts_that_cannot_be_cleaned_are_refused(tmp_path: Path, pipeline_of: Callable[[str], Path]) -> None:
+    """The library would leave them as they are, under the key of cleaned ones."""
+    dataset(tmp_path / "data", 1)
+    shutil.copytree(pipeline_of("pixart"), tmp_path / "model")
+    with pytest.raises(precook.ConfigError, match="clean_caption needs") as caught:
+        keys(tmp_path, options={"clean_caption": True})
+    assert "pip install beautifulsoup4 ftfy" in str(caught.value)
+    assert keys(tmp_path, options={"clean_caption": False})
 
 
 def test_the_library_stays_as_loud_as_it_was(

@@ -102,6 +102,10 @@ def test_a_text_without_tokens_ends_the_work() -> None:
     compared(Acceptance("prompt"), ("…", np.zeros((0, 3))))
     with pytest.raises(EncodeError, match="prompt made no tokens of 'a cat'"):
         compared(Acceptance("prompt"), ("a cat", np.zeros((0, 3))))
+    acceptance = Acceptance("prompt")
+    compared(acceptance, ("a cat", ONE), ("a dog", OTHER))
+    with pytest.raises(EncodeError, match="prompt made no tokens of 'a bird'"):
+        compared(acceptance, ("a bird", np.zeros((0, 3))))
 
 
 def test_an_empty_tree_ends_the_work() -> None:

@@ -44,6 +44,15 @@ class TestPadding:
             assert prompt["hidden"][at, : len(caption), 0].tolist() == list(map(ord, caption))
             assert not prompt["hidden"][at, len(caption) :].any()
 
+    @pytest.mark.parametrize("settings", [{"keep_padding": True}, {"attention_mask": False}])
+    def test_places_that_a_model_has_seen_get_no_mask(self, tmp_path: Path, settings: dict[str, Any]) -> None:
+        """The entry's own mask tells them apart; another one, of ones, would be taken for it."""
+        recipe = precook.Recipe("transformers-text", settings)
+        trees = [{"hidden": np.ones((4, 2)), "mask": np.arange(4) < length} for length in (1, 3)]
+        with precook.open(tmp_path / "cache") as store:
+            (batch,) = frozen(store, recipe, trees).feed(batch_size=2).epoch(0)
+        assert set(batch["latent"]) == {"hidden", "mask"}
+
     def test_padding_can_be_fixed_or_left_out(self, tmp_path: Path) -> None:
         """`pad` gives a length for every batch, or a list of tensors as they are; too long an entry is refused."""
         owner = everything(images(tmp_path))
@@ -176,6 +185,8 @@ class TestPrompts:
             (None, "does not say how a batch of it looks"),
             ({"x": {"pads_to": 5}}, "does not say how a batch of it looks"),
             ({"x": {"pad_to": "5"}}, "does not say how a batch of it looks"),
+            ({"x": {"pad_to": 10**9}}, "does not say how a batch of it looks"),
+            ({"x": {"shared": 1}}, "does not say how a batch of it looks"),
             ({"x": {"axis": 3}}, "x has too few dimensions"),
             ({"x": {"pad_to": 1}}, "an entry is 2 long, and its pipeline has 1 places"),
         ],

@@ -152,6 +152,12 @@ def test_one_square_for_all_is_cut_as_torchvision_cuts(case: str, form: str) -> 
     assert ("x".join(map(str, found.scaled)), ",".join(map(str, found.crop))) == (scaled, box)
 
 
+def test_a_random_square_is_scaled_as_any_other_size() -> None:
+    """No other library cuts it in the same place, so there is nothing to be equal to: its keys stay."""
+    middle, anywhere = (one((1001, 1500), settings(resolutions=["64x64"], crop=crop)) for crop in ("center", "random"))
+    assert (middle.scaled, anywhere.scaled) == ((64, 95), (64, 96))
+
+
 @pytest.mark.parametrize(
     ("rounding", "size", "resolution", "scaled", "crop"),
     [

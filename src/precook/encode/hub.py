@@ -44,18 +44,18 @@ def is_unused(name: str) -> bool:
 
 
 class HubSnapshots:
-    """The folders of models of the hub, by name and revision, as one project's last plan found them.
+    """The folders of models of the hub as one project's last plan found them: by name, revision and the parts wanted.
 
     Whoever loads a model after the plan takes these files, whose content is in the keys, though the branch may have
     moved in the hub's cache since.
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], Path] = {}
+        self._found: dict[tuple[str, str, tuple[str, ...]], Path] = {}
 
     def planned(self, name: str, revision: str, folders: Sequence[str]) -> Path:
         """What the last plan found; without a plan, what is there now."""
-        return self._found.get((name, revision)) or self.find(name, revision, folders, SILENT)
+        return self._found.get((name, revision, tuple(folders))) or self.find(name, revision, folders, SILENT)
 
     def find(self, name: str, revision: str, folders: Sequence[str], report: Reporter) -> Path:
         """The folder of a model, with all that lies in these folders of it (or in it, where there are none).
@@ -79,7 +79,7 @@ class HubSnapshots:
                     snapshot = Path(hub.snapshot_download(name, tqdm_class=_bar(task), **wanted))
         except (OSError, ValueError, hub.errors.HTTPError) as error:
             raise _unavailable(hub, name, revision, folders, error) from error
-        self._found[name, revision] = snapshot
+        self._found[name, revision, tuple(folders)] = snapshot
         return snapshot
 
 

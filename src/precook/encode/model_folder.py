@@ -24,7 +24,7 @@ from precook.encode.model_files import file_names, highest_token, token_embeddin
 from precook.encode.pipeline_folder import PipelinePart, is_pipeline, read_pipeline
 from precook.encode.prompt_folder import find_pipeline, text_parts
 from precook.encode.torch_tools import read_config
-from precook.encode.vae_model import convention
+from precook.encode.vae_model import check_scaling, convention
 from precook.errors import EncodeError, printable
 
 TOKENIZER = (
@@ -256,6 +256,8 @@ def _check_vae(folders: ModelFolders, folder: Path) -> None:
         hint = folders.instead("name the folder of a VAE for pictures", folder)
         raise EncodeError(f"{place}: {kind} does not encode a picture: {why}", hint=hint)
     if isinstance(kind, str) and _is_vae(kind):
+        if isinstance(folders.section, DiffusersVae) and folders.section.scaled:
+            check_scaling(kind, config, folder)
         return
     if isinstance(kind, str):
         hint = folders.instead("name the folder of one, such as AutoencoderKL", folder)

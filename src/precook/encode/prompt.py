@@ -10,7 +10,7 @@ runs as it is, with its defaults: no guidance, one picture for each prompt, `max
 have a max_length, and what `options` say. Texts that are too long are cut as the pipeline cuts them; how many were is
 not known here.
 
-**Batches.** Two texts of different length are tried at load, alone and together. Where a pipeline makes something else
+**Batches.** Some texts of different length are tried at load, alone and together. Where a pipeline makes something else
 of them together, beyond rounding, texts are encoded one by one. A pipeline whose tensors are not of the form that is
 known of its class is refused.
 """
@@ -55,11 +55,11 @@ _GIVEN: dict[str, Any] = {
     "num_waveforms_per_prompt": 1,
 }
 """What `encode_prompt` is told where it asks for it: only the prompt of each text is wanted."""
-_PROBES = (
-    "a cat",
-    "seven red balloons over the old harbour, seen from a hill at dawn, two dogs asleep in the grass, the sea behind",
+_LONG = (
+    "seven red balloons over the old harbour, seen from a hill at dawn, two dogs asleep in the grass, the sea behind"
 )
-"""Texts of different length, to see how a pipeline's tensors follow from them."""
+_PROBES = ("a cat", _LONG, " ".join([_LONG] * 30), "")
+"""Texts of different length, to see how a pipeline's tensors follow from them: one that any would cut, and none."""
 _COMMON = LeafForm()
 
 
@@ -87,7 +87,10 @@ class PromptEncoder(BaseEncoder):
         for tree in alone:
             self._check_shapes(tree)
         pipeline.check_shared(alone)
-        self._together = all(map(_close, pipeline.encode(list(_PROBES)), alone))
+        # In either order: Mochi takes all texts of a call for empty where the last one is.
+        self._together = all(map(_close, pipeline.encode(list(_PROBES)), alone)) and all(
+            map(_close, pipeline.encode(list(_PROBES[::-1])), alone[::-1])
+        )
         self._pipeline = pipeline
 
     def encode(self, batch: list[Item]) -> list[Tree]:
@@ -219,7 +222,7 @@ class PromptPipeline:
 
     def _failed(self, error: Exception) -> EncodeError:
         reason = f"{type(error).__name__}: {summary(error)}"
-        hint = "the cause above this error tells more"
+        hint = "`precook build -v` shows the traceback"
         if self._absent:
             hint = f"the pipeline's folder has no {', '.join(self._absent)}: save the whole pipeline into it"
         return EncodeError(f"{printable(self._folder)}: encode_prompt failed: {reason}", hint=hint)

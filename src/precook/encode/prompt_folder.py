@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,12 +17,25 @@ from precook.errors import EncodeError, printable
 _MAX_LENGTH = "max_sequence_length"
 _TEXT_PARTS = ("text_encoder", "tokenizer")
 """How the names of parts begin that make prompts."""
+_CLEANERS = {"bs4": "beautifulsoup4", "ftfy": "ftfy"}
+"""What diffusers cleans captions with: modules, and the packages that have them."""
 _NO_PROMPT = "use transformers-text with the pipeline's text encoder, as the pipeline uses it"
 
 
-def cleaned_by(kind: str) -> str | None:
-    """The package that a class of pipelines mends texts with where it is installed, and that is: its name."""
-    return "ftfy" if kind in CLEANED and importlib.util.find_spec("ftfy") is not None else None
+def cleaned_by(pipeline: PipelineFolder) -> str | None:
+    """The package that a pipeline or its tokenizer mends texts with where it is installed, and that is: its name."""
+    if importlib.util.find_spec("ftfy") is None:
+        return None
+    return "ftfy" if pipeline.kind in CLEANED or _tokenizer_cleans(pipeline) else None
+
+
+def _tokenizer_cleans(pipeline: PipelineFolder) -> bool:
+    """Whether one of its tokenizers is CLIP's of transformers before 5, which mends texts, too."""
+    try:
+        old = int(importlib.metadata.version("transformers").partition(".")[0]) < 5  # noqa: PLR2004 - of 2025
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return old and any(part.kind == "CLIPTokenizer" for part in text_parts(pipeline).values())
 
 
 def text_parts(pipeline: PipelineFolder) -> dict[str, PipelinePart]:
@@ -35,7 +49,7 @@ def text_parts(pipeline: PipelineFolder) -> dict[str, PipelinePart]:
     }
 
 
-def find_pipeline(folder: Path, max_length: int | None, options: Collection[str]) -> PipelineFolder:
+def find_pipeline(folder: Path, max_length: int | None, options: Mapping[str, object]) -> PipelineFolder:
     """The pipeline in a folder, if it is one that can make prompts; else `EncodeError`. Nothing is loaded.
 
     Where diffusers is not installed, its classes are taken on trust.
@@ -74,7 +88,7 @@ class _PromptClass:
     """The text encoders and tokenizers that it cannot do without."""
 
 
-def _check_arguments(place: str, source: _PromptClass, max_length: int | None, options: Collection[str]) -> None:
+def _check_arguments(place: str, source: _PromptClass, max_length: int | None, options: Mapping[str, object]) -> None:
     """Refuse a class whose encode_prompt needs something else than a text, and settings that it does not take."""
     arguments = source.arguments
     if "image" in arguments:
@@ -92,6 +106,11 @@ def _check_arguments(place: str, source: _PromptClass, max_length: int | None, o
         if name not in free:
             hint = f"it may be told: {', '.join(free) or 'nothing'}"
             raise EncodeError(f"{place} cannot be told {printable(name)} in options", hint=hint)
+    absent = [name for name in _CLEANERS if importlib.util.find_spec(name) is None]
+    if options.get("clean_caption") and absent:
+        # diffusers would leave texts as they are, and only warn.
+        hint = f"pip install {' '.join(_CLEANERS.values())}, or leave clean_caption out"
+        raise EncodeError(f"clean_caption needs {' and '.join(absent)}, not installed here", hint=hint)
 
 
 def _is_ours(name: str) -> bool:

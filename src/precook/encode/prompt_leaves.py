@@ -39,6 +39,8 @@ class LeafForm:
 
 
 _COMMON = LeafForm()
+_MOST_ROWS = 1 << 20
+"""More tokens than any text encoder takes."""
 _SHARED_IDS = {"text_ids": LeafForm(shared=True)}
 _OWN_LENGTH = {"prompt_embeds": LeafForm(mask="prompt_embeds_mask")}
 _LIST = {"prompt_embeds": LeafForm(listed=True)}
@@ -96,8 +98,9 @@ def read_forms(data: object) -> dict[str, LeafForm]:
         if not isinstance(fields, dict) or not fields.keys() <= asdict(_COMMON).keys():
             raise ValueError(f"the form of {name!r} is not known")
         form = LeafForm(**fields)
-        sizes = (form.axis, form.pad_to or 0)
-        if any(type(size) is not int or size < 0 for size in sizes) or not isinstance(form.mask, str | None):
+        sizes, flags = (form.axis, form.pad_to or 0), (form.shared, form.listed)
+        known = all(type(size) is int and 0 <= size <= _MOST_ROWS for size in sizes)
+        if not (known and all(type(flag) is bool for flag in flags) and isinstance(form.mask, str | None)):
             raise ValueError(f"the form of {name!r} is not known")
         forms[name] = form
     return forms

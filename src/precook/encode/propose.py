@@ -76,7 +76,7 @@ def read_facts(pipeline: PipelineFolder, family: Family | None, *, other_vae: Pa
     vae = other_vae or (parts["vae"].folder if "vae" in parts else None)
     encoders, no_prompt = tuple(sorted(name for name in needed if name.startswith("text_encoder"))), ""
     try:
-        find_pipeline(pipeline.path, None if family is None else family.max_length, ())
+        find_pipeline(pipeline.path, None if family is None else family.max_length, {})
     except EncodeError as error:
         if vae is None:
             raise

@@ -150,11 +150,11 @@ class EncoderSpec:
             ("tokenizer" if named else "model", folders.tokenizer, folders.check_tokenizer),
         ):
             where = ("encoders", self.name, setting)
-            if not folder.exists():
-                raise self.origin.error(where, f"no such model: {folder}", hint=_ELSEWHERE)
-            if isinstance(folders.section, DiffusersVae):
-                self._vae(folders.section, folder)
             try:
+                if not folder.exists():
+                    raise self.origin.error(where, f"no such model: {folder}", hint=_ELSEWHERE)
+                if isinstance(folders.section, DiffusersVae):
+                    self._vae(folders.section, folder)
                 check(partial(_recalled, memory))
             except (EncodeError, OSError) as error:
                 raise self._refusal(setting, error) from error
@@ -180,7 +180,7 @@ class EncoderSpec:
         except (Exception, SystemExit) as error:
             raise self.origin.error(where, f"identity() failed: {_raised(error)}") from error
         try:
-            recipe = Recipe(kind, {"identity": identity, **self._given_version(type(encoder)), **_reading(takes)})
+            recipe = Recipe(kind, {"identity": identity, **self._given_version(), **_reading(takes)})
         except IdentityError as error:
             message = f"identity() is not plain data: {error.message}"
             raise self.origin.error(where, message, hint=error.hint) from error
@@ -215,14 +215,11 @@ class EncoderSpec:
         """The same as it is recorded with entries; to be asked once the encoder is loaded."""
         return dump_versions(self.versions(takes))
 
-    def _given_version(self, kind: type) -> dict[str, str]:
-        """The config's `version` as part of the key; a user's class that asks for it has it in its identity instead."""
+    def _given_version(self) -> dict[str, str]:
+        """The config's `version` as part of the key, where it has one."""
         section = self.definition
-        if not isinstance(section, EncoderSection) or section.version is None:
-            return {}
-        if isinstance(section, UserSection) and _asks_for_version(kind):
-            return {}
-        return {"user_version": str(section.version)}
+        given = section.version if isinstance(section, EncoderSection) else None
+        return {} if given is None else {"user_version": str(given)}
 
     def make(self) -> BaseEncoder:
         """The encoder itself, not loaded yet; each device gets one of its own."""
@@ -295,7 +292,7 @@ class EncoderSpec:
         where = ("encoders", self.name, setting)
         if isinstance(error, EncodeError):
             return self.origin.error(where, error.message, hint=error.hint)
-        return self.origin.error(where, f"{printable(error.filename)}: {error.strerror or error}")
+        return self.origin.error(where, f"{printable(error.filename)}: {error.strerror or error}", hint=_ELSEWHERE)
 
     def _recipe(
         self, section: EncoderSection, folders: ModelFolders | None, memory: Memory, report: Reporter
@@ -306,7 +303,7 @@ class EncoderSpec:
             value = getattr(section, name)
             if is_in_key(info, value) and name not in _PLACES and name != "version":
                 data[name] = list(value) if isinstance(value, tuple) else value
-        data |= self._given_version(type(section))
+        data |= self._given_version()
         data |= _reading(_INPUTS[section.uses])
         if isinstance(section, DiffusersPrompt):
             assert folders is not None, "it has a model"
@@ -359,7 +356,7 @@ class EncoderSpec:
             for name, part in text_parts(found).items()
         }
         forms = known_forms(found.kind, section.max_length)
-        cleaner = cleaned_by(found.kind)
+        cleaner = cleaned_by(found)
         return {
             "pipeline": found.kind,
             "settings": {name: value for name, value in found.settings.items() if value is not None},
@@ -422,12 +419,12 @@ class EncoderSpec:
 
 
 def _asks_for_version(kind: type) -> bool:
-    """Whether the constructor of a user's class has a parameter of that name."""
+    """Whether the constructor of a user's class takes a parameter of that name."""
     try:
-        parameter = inspect.signature(kind).parameters.get("version")
+        parameters = inspect.signature(kind).parameters
     except (TypeError, ValueError):
         return False
-    return parameter is not None and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    return "version" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def pad_ids(specs: Iterable[EncoderSpec], recipes: dict[str, Recipe], memory: Memory) -> dict[str, int]:

@@ -132,17 +132,17 @@ class Acceptance:
         differ later on may be one text for a model that cuts them: only the first letters count, and where the encoder
         says that texts were `cut`, none do.
         """
+        for text, parts in zip(texts, results, strict=True):
+            if isinstance(parts, Parts) and any(0 in leaf.shape for leaf in parts.leaves) and _letters(text):
+                hint = "look at its tokenizer, and at crop_start; nothing of this batch was stored"
+                raise EncodeError(f"{self._encoder} made no tokens of {_quoted(text)}", hint=hint)
         with self._lock:
             if self._tells_apart:
                 return
             for text, parts in zip(texts, results, strict=True):
-                letters = "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text.casefold())))
-                letters = letters[:_BEGINNING]
+                letters = _letters(text)[:_BEGINNING]
                 if isinstance(parts, EncodeError) or not letters:
                     continue
-                if any(0 in leaf.shape for leaf in parts.leaves):
-                    hint = "look at its tokenizer, and at crop_start; nothing of this batch was stored"
-                    raise EncodeError(f"{self._encoder} made no tokens of {_quoted(text)}", hint=hint)
                 result = digest(b"".join([parts.values, *(leaf.data.tobytes() for leaf in parts.leaves)]))
                 self._result = self._result or result
                 if result != self._result:
@@ -249,6 +249,11 @@ def free_memory(error: Exception) -> None:
 
 def _leaf_shapes(parts: Parts) -> tuple[Shape, ...]:
     return tuple(leaf.shape for leaf in parts.leaves)
+
+
+def _letters(text: str) -> str:
+    """What no tokenizer may pass over in a text."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text.casefold())))
 
 
 def _quoted(text: str) -> str:

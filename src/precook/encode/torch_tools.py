@@ -58,7 +58,7 @@ _EXTRAS = {
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHOWN = 3
 _CONFIG_BYTES = 16 << 20
-"""More than any config of a model; some tokenizers keep thousands of tokens in theirs."""
+"""More than any config of a model, or list of its weights; some tokenizers keep thousands of tokens in theirs."""
 _LOADING = threading.RLock()
 """from_pretrained sets torch's default dtype for as long as it runs, for all threads."""
 
@@ -123,7 +123,9 @@ def check_weights(folder: Path) -> None:
 def named_shards(index: Path) -> set[str]:
     """The files that an index of weights names; none where it is not an index: whoever loads the model says so."""
     try:
-        return {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
+        return {str(shard) for shard in json.loads(read_small(index, _CONFIG_BYTES))["weight_map"].values()}
+    except OSError as error:
+        raise EncodeError(f"{printable(index)}: {error.strerror or error}", hint="download the model again") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return set()
 

@@ -59,7 +59,7 @@ class VaeEncoder(BaseEncoder):
             hint = "set posterior to mean"
             raise EncodeError(f"{vae.name} has no distribution, so no posterior: {section.posterior}", hint=hint)
         if section.scaled:
-            check_scaling(vae, self._place)
+            check_scaling(vae.name, vae.model.config, self._place)
             with loading("VAE", self._place):
                 self._scale = Scale.of(vae.model, posterior.mean)
         self._vae = vae

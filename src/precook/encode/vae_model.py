@@ -8,7 +8,7 @@ dimension is taken out of what it returns.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -237,9 +237,6 @@ class Scale:
                 )
             return column
 
-        if config.get("invert_scale_latents"):
-            message = f"the pipelines of this {name} scale a picture that they are given and one that they learn apart"
-            raise EncodeError(message, hint=_UNSCALED)
         if patch > 1:
             statistics = model.bn
             deviation = torch.sqrt(statistics.running_var.float() + config["batch_norm_eps"])
@@ -265,14 +262,17 @@ class Scale:
         return scaled if self.deviation is None else scaled / self.deviation
 
 
-def check_scaling(vae: Vae, place: Path) -> None:
-    """Refuse to scale by a factor that the pipeline around a VAE's folder leaves out."""
-    factor = vae.model.config.get("scaling_factor")
-    if not is_pipeline(place.parent) or factor in (None, 1) or vae.model.config.get("latents_mean") is None:
+def check_scaling(kind: str, config: Mapping[str, Any], place: Path) -> None:
+    """Refuse to scale latents where the pipelines of a VAE, or the one around its folder, do otherwise."""
+    if config.get("invert_scale_latents"):
+        message = f"the pipelines of this {kind} scale a picture that they are given and one that they learn apart"
+        raise EncodeError(message, hint=_UNSCALED)
+    factor = config.get("scaling_factor")
+    if not is_pipeline(place.parent) or factor in (None, 1) or config.get("latents_mean") is None:
         return
-    kind = read_pipeline(place.parent).kind
-    if kind.startswith("GlmImage"):
-        raise EncodeError(f"{kind} leaves the scaling_factor of its {vae.name} out, which is {factor}", hint=_UNSCALED)
+    around = read_pipeline(place.parent).kind
+    if around.startswith("GlmImage"):
+        raise EncodeError(f"{around} leaves the scaling_factor of its {kind} out, which is {factor}", hint=_UNSCALED)
 
 
 def _inputs(pixels: Any, pixel_range: PixelRange) -> Any:

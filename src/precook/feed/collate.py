@@ -277,7 +277,9 @@ def find_axes(column: EntryColumn, entries: EntryTable, buckets: Numbers) -> dic
 def _token_axis(column: EntryColumn, leaf: LeafColumn) -> int | None:
     if column.kind == "transformers-tokens" and leaf.rank:
         return 0
-    if column.kind == "transformers-text" and not column.settings.get("keep_padding") and leaf.rank > 1:
+    settings = column.settings
+    whole = settings.get("keep_padding") or settings.get("attention_mask") is False
+    if column.kind == "transformers-text" and not whole and leaf.rank > 1:
         return leaf.rank - 2
     return None
 

@@ -150,8 +150,8 @@ def cut_rows(
     """Work out how pictures of these sizes (width, height after orientation) are cut for one target."""
     choices = buckets(resolution, step=settings.step, max_aspect=settings.max_aspect)
     target = np.array(choices, np.int64)[nearest(sizes, choices)]
-    # One square for all pictures is what torchvision's Resize and CenterCrop make: so it rounds as they do.
-    square = len(choices) == 1 and choices[0][0] == choices[0][1]
+    # The middle square of all pictures is what torchvision's Resize and CenterCrop make: so it rounds as they do.
+    square = len(choices) == 1 and choices[0][0] == choices[0][1] and settings.crop == "center"
     rounding = "down" if settings.rounding == "auto" and square else settings.rounding
     scaled = _cover(sizes, target, rounding)
     refused = _refusals(sizes, scaled, target, choices[-1], settings)
