@@ -70,7 +70,7 @@ def saved_dtype(folder: Path, stem: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class _TensorHead:
     """One tensor of a file of weights, as its head describes it."""
 
     dtype: str
@@ -78,7 +78,7 @@ class _Tensor:
     end: int
 
 
-def _tensors(file: Path) -> dict[str, _Tensor]:
+def _tensors(file: Path) -> dict[str, _TensorHead]:
     """What is in a file of weights, by its head; refused unless the file is whole."""
     if file.suffix != ".safetensors":
         hint = "name a .safetensors file, or a folder in the format of the library"
@@ -90,7 +90,7 @@ def _tensors(file: Path) -> dict[str, _Tensor]:
         head = opened.read(length) if 0 < length <= min(size, _MOST_HEAD) else b""
     try:
         tensors = {
-            name: _Tensor(str(entry["dtype"]), tuple(map(int, entry["shape"])), int(entry["data_offsets"][1]))
+            name: _TensorHead(str(entry["dtype"]), tuple(map(int, entry["shape"])), int(entry["data_offsets"][1]))
             for name, entry in json.loads(head).items()
             if name != "__metadata__"
         }

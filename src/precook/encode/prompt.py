@@ -29,7 +29,7 @@ from precook.config.encoders import DiffusersPrompt
 from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.pipeline_folder import PipelineFolder, PipelinePart
 from precook.encode.prompt_folder import find_pipeline, text_parts
-from precook.encode.prompt_leaves import LeafForm, known_forms
+from precook.encode.prompt_leaves import COMMON, LeafForm, known_forms
 from precook.encode.results import is_out_of_memory
 from precook.encode.torch_tools import (
     LOCAL,
@@ -60,7 +60,6 @@ _LONG = (
 )
 _PROBES = ("a cat", _LONG, " ".join([_LONG] * 30), "")
 """Texts of different length, to see how a pipeline's tensors follow from them: one that any would cut, and none."""
-_COMMON = LeafForm()
 
 
 class PromptEncoder(BaseEncoder):
@@ -145,7 +144,7 @@ class PromptPipeline:
 
     def form(self, name: str) -> LeafForm:
         """How a leaf stands in a batch."""
-        return self._forms.get(name, _COMMON)
+        return self._forms.get(name, COMMON)
 
     def encode(self, texts: list[str]) -> list[dict[str, Any]]:
         """What the pipeline makes of some texts, taken apart; the trees may share memory."""

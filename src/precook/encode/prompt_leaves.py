@@ -35,10 +35,11 @@ class LeafForm:
 
     def plain(self) -> dict[str, object]:
         """What is not at its default, as plain data."""
-        return {name: value for name, value in asdict(self).items() if value != getattr(_COMMON, name)}
+        return {name: value for name, value in asdict(self).items() if value != getattr(COMMON, name)}
 
 
-_COMMON = LeafForm()
+COMMON = LeafForm()
+"""That of most leaves."""
 _MOST_ROWS = 1 << 20
 """More tokens than any text encoder takes."""
 _SHARED_IDS = {"text_ids": LeafForm(shared=True)}
@@ -95,7 +96,7 @@ def read_forms(data: object) -> dict[str, LeafForm]:
         raise ValueError("not a mapping of leaves")  # noqa: TRY004 - what was read is not as it should be
     forms: dict[str, LeafForm] = {}
     for name, fields in data.items():
-        if not isinstance(fields, dict) or not fields.keys() <= asdict(_COMMON).keys():
+        if not isinstance(fields, dict) or not fields.keys() <= asdict(COMMON).keys():
             raise ValueError(f"the form of {name!r} is not known")
         form = LeafForm(**fields)
         sizes, flags = (form.axis, form.pad_to or 0), (form.shared, form.listed)

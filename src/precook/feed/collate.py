@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from precook.encode.prompt_leaves import LeafForm, read_forms
+from precook.encode.prompt_leaves import COMMON, LeafForm, read_forms
 from precook.errors import FeedError, printable
 from precook.feed.buffers import Buffers
 from precook.feed.content import EntryColumn
@@ -26,7 +26,6 @@ _MASK_PIXELS = 1 << 26
 _NO_VALUES = b"[]"
 _PROMPT = "diffusers-prompt"
 """The kind of encoder whose leaves stand in a batch as its pipeline has them."""
-_COMMON = LeafForm()
 
 
 class Collator:
@@ -226,7 +225,7 @@ def _with_masks(tree: Any, where: str) -> Any:
 
 def _leaf_forms(column: EntryColumn, table: Table) -> list[LeafForm]:
     """How each leaf of a table stands in a batch: of prompts, as the recipe says it of their names."""
-    forms = [_COMMON] * len(table.leaves)
+    forms = [COMMON] * len(table.leaves)
     if column.kind != _PROMPT:
         return forms
     try:
@@ -267,7 +266,7 @@ def find_axes(column: EntryColumn, entries: EntryTable, buckets: Numbers) -> dic
         for number, leaf in enumerate(members[0][0].leaves):
             form = forms[number]
             axis = 0 if form.mask is not None else _token_axis(column, leaf)
-            if axis is None and form == _COMMON:
+            if axis is None and form == COMMON:
                 columns = [(table.leaves[number], numbers) for table, numbers in members]
                 axis = _varying_axis(columns, rows, buckets, column.name)
             axes[skeleton].append(axis)
