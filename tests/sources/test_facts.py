@@ -517,7 +517,7 @@ def test_what_was_read_before_ctrl_c_is_not_read_again(root: Path, path: Path, m
     ending = threading.Event()
 
     class Pool(ThreadPoolExecutor):
-        """Holds each thread back after 100 files, until no further work is handed out."""
+        """Holds each thread back after the first files that it is given, until no further work is handed out."""
 
         def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
             super().shutdown(wait=False, cancel_futures=cancel_futures)
@@ -527,9 +527,9 @@ def test_what_was_read_before_ctrl_c_is_not_read_again(root: Path, path: Path, m
     studied: Counter[int] = Counter()
 
     def hold(content: bytes) -> None:
-        # Each by itself: one that is slow with the first files, for which Ctrl-C waits, is not held for the others'.
+        # Each by itself, and never inside of its first ones: Ctrl-C waits for the first of all, whoever has them.
         studied[threading.get_ident()] += 1
-        if studied[threading.get_ident()] > 100 and not ending.wait(120):
+        if studied[threading.get_ident()] > facts_module._BATCH and not ending.wait(120):
             ending.set()  # nobody ended it: the test fails, and need not take all day
 
     with precook.open(path) as store, monkeypatch.context() as patch:
@@ -537,8 +537,8 @@ def test_what_was_read_before_ctrl_c_is_not_read_again(root: Path, path: Path, m
         memory = store.memory()
         first = ByteReader(hold)
         with pytest.raises(KeyboardInterrupt):
-            collect(root, first, memory, report=Interrupting(after=100))
-        assert 100 <= len(first.studied) < 1000
+            collect(root, first, memory, report=Interrupting(after=1))
+        assert facts_module._BATCH <= len(first.studied) < 1000
         store.remember(memory)
     with precook.open(path) as store:
         second = ByteReader()
