@@ -44,7 +44,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def owner(folder: Path, **changes: Any) -> precook.Project:
-    image = {"resolutions": [f"{SIDE}x{SIDE}"], "step": 16, "crop": "random", "flip": "random", "variations": 4}
+    image = {
+        "resolutions": [f"{SIDE}x{SIDE}"],
+        "step": 16,
+        "crop": "random",
+        "flip": "random",
+        "variations": 4,
+        "rounding": "down",
+    }
     fields = {"image": image, "encoders": {"pixels": {"uses": "image"}}, "keep": ["captions"], **changes}
     return project(folder, **fields)
 

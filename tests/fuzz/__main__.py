@@ -26,9 +26,9 @@ FORMATS = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.p
 """A module for each, with a `TARGET`."""
 
 
-def load(name: str) -> Target:
-    """The target of a format; with it comes the code that is watched."""
-    watched = contextlib.nullcontext() if atheris is None else atheris.instrument_imports(include=["precook"])
+def load(name: str, engine: ModuleType | None = None) -> Target:
+    """The target of a format; with it comes the code, which an `engine` watches. Watched code is slow."""
+    watched = contextlib.nullcontext() if engine is None else engine.instrument_imports(include=["precook"])
     with watched:
         module: ModuleType = importlib.import_module(f"tests.fuzz.fuzz_{name}")
     target: Target = module.TARGET
@@ -44,12 +44,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="another one makes another run")
     parser.add_argument("--replay", action="store_true", help="only what is kept, once")
     options = parser.parse_args()
-    engine = None if options.inputs else atheris
+    engine = None if options.inputs or options.replay else atheris
     print("guided by atheris" if engine else "inputs are changed at random", flush=True)
     logging.disable()  # a damaged entry is worth a line, thousands are not
     found = 0
     for name in options.format or FORMATS:
-        target = load(name)
+        target = load(name, engine)
         wrong = replay(target)
         print("\n".join(wrong) or f"{name}: its {len(target.kept())} kept inputs pass", flush=True)
         found += len(wrong)

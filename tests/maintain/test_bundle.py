@@ -730,6 +730,8 @@ def test_any_mangled_archive_is_a_named_error(
     with precook.open(path) as store:
         if mangled == archive:
             return
+        # What an archive that ended early has left would stand in for a piece that is mangled here.
+        shutil.rmtree(path / "imports", ignore_errors=True)
         with pytest.raises((precook.BundleError, precook.NoSpaceError)):
             bring(store, mangled)
         assert state(store) == ({}, [])
