@@ -17,7 +17,7 @@ import pytest
 import precook
 from precook.encode import registry
 from tests.support.commands import change_config, encoders, environment, report, run
-from tests.support.projects import dataset, picture, project
+from tests.support.projects import OWN_ENCODER, dataset, picture, project
 
 OLD, NEW = "12.3.0", "99.0.0"
 ADVICE = "`precook verify --recompute 20%` compares, `version: 2` in encoders.{} makes them anew"
@@ -339,12 +339,7 @@ class TestOwnCode:
         script = tmp_path / "script.py"
         script.write_text(
             "import precook\n"
-            "class Own:\n"
-            "    input = 'text'\n"
-            "    def identity(self): return 1\n"
-            "    def load(self, device): pass\n"
-            "    def encode(self, batch): return [item.text for item in batch]\n"
-            "    def unload(self): pass\n"
+            f"{OWN_ENCODER}"
             "sections = {'concepts': [{'name': 'a', 'path': 'data'}], 'dataset': 'a', 'encoders': {'own': Own()}}\n"
             "with precook.Project(**sections) as project:\n"
             "    print(*project.plan().version_differences, sep='\\n')\n"

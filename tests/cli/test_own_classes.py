@@ -12,7 +12,7 @@ import pytest
 import precook
 from precook.cli.main import COMMANDS
 from tests.support.commands import change_config, environment, everything, run
-from tests.support.projects import dataset
+from tests.support.projects import OWN_ENCODER, dataset
 
 CONFIG = """\
 store: cache
@@ -76,15 +76,7 @@ def name_own_class(place: Path, uses: str, fields: str = "") -> None:
 def leave_trace(place: Path, module: str) -> Path:
     """Put a module beside the config, with an encoder in it; the file that appears when it is imported."""
     trace = place / f"{module}-was-imported"
-    (place / f"{module}.py").write_text(
-        f"open({str(trace)!r}, 'w').close()\n"
-        "class Own:\n"
-        "    input = 'text'\n"
-        "    def identity(self): return 1\n"
-        "    def load(self, device): pass\n"
-        "    def encode(self, batch): return [item.text for item in batch]\n"
-        "    def unload(self): pass\n"
-    )
+    (place / f"{module}.py").write_text(f"open({str(trace)!r}, 'w').close()\n{OWN_ENCODER}")
     return trace
 
 

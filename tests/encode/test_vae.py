@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from blake3 import blake3
 from PIL import Image
 
 from precook import EncodeError
@@ -29,6 +27,9 @@ from precook.encode.vae import VaeEncoder
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+vaes = pytest.importorskip("tests.support.vaes")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 QWEN_MEAN, QWEN_STD = [-0.75, 0.5, 0.125, 1.5], [2.0, 0.5, 1.25, 3.0]
@@ -69,28 +70,6 @@ def qwen(**fields: Any) -> Any:
     return diffusers.AutoencoderKLQwenImage(**{**defaults, **fields})
 
 
-def ltx() -> Any:
-    model = diffusers.AutoencoderKLLTXVideo(
-        latent_channels=4,
-        block_out_channels=(8, 8),
-        decoder_block_out_channels=(8, 8),
-        down_block_types=("LTXVideoDownBlock3D",) * 2,
-        layers_per_block=(1, 1, 1),
-        decoder_layers_per_block=(1, 1, 1),
-        spatio_temporal_scaling=(True, False),
-        decoder_spatio_temporal_scaling=(True, False),
-        decoder_inject_noise=(False, False, False),
-        downsample_type=("conv", "conv"),
-        upsample_residual=(False, False),
-        upsample_factor=(1, 1),
-        patch_size=2,
-        scaling_factor=0.5,
-    )
-    model.latents_mean.copy_(torch.tensor(QWEN_MEAN))
-    model.latents_std.copy_(torch.tensor(QWEN_STD))
-    return model
-
-
 MODELS: dict[str, Callable[[], Any]] = {
     "kl": kl,
     "flux": lambda: kl(
@@ -99,7 +78,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "playground": lambda: kl(latents_mean=QWEN_MEAN, latents_std=QWEN_STD, scaling_factor=0.5),
     "tiny": tiny,
     "qwen": qwen,
-    "ltx": ltx,
+    "ltx": lambda: vaes.ltx_model(QWEN_MEAN, QWEN_STD, scaling_factor=0.5),
     "channels": lambda: qwen(input_channels=5),
     "unscaled": lambda: diffusers.AutoencoderKLKVAE(
         channels=32, num_enc_blocks=1, num_dec_blocks=1, z_channels=4, ch_mult=(1, 2)
@@ -121,14 +100,6 @@ MODELS: dict[str, Callable[[], Any]] = {
 """Small models with random weights: SD, FLUX, Playground, TAESD, Qwen-Image and LTX, then what is refused."""
 VIDEO = {"qwen", "ltx"}
 FACTOR = {"kl": 2, "flux": 2, "playground": 2, "tiny": 4, "qwen": 2, "ltx": 4}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -183,12 +154,6 @@ def mean_by_hand(folder: Path, name: str, shown: list[Picture], **options: Any) 
     _, output = by_hand(folder, name, shown, **options)
     mean = output.latents if name == "tiny" else output.latent_dist.mode()
     return mean[:, :, 0] if name in VIDEO else mean
-
-
-def noise_seed(picture: Picture) -> int:
-    """As the docstring of precook.encode.vae says it."""
-    content = struct.pack("<II", *picture.shape[:2]) + picture.tobytes()
-    return int.from_bytes(blake3(content, derive_key_context="precook noise 1").digest()[:8], "little")
 
 
 @pytest.mark.parametrize("name", FACTOR)
@@ -254,7 +219,7 @@ class TestPosterior:
         results = encode(folder_of(name), shown, posterior="sample", dtype=dtype)
         for picture, result in zip(shown, results, strict=True):
             _, output = by_hand(folder_of(name), name, [picture], dtype=getattr(torch, dtype))
-            expected = output.latent_dist.sample(torch.Generator().manual_seed(noise_seed(picture)))[0]
+            expected = output.latent_dist.sample(torch.Generator().manual_seed(vaes.noise_seed(picture)))[0]
             expected = expected[:, 0] if name in VIDEO else expected
             torch.testing.assert_close(result, expected, **(CLOSE if dtype == "float32" else {}))
 
@@ -288,7 +253,7 @@ class TestPosterior:
         for picture, moments, expected in zip(
             shown, encode(folder_of(name), shown, posterior="moments", scaled=True), samples, strict=True
         ):
-            noise = torch.randn(expected.shape, generator=torch.Generator().manual_seed(noise_seed(picture)))
+            noise = torch.randn(expected.shape, generator=torch.Generator().manual_seed(vaes.noise_seed(picture)))
             drawn = moments["mean"] + (0.5 * moments["logvar"]).exp() * noise
             torch.testing.assert_close(drawn, expected, **CLOSE)
 

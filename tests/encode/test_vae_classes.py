@@ -8,7 +8,7 @@ batches, too, the last bits are others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 vaes = pytest.importorskip("tests.support.vaes")
 autoencoders = pytest.importorskip("diffusers.models.autoencoders")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NOT_FOR_PICTURES = {
     "AutoencoderKLAllegro": "videos of 24 frames",
     "AutoencoderVidTok": "frames before its first one",
@@ -41,14 +43,6 @@ NOT_FOR_PICTURES = {
     "RFD4ProteinaAutoencoder": "proteins",
 }
 """Classes of diffusers that encode something, but no picture."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -269,7 +269,8 @@ def _flux2() -> Any:
     return model
 
 
-def _ltx_model() -> Any:
+def ltx_model(mean: list[float] = MEAN, std: list[float] = STD, **fields: Any) -> Any:
+    """LTX's, whose statistics are buffers beside its weights."""
     model = diffusers.AutoencoderKLLTXVideo(
         latent_channels=4,
         block_out_channels=(8, 8),
@@ -284,9 +285,10 @@ def _ltx_model() -> Any:
         upsample_residual=(False, False),
         upsample_factor=(1, 1),
         patch_size=2,
+        **fields,
     )
-    model.latents_mean.copy_(torch.tensor(MEAN))
-    model.latents_std.copy_(torch.tensor(STD))
+    model.latents_mean.copy_(torch.tensor(mean))
+    model.latents_std.copy_(torch.tensor(std))
     return model
 
 
@@ -472,7 +474,7 @@ FAMILIES: dict[str, Family] = {
         encodes_frame("HunyuanImageRefinerPipeline"),
         rest=lambda latent: torch.cat([latent, latent]),  # its pipeline repeats a picture along the channels
     ),
-    "AutoencoderKLLTXVideo": Family(_ltx_model, _ltx("LTXImageToVideoPipeline")),
+    "AutoencoderKLLTXVideo": Family(ltx_model, _ltx("LTXImageToVideoPipeline")),
     "AutoencoderKLLTX2Video": Family(_ltx2_model, _ltx("LTX2ImageToVideoPipeline"), posterior="mean"),
     "AutoencoderKLCogVideoX": Family(
         lambda: diffusers.AutoencoderKLCogVideoX(

@@ -7,14 +7,13 @@ lie: a branch that moves is another encoder only if its files are others.
 from __future__ import annotations
 
 import importlib
-import json
 import shlex
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from precook.encode.torch_tools import library, summary
+from precook.encode.torch_tools import library, named_shards, summary
 from precook.errors import EncodeError, printable
 from precook.report import SILENT, Reporter, Task
 
@@ -104,10 +103,8 @@ def _is_whole(folder: Path) -> bool:
         return True
     names = {file.name for file in folder.iterdir()}
     for index in folder.glob("*.safetensors.index.json"):
-        try:
-            if not set(json.loads(index.read_bytes())["weight_map"].values()) <= names:
-                return False
-        except (ValueError, LookupError, TypeError, AttributeError):
+        shards = named_shards(index)
+        if not shards or not shards <= names:
             return False
     return "config.json" not in names or any(name.endswith(".safetensors") for name in names)
 

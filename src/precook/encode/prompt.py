@@ -41,7 +41,7 @@ from precook.encode.torch_tools import (
     library,
     loading,
     move_to_device,
-    summary,
+    raised,
     torch_dtype,
 )
 from precook.errors import EncodeError, printable
@@ -220,11 +220,10 @@ class PromptPipeline:
         return int(rows[-1]) + 1 if len(rows) else 0
 
     def _failed(self, error: Exception) -> EncodeError:
-        reason = f"{type(error).__name__}: {summary(error)}"
         hint = "`precook build -v` shows the traceback"
         if self._absent:
             hint = f"the pipeline's folder has no {', '.join(self._absent)}: save the whole pipeline into it"
-        return EncodeError(f"{printable(self._folder)}: encode_prompt failed: {reason}", hint=hint)
+        return EncodeError(f"{printable(self._folder)}: encode_prompt failed: {raised(error)}", hint=hint)
 
     def _misfit(self, name: str, what: str) -> EncodeError:
         kind = type(self._pipeline).__name__
@@ -281,8 +280,7 @@ def _load(found: PipelineFolder, dtype: Any, device: str) -> Any:
         try:
             return kind(**arguments)
         except (AttributeError, TypeError, ValueError, ImportError) as error:
-            reason = f"{type(error).__name__}: {summary(error)}"
-            message = f"{printable(found.path)}: {found.kind} cannot be made of its text parts alone: {reason}"
+            message = f"{printable(found.path)}: {found.kind} cannot be made of its text parts alone: {raised(error)}"
             raise EncodeError(message, hint=_UNKNOWN_FORM) from error
 
 

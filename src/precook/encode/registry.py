@@ -45,7 +45,7 @@ from precook.encode.pipeline_folder import INDEX, read_pipeline
 from precook.encode.processor import backend
 from precook.encode.prompt_folder import cleaned_by, find_pipeline, text_parts
 from precook.encode.prompt_leaves import known_forms
-from precook.encode.torch_tools import named_shards, read_config, summary
+from precook.encode.torch_tools import named_shards, raised, read_config
 from precook.encode.vae_model import Convention, class_name, convention
 from precook.errors import ConfigError, EncodeError, IdentityError, SourceError, printable
 from precook.fs.stamps import read_stamps, stamp_keys
@@ -178,7 +178,7 @@ class EncoderSpec:
         try:
             identity = encoder.identity()
         except (Exception, SystemExit) as error:
-            raise self.origin.error(where, f"identity() failed: {_raised(error)}") from error
+            raise self.origin.error(where, f"identity() failed: {raised(error)}") from error
         try:
             recipe = Recipe(kind, {"identity": identity, **self._given_version(), **_reading(takes)})
         except IdentityError as error:
@@ -390,7 +390,7 @@ class EncoderSpec:
             encoder: Encoder = kind(**arguments)
         except (Exception, SystemExit) as error:
             hint = "its other fields go to the constructor"
-            message = f"{kind.__name__} cannot be made of these fields: {_raised(error)}"
+            message = f"{kind.__name__} cannot be made of these fields: {raised(error)}"
             raise self.origin.error(("encoders", self.name), message, hint=hint) from error
         return encoder
 
@@ -408,7 +408,7 @@ class EncoderSpec:
             kind = getattr(module, class_name, None)
         except (Exception, SystemExit) as error:
             hint = "it is looked for beside the config file and among the installed packages"
-            raise self.origin.error(where, f"{module_name} cannot be imported: {_raised(error)}", hint=hint) from error
+            raise self.origin.error(where, f"{module_name} cannot be imported: {raised(error)}", hint=hint) from error
         if kind is None:
             raise self.origin.error(where, f"{module_name} has no {class_name}")
         reason = why_no_encoder_class(kind)
@@ -496,8 +496,3 @@ def _importable(folder: Path) -> Iterator[None]:
             if sys.path[number] == place:
                 del sys.path[number]
                 break
-
-
-def _raised(error: BaseException) -> str:
-    """What a user's code raised."""
-    return f"{type(error).__name__}: {summary(error)}" if str(error).strip() else type(error).__name__

@@ -172,6 +172,11 @@ def summary(error: BaseException) -> str:
     return printable(" … ".join([lines[0], *lines[1:][-1:]]) if lines else type(error).__name__)
 
 
+def raised(error: BaseException) -> str:
+    """What somebody else's code raised: the kind of error, and what it says."""
+    return f"{type(error).__name__}: {summary(error)}" if str(error).strip() else type(error).__name__
+
+
 @contextmanager
 def loading(part: str, folder: Path) -> Iterator[None]:
     """Load a part of an encoder in here: alone, silently, and with one kind of error, which names part and folder."""
@@ -229,9 +234,8 @@ def hushed() -> Iterator[None]:
 
 
 def _unloadable(part: str, folder: Path, error: Exception) -> EncodeError:
-    reason = f"{type(error).__name__}: {summary(error)}" if str(error).strip() else type(error).__name__
     hint = "check that the folder is whole; `precook build -v` shows the traceback"
-    return EncodeError(f"{printable(folder)}: the {part} cannot be loaded: {reason}", hint=hint)
+    return EncodeError(f"{printable(folder)}: the {part} cannot be loaded: {raised(error)}", hint=hint)
 
 
 def send(arrays: Sequence[npt.NDArray[Any]], device: str) -> Any:
