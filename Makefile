@@ -10,7 +10,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 BACKEND = $(PIP_INSTALL) -c constraints.txt hatchling editables
 PACKAGE = $(PIP_INSTALL) --no-build-isolation
 
-.PHONY: demo test check docs faults soak fuzz fuzz-quick bench bench-feed bench-maintain bench-mgds bench-plan bench-build bench-equal images models matrix format clean
+.PHONY: demo test check docs faults soak fuzz fuzz-quick bench bench-feed bench-maintain bench-mgds bench-plan bench-build bench-equal clients images models matrix format clean
 
 # The main job on real files, step by step, in a folder that stays. DIR=somewhere for another than a temporary one.
 demo: .venv/ready
@@ -49,6 +49,15 @@ fuzz: .venv/fuzz
 FORMATS = $(patsubst tests/fuzz/fuzz_%.py,%,$(wildcard tests/fuzz/fuzz_*.py))
 fuzz-quick: .venv/ready
 	printf '%s\n' $(FORMATS) | xargs -P 2 -I{} $(BIN)/python -m tests.fuzz --seed $(or $(SEED),0) --seconds 60 --format {}
+
+# The code of the real projects on our fronts, from checkouts in CLIENTS by their names: mgds, mgds-pr49 (its pull
+# request 49), OneTrainer, ComfyUI, DocumentLanguageModel, qwen-image-finetune. What is not there is skipped, and says so.
+# Each in a process of its own: their packages have the same names.
+CLIENTS ?= ../clients
+clients: .venvs/clients/ready
+	failed=0; for suite in tests/clients/test_*.py; do \
+		PRECOOK_CLIENTS=$(abspath $(CLIENTS)) .venvs/clients/bin/python -m pytest -q -rs $$suite $(ARGS) || failed=1; \
+	done; exit $$failed
 
 # precook beside its peers: about 15 minutes on two cores. ARGS="--only read,batch" for a part.
 bench: .venvs/bench/ready
@@ -123,6 +132,15 @@ format: .venv/ready
 	$(PYTHON) -m venv .venvs/bench
 	.venvs/bench/bin/python $(BACKEND)
 	.venvs/bench/bin/python $(PACKAGE) -c bench/constraints.txt -e ".[bench]"
+	touch $@
+
+# A venv of its own, with what those projects import. Registries have torchvision with CUDA alone: it comes without torch.
+.venvs/clients/ready: pyproject.toml constraints.txt tests/clients/requirements.txt
+	$(PYTHON) -m venv .venvs/clients
+	.venvs/clients/bin/python $(BACKEND)
+	.venvs/clients/bin/python $(PIP_INSTALL) -c constraints.txt torch
+	.venvs/clients/bin/python $(PIP_INSTALL) --no-deps torchvision==0.28.0
+	.venvs/clients/bin/python $(PACKAGE) -c constraints.txt -e ".[dev,torch,diffusers,transformers]" -r tests/clients/requirements.txt
 	touch $@
 
 # A venv of its own: the site needs none of the libraries that precook is tested with.

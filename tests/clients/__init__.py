@@ -1,0 +1,1 @@
+"""The real projects that a front stands in for, run on it: `make clients` with checkouts of them."""
