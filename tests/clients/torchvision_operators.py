@@ -9,7 +9,7 @@ Import this module first.
 import torch
 
 try:
-    import torchvision  # noqa: F401
+    import torchvision
 except RuntimeError:
     _library = torch.library.Library("torchvision", "DEF")
     for _name in ("nms", "qnms"):
