@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from precook.errors import NewerFormatError, NotAStoreError, StoreError
+from precook.errors import NewerFormatError, NotAStoreError, StoreError, printable
+from precook.fs.old_caches import name_old_cache
 from precook.fs.read import NotAFileError, TooLargeError, read_small
 from precook.store import files
 from precook.store.format.pack import FORMAT
@@ -233,5 +234,8 @@ def _is_made(layout: Layout) -> bool:
     if "packs" in foreign and "index.sqlite" in foreign:
         raise NotAStoreError(root, "packs without store.toml", hint=_RESTORE)
     if foreign:
+        old = name_old_cache(root)
+        if old is not None:
+            raise NotAStoreError(root, f"not a store: it holds {old.what} ({printable(old.found)})", hint=old.adopt)
         raise NotAStoreError(root, f"not a store: it holds {min(foreign)!a} and no store.toml")
     return False

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from precook.config.encoders import ADOPTED, UserSection
 from precook.errors import PrecookError
+from precook.fs.old_caches import AI_TOOLKIT, MUSUBI_TUNER
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
-from precook.integrations.adopt.formats import AI_TOOLKIT, MUSUBI_TUNER, OldPart, UnusableError, load
+from precook.integrations.adopt.formats import OldPart, UnusableError, load
 from precook.integrations.adopt.plan import AdoptedSample, AdoptionPlan, checked_parts
 from precook.integrations.adopt.search import LeftOut, OldCache
 from precook.plan.entries import PlannedEntry

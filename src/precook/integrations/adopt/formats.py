@@ -17,92 +17,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from precook.fs.old_caches import AI_TOOLKIT, MUSUBI_TUNER, SD_SCRIPTS, OldName, Size
 from precook.fs.read import NotAFileError, bytes_there, open_source
 from precook.integrations.adopt.npz import NpzFile
 from precook.store.dtypes import DTYPES, load_torch
 from precook.store.tree import Tree
 from precook.units import format_size
 
-SD_SCRIPTS = "sd-scripts"
-MUSUBI_TUNER = "musubi-tuner"
-AI_TOOLKIT = "ai-toolkit"
-LATENT_FOLDER = "_latent_cache"
-TEXT_FOLDER = "_t_e_cache"
-
 _MAX_HEADER = 4 << 20
 _MAX_HOLES = 64 << 20
 _MAX_NUMBER = 1 << 31
 _SHOWN = 60
 """Characters of what a file says that are shown."""
-
-Part = Literal["latent", "prompt"]
-Size = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class OldName:
-    """What the name of a cache file says."""
-
-    tool: str
-    part: Part
-    stem: str
-    """The picture's name without its suffix."""
-    architecture: str | None = None
-    """As the tool shortens it; None where only the file itself says it."""
-    size: Size | None = None
-    """Width and height of the picture."""
-
-
-_SD_TEXT_ENDINGS = {
-    "_te_outputs": "sdxl",
-    "_sd3_te": "sd3",
-    "_flux_te": "flux",
-    "_lumina_te": "lumina",
-    "_hi_te": "hi",
-    "_anima_te": "anima",
-}
-_SD_LATENT_NAME = re.compile(r"(.+)_([0-9]{4,})x([0-9]{4,})_(sd|sdxl|sd3|flux|lumina|hi|anima)")
-_MUSUBI_LATENT_NAME = re.compile(r"(.+)_([0-9]{4,})x([0-9]{4,})_([a-z0-9]+)")
-_MUSUBI_TEXT_NAME = re.compile(r"(.+)_([a-z0-9]+)_te")
-_TOOLKIT_NAME = re.compile(r"(.+)_[A-Za-z0-9_-]{22}")
-"""A base64 MD5 after the stem; greedy, because the hash itself may hold underscores."""
-
-
-def recognise(name: str, folder: str) -> OldName | None:
-    """What a file in a folder of this name is; None where no tool would have written it. Nothing is opened.
-
-    >>> recognise("cat_1024x0768_sdxl.npz", "cats")
-    OldName(tool='sd-scripts', part='latent', stem='cat', architecture='sdxl', size=(1024, 768))
-    >>> recognise("cat_qi_te.safetensors", "cats").architecture
-    'qi'
-    """
-    stem, _, suffix = name.rpartition(".")
-    if suffix == "npz":
-        return _sd_scripts_name(stem)
-    if suffix != "safetensors":
-        return None
-    if folder in (LATENT_FOLDER, TEXT_FOLDER):
-        match = _TOOLKIT_NAME.fullmatch(stem)
-        return OldName(AI_TOOLKIT, "latent" if folder == LATENT_FOLDER else "prompt", match[1]) if match else None
-    if match := _MUSUBI_LATENT_NAME.fullmatch(stem):
-        return OldName(MUSUBI_TUNER, "latent", match[1], match[4], (int(match[2]), int(match[3])))
-    if match := _MUSUBI_TEXT_NAME.fullmatch(stem):
-        return OldName(MUSUBI_TUNER, "prompt", match[1], match[2])
-    return None
-
-
-def _sd_scripts_name(stem: str) -> OldName:
-    for ending, architecture in _SD_TEXT_ENDINGS.items():
-        if stem.endswith(ending):
-            return OldName(SD_SCRIPTS, "prompt", stem.removesuffix(ending), architecture)
-    if match := _SD_LATENT_NAME.fullmatch(stem):
-        return OldName(SD_SCRIPTS, "latent", match[1], match[4], (int(match[2]), int(match[3])))
-    return OldName(SD_SCRIPTS, "latent", stem, "old")
 
 
 class UnusableError(ValueError):

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precook.errors import PrecookError, SourceError, TreeError
+from precook.fs.old_caches import AI_TOOLKIT, SD_SCRIPTS
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
-from precook.integrations.adopt.formats import AI_TOOLKIT, SD_SCRIPTS, UnusableError, load
+from precook.integrations.adopt.formats import UnusableError, load
 from precook.integrations.adopt.search import LeftOut, OldCache, UsableCaches, find_caches, find_pictures, find_usable
 from precook.integrations.adopted import recipe_data
 from precook.integrations.lists import Cut, ListedSample, check_name, freeze

@@ -8,18 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from precook.errors import SourceError
+from precook.fs.old_caches import LATENT_FOLDER, TEXT_FOLDER, OldName, recognise
 from precook.fs.read import NotAFileError, TooLargeError, read_small
 from precook.identity.digest import digest
-from precook.integrations.adopt.formats import (
-    LATENT_FOLDER,
-    TEXT_FOLDER,
-    CachedPicture,
-    OldName,
-    OldPart,
-    UnusableError,
-    inspect,
-    recognise,
-)
+from precook.integrations.adopt.formats import CachedPicture, OldPart, UnusableError, inspect
 from precook.report import Reporter
 from precook.sources.captions import MAX_BYTES, CaptionError, decode_caption
 from precook.sources.facts import LARGEST
