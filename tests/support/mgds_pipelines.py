@@ -28,6 +28,7 @@ from mgds.pipelineModules.DiskCache import DiskCache as Theirs
 from mgds.pipelineModules.GetFilename import GetFilename
 from mgds.pipelineModules.LoadMultipleTexts import LoadMultipleTexts
 from mgds.pipelineModules.ModifyPath import ModifyPath
+from mgds.pipelineModules.SelectInput import SelectInput
 from mgds.pipelineModules.SelectRandomText import SelectRandomText
 from mgds.pipelineModules.VariationSorting import VariationSorting
 from mgds.pipelineModuleTypes.RandomAccessPipelineModule import RandomAccessPipelineModule
@@ -257,6 +258,7 @@ class Run:
         text_model: torch.nn.Module | None = None,
         target: str = "64",
         masks: bool = False,
+        filenames: bool = False,
         extra: list[Any] | None = None,
         cache: Callable[..., Any] = DiskCache,
         epoch: int = 0,
@@ -300,11 +302,19 @@ class Run:
             ReadPixels("mask_path", "mask"),
             Encode("mask", "latent_mask", weights()),
         ]
+        prompts = {"sample": "sample_prompts", "filename": "filename_prompt"}
+        filename_modules = [
+            GetFilename(path_in_name="image_path", filename_out_name="filename_prompt", include_extension=False),
+            SelectInput("concept.text.prompt_source", "prompts", prompts, default_in_name="sample_prompts"),
+        ]
         definition = [
             collect_pictures(),
             ModifyPath(in_name="image_path", out_name="sample_prompt_path", postfix="", extension=".txt"),
             ReadPixels("image_path", "image"),
-            LoadMultipleTexts(path_in_name="sample_prompt_path", texts_out_name="prompts"),
+            LoadMultipleTexts(
+                path_in_name="sample_prompt_path", texts_out_name="sample_prompts" if filenames else "prompts"
+            ),
+            filename_modules if filenames else None,
             mask_modules if masks else None,
             Bucket("image", "settings.target_resolution"),
             Augment("image", "image", "concept.image.strength"),

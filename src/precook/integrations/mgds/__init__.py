@@ -119,17 +119,20 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
 
         def init(self, pipeline: Any, base_seed: int, module_index: int, state: Any) -> None:
             super().init(pipeline, base_seed, module_index, state)
-            before, asking = pipeline.modules[:module_index], self
-            if self._options.sourceless:
-                # A cache without sources gives `concept` too, once for each output. The concepts themselves, each once,
-                # are what the first such cache asks for.
-                asking = next((module for module in before if getattr(type(module), "is_precook_cache", False)), self)
-                before = []
+            before = pipeline.modules[:module_index]
+            asking = _past_caches(pipeline.modules, module_index)
+
+            def get_previous(variation: int, name: str, index: int) -> Any:
+                return asking(name)._get_previous_item(variation, name, index)  # noqa: SLF001 - mgds' own way
+
+            def length(name: str) -> int | None:
+                return asking(name)._get_previous_length(name)  # type: ignore[no-any-return]  # noqa: SLF001
+
             given = MgdsPipeline(
                 # Now, before any module has started: what they find out in a run is no setting of theirs.
-                modules=inspect_modules(before),
-                get_previous=asking._get_previous_item,  # noqa: SLF001 - of the same class
-                length=asking._get_previous_length,  # noqa: SLF001
+                modules=inspect_modules([] if self._options.sourceless else before),
+                get_previous=get_previous,
+                length=length,
                 seed=base_seed,
                 executor=state.executor,
                 device=pipeline.device,
@@ -174,6 +177,28 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
                 self._cache.close()
 
     return DiskCache
+
+
+def _past_caches(modules: Sequence[Any], position: int) -> Callable[[str], Any]:
+    """For each name, the module that a cache at a position has to ask from: the one right behind the name's maker.
+
+    Asked from the cache itself, a name that another cache before it has as well would come from that one, which numbers
+    its outputs and not the samples, and knows no variation but the epoch's.
+    """
+    known: dict[str, Any] = {}
+
+    def asking(name: str) -> Any:
+        root = name.partition(".")[0]
+        if root not in known:
+            makers = [
+                number
+                for number, module in enumerate(modules[:position])
+                if root in module.get_outputs() and not getattr(type(module), "is_precook_cache", False)
+            ]
+            known[root] = modules[makers[-1] + 1 if makers else position]
+        return known[root]
+
+    return asking
 
 
 def _prepare_threads() -> Callable[[Callable[[], None]], None]:

@@ -27,4 +27,5 @@ class SelectRandomText(PipelineModule, RandomAccessPipelineModule):
 
     def get_item(self, variation: int, index: int, requested_name: str | None = None) -> dict[str, Any]:
         texts = self._get_previous_item(variation, self.texts_in_name, index)
-        return {self.text_out_name: self._get_rand(variation, index).choice(texts)}
+        text = texts if isinstance(texts, str) else self._get_rand(variation, index).choice(texts)
+        return {self.text_out_name: text}

@@ -1,0 +1,91 @@
+"""OneTrainer's own data loaders on our cache: what they give is what mgds' own gives, and right where that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.onetrainer import FAMILIES, DiskCache, Loader, Theirs, concept, pictures, plain, tiny
+
+EPOCHS = 5
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Two concepts' folders."""
+    return pictures(tmp_path / "cats", 4), pictures(tmp_path / "dogs", 3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_loader_gives_what_it_gives_on_mgds_own_cache(
+    tmp_path: Path, folders: tuple[Path, Path], name: str
+) -> None:
+    """Five epochs, two concepts, flips, variations and balancing above and below 1: bit for bit, as often encoded."""
+    cats, dogs = folders
+    made = [
+        concept(cats, balancing=1.5, image_variations=2, text_variations=2, image__enable_random_flip=True),
+        concept(dogs, balancing=0.5, source="filename"),
+    ]
+    model = tiny(name)
+    given, counts = [], []
+    for cache in (Theirs, DiskCache):
+        with Loader(name, tmp_path / cache.__module__, made, cache=cache, model=model) as loader:
+            with loader.counting() as count:
+                given.append(plain([loader.epoch() for _ in range(EPOCHS)]))
+            counts.append(count)
+    assert given[1] == given[0]
+    assert counts[1] == counts[0]
+
+
+MIXED = [
+    ({"balancing": 2.0}, {}),
+    ({"balancing": 0.5}, {"balancing": 0.5}),
+    ({"balancing": 2, "balancing_strategy": "SAMPLES"}, {"balancing": 1.0}),
+    ({"balancing": 9, "balancing_strategy": "SAMPLES"}, {"balancing": 0.4, "text_variations": 2}),
+]
+
+
+@pytest.mark.parametrize("balancing", MIXED)
+def test_prompts_by_file_name_belong_to_their_pictures(tmp_path: Path, balancing: Any) -> None:
+    """Whatever the balancing, every picture has the prompt of its own file's name, as on mgds' own cache."""
+    folders = [pictures(tmp_path / name, count, captions=False) for name, count in (("cats", 4), ("dogs", 6))]
+    made = [concept(folder, source="filename", **changes) for folder, changes in zip(folders, balancing, strict=True)]
+    model = tiny("sdxl")
+    given = []
+    for cache in (Theirs, DiskCache):
+        with Loader("sdxl", tmp_path / cache.__module__, made, cache=cache, model=model) as loader:
+            given.append([loader.epoch() for _ in range(EPOCHS)])
+    assert plain(given[1]) == plain(given[0])
+    for item in (item for epoch in given[1] for item in epoch):
+        tokens = [token for token in item["tokens_1"][0].tolist() if token > 2]
+        assert model.tokenizer_1.decode(tokens) == Path(item["image_path"][0]).stem
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_run_that_resumes_at_a_later_epoch_gives_what_mgds_own_cache_gives(
+    tmp_path: Path, folders: tuple[Path, Path], epoch: int
+) -> None:
+    """A new process at epoch 1 or 3 starts, and shows the variations of that epoch."""
+    cats, dogs = folders
+    made = [concept(cats, text_variations=2, image_variations=2), concept(dogs, balancing=0.5, source="filename")]
+    model = tiny("sdxl")
+    given = []
+    for cache in (Theirs, DiskCache):
+        with Loader("sdxl", tmp_path / cache.__module__, made, cache=cache, model=model, epoch=epoch) as loader:
+            given.append(plain([loader.epoch() for _ in range(2)]))
+    assert given[1] == given[0]
+
+
+def test_one_added_picture_costs_one_encoding_of_each_kind(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    """A picture that sorts before all others moves their numbers; two text encoders run once, and the VAE once."""
+    cats, dogs = folders
+    made = [concept(cats, balancing=2.0), concept(dogs, source="filename")]
+    with Loader("sdxl", tmp_path / "cache", made) as loader:
+        loader.epoch()
+    pictures(cats, 1, first=99)
+    (cats / "cats 99.png").rename(cats / "a first.png")
+    with Loader("sdxl", tmp_path / "cache", made) as loader, loader.counting() as count:
+        loader.epoch()
+        assert count == {"image": 1, "text": 2}
