@@ -224,15 +224,46 @@ def test_state_that_is_no_tensor_counts() -> None:
         identify(make(object()))
 
 
-def test_adapters_are_refused_until_merged() -> None:
-    """The scale of an adapter is not among the weights, so a module with one is not identified by them."""
+def test_adapters_count_with_their_scale_and_whether_they_are_on() -> None:
+    """An adapter of PEFT is part of a module until it is merged, by its weights, its scale and its state."""
     peft: Any = pytest.importorskip("peft", reason="adds an adapter")
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], lora_alpha=4)
-    adapted = peft.get_peft_model(clip(), config)
-    with pytest.raises(IdentityError, match="adapters"):
-        identify(adapted)
-    merged = adapted.merge_and_unload()
-    assert identify(merged)["kind"] == "torch-module"  # type: ignore[index]
+
+    def adapted(alpha: int = 4) -> Any:
+        module = clip()
+        torch.manual_seed(1)
+        return peft.get_peft_model(module, peft.LoraConfig(r=2, target_modules=["q_proj"], lora_alpha=alpha))
+
+    module = adapted()
+    base = form(module)
+    assert form(adapted()) == base
+    assert len({base, form(clip()), form(adapted(alpha=8))}) == 3
+    module.base_model.disable_adapter_layers()
+    assert form(module) != base
+    merged = adapted().merge_and_unload()
+    assert "patches" not in identify(merged)  # type: ignore[operator]
+
+
+def test_an_adapter_in_a_part_alone_is_seen() -> None:
+    """Where an adapter was put into a part of a model, its scale counts too."""
+    peft: Any = pytest.importorskip("peft", reason="adds an adapter")
+
+    def adapted(alpha: int) -> Any:
+        module = clip()
+        torch.manual_seed(1)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], lora_alpha=alpha)
+        peft.inject_adapter_in_model(config, module.encoder)
+        return module
+
+    assert same(adapted(4), adapted(4))
+    assert not same(adapted(4), adapted(8))
+
+
+def test_learned_prompts_are_refused() -> None:
+    """What a wrapper of PEFT puts before the inputs is not among the weights of the model."""
+    peft: Any = pytest.importorskip("peft", reason="adds prompts")
+    config = peft.PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)
+    with pytest.raises(IdentityError, match="prompts"):
+        identify(peft.get_peft_model(llama(), config))
 
 
 def test_a_config_that_says_nothing_is_refused() -> None:

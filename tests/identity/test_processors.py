@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import pickle
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,18 @@ def test_every_change_of_a_fast_tokenizer_is_seen() -> None:
     forms = {form(fast()), *map(form, others)}
     # Setting the padding side when it is made, or afterwards, is the same.
     assert len(forms) == len(others)
+
+
+def test_tokens_with_random_names_count_by_their_ids(tmp_path: Path) -> None:
+    """A program that makes up tokens for its embeddings makes up others in each process, under the same ids."""
+
+    def with_made_up(tokenizer: Any, count: int) -> Any:
+        tokenizer.add_tokens([f"<{uuid.uuid4()}>" for _ in range(count)])
+        return tokenizer
+
+    for make in (fast, lambda: python_vocabulary(tmp_path)):
+        assert same(with_made_up(make(), 2), with_made_up(make(), 2))
+        assert len({form(with_made_up(make(), count)) for count in (0, 1, 2)}) == 3
 
 
 def test_a_long_template_is_shown_as_a_digest() -> None:

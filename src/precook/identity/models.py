@@ -19,7 +19,8 @@ from precook.errors import IdentityError, SourceError, printable
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest, digest_files, max_threads
 from precook.identity.functions import class_identity
-from precook.identity.plain import condensed, named_values, plain
+from precook.identity.patches import build_twin, find_patches
+from precook.identity.plain import condensed, descends_from, named_values, plain
 from precook.threads import starting
 from precook.values import Digest
 
@@ -49,19 +50,26 @@ def is_tensor(obj: object) -> bool:
 
 
 def identify_module(module: Any, *, where: str = "") -> dict[str, object]:
-    """A torch module as its class, its config and its weights; where it has no config, its structure."""
+    """A torch module as its class, its config or its structure, its weights, and what was changed in it since."""
     module = getattr(module, "_orig_mod", module)  # what torch.compile wraps computes the same
-    if getattr(module, "peft_config", None):
-        hint = "merge them (merge_and_unload), or identify the folders of the model and of its adapters"
-        raise IdentityError(where, "the scale and state of its adapters are not among its weights", hint=hint)
+    if descends_from(module, "peft", "PeftModel"):
+        if any(config.is_prompt_learning for config in module.peft_config.values()):
+            hint = "identify the folders of the model and of its adapters"
+            raise IdentityError(where, "it learns prompts, which are not among its weights", hint=hint)
+        module = module.get_base_model()  # with the layers of its adapters in it
     config = getattr(module, "config", None)
-    if config is None:
+    twin = None if config is None else build_twin(module)
+    nature: dict[str, object] = {} if config is None else {"config": _config(config, f"{where}.config")}
+    if twin is None:
         # Each part's class and arguments: an activation or a stride has no weight to know it by.
         parts = {name: (type(part), part.extra_repr()) for name, part in module.named_modules()}
         structure = {name: f"{kind.__module__}.{kind.__qualname__}({text})" for name, (kind, text) in parts.items()}
-        nature = {"structure": condensed(structure)}
-    else:
-        nature = {"config": _config(config, f"{where}.config")}
+        nature["structure"] = condensed(structure)
+    patches = find_patches(
+        module, twin, identify_tensor=lambda tensor, place: identify_tensor(tensor, where=place), where=where
+    )
+    if patches:
+        nature["patches"] = condensed(patches)
     return {"kind": "torch-module", "class": class_identity(module), **nature, "weights": _weights(module, where)}
 
 

@@ -19,6 +19,7 @@ from precook.errors import IdentityError
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest, digest_files
 from precook.identity.functions import class_identity
+from precook.identity.patches import without_random_names
 from precook.identity.plain import condensed, descends_from, plain
 from precook.values import Digest
 
@@ -156,6 +157,9 @@ def _backend(tokenizer: Any, left_out: tuple[str, ...]) -> dict[str, object]:
     """The tokenizer's own JSON, section by section; of its model, the vocabulary and the merges as digests."""
     sections: dict[str, Any] = json.loads(tokenizer.to_str())
     model: dict[str, Any] = sections.pop("model")
+    # Tokens that a program has made up for embeddings of its own are others in each process, under the same ids.
+    for token in sections.get("added_tokens", ()):
+        token["content"] = without_random_names(token["content"])
     return {
         **{name: condensed(section) for name, section in sections.items() if name not in left_out},
         "model": {
@@ -175,9 +179,14 @@ def _vocabulary(tokenizer: Any, where: str) -> dict[str, object]:
         index: {flag: getattr(token, flag) for flag in _TOKEN_FLAGS}
         for index, token in tokenizer.added_tokens_decoder.items()
     }
+    for token in added.values():
+        token["content"] = without_random_names(token["content"])
     try:
+        known = tokenizer.get_vocab()
+        made_up = {name: f"{without_random_names(name)} {known[name]}" for name in tokenizer.get_added_vocab()}
+        named = {made_up[name] if without_random_names(name) != name else name: known[name] for name in known}
         return {
-            "vocabulary": digest(canonical(plain(tokenizer.get_vocab(), f"{where}.get_vocab()"))),
+            "vocabulary": digest(canonical(plain(named, f"{where}.get_vocab()"))),
             "files": _saved_files(tokenizer),
             "added_tokens": condensed(added),
         }

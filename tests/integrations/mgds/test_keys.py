@@ -164,6 +164,31 @@ def test_1_other_weights_never_get_the_old_values(tmp_path: Path, cats: Path) ->
     with torch.no_grad():
         model.weight.fill_(2.0)
     assert run(tmp_path, [concept(cats)], vae=model) == (doubled, (0, 0))
+    model.weight.data.fill_(4.0)  # leaves no trace but in the weight
+    quadrupled, encoded = run(tmp_path, [concept(cats)], vae=model)
+    assert encoded == (4, 0)
+    assert quadrupled["000.png"]["latent_image"] != doubled["000.png"]["latent_image"]
+
+
+def test_1_what_is_hooked_onto_an_encoder_counts_while_it_is_there(tmp_path: Path, cats: Path) -> None:
+    """Neither a hook nor another `forward` is among an encoder's weights; without them the old entries are found."""
+
+    class Adapter:
+        def __init__(self, model: torch.nn.Module, scale: float) -> None:
+            self.scale = scale
+            self.original = model.forward
+            model.forward = self.forward
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.original(x) * self.scale
+
+    model = weights()
+    before, _ = run(tmp_path, [concept(cats)], text_model=model)
+    for scale in (2.0, 3.0):
+        adapter = Adapter(model, scale)
+        assert run(tmp_path, [concept(cats)], text_model=model)[1] == (0, 4)
+        model.forward = adapter.original
+    assert run(tmp_path, [concept(cats)], text_model=model) == (before, (0, 0))
 
 
 def test_1_weights_that_change_during_a_run_leave_no_entry_under_the_old_name(tmp_path: Path, cats: Path) -> None:

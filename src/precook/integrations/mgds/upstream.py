@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -277,10 +276,14 @@ def _refuser(name: str) -> Callable[..., Any]:
 
 def module_identities(upstream: Upstream, given: Mapping[str, object], model: object) -> list[object]:
     """What the modules are; `given` stands for single attributes and `model` for all weights, where a user says so."""
-    return [_identity(module, given, model) for module in upstream.modules if module.kind not in _ENUMERATORS]
+    # Hashed anew at each call, once: a weight that was written to through `.data` looks as it did before.
+    encoders: dict[int, object] = {}
+    return [_identity(module, given, model, encoders) for module in upstream.modules if module.kind not in _ENUMERATORS]
 
 
-def _identity(module: UpstreamModule, given: Mapping[str, object], model: object) -> object:
+def _identity(
+    module: UpstreamModule, given: Mapping[str, object], model: object, encoders: dict[int, object]
+) -> object:
     settings: dict[str, object] = {}
     for attribute, value in module.settings.items():
         where = f"{type(module.module).__name__}.{attribute}"
@@ -290,7 +293,7 @@ def _identity(module: UpstreamModule, given: Mapping[str, object], model: object
             raise _explained(where, value)
         elif value is not _NO_SETTING:
             try:
-                settings[attribute] = _identified(value, model)
+                settings[attribute] = _identified(value, model, encoders)
             except IdentityError as error:
                 raise _explained(where, error) from error
     return {"class": class_identity(module.module), "settings": settings}
@@ -304,35 +307,18 @@ def _explained(where: str, error: IdentityError) -> IdentityError:
     return IdentityError(where, f"{inside}: {text}" if inside else text, hint=hint)
 
 
-def _identified(value: Any, model: object) -> object:
-    """A setting with everything in it identified."""
+def _identified(value: Any, model: object, encoders: dict[int, object]) -> object:
+    """A setting with everything in it identified; `encoders` holds the identities of torch modules, by their ids."""
     if isinstance(value, list):
-        return [_identified(item, model) for item in value if item is not _NO_SETTING]
+        return [_identified(item, model, encoders) for item in value if item is not _NO_SETTING]
     if isinstance(value, dict):
-        return {key: _identified(item, model) for key, item in value.items() if item is not _NO_SETTING}
+        return {key: _identified(item, model, encoders) for key, item in value.items() if item is not _NO_SETTING}
     if not isinstance(value, _ToIdentify):
         return value
     if not is_module(value.value):
         return identify(value.value)
     if model is not None:
         return {"class": class_identity(value.value), "model": identify(model)}
-    return _weights_identity(value.value)
-
-
-_known_weights: weakref.WeakKeyDictionary[Any, tuple[object, object]] = weakref.WeakKeyDictionary()
-"""The identities of torch modules, each after what its tensors looked like at the time: hashing gigabytes takes
-seconds, and several caches ask for the same encoder."""
-
-
-def _weights_identity(module: Any) -> object:
-    """What a torch module is; hashed again only if a tensor of it was written to, moved or replaced meanwhile."""
-    look = []
-    for tensor in (*module.parameters(), *module.buffers()):
-        # Writing in place raises the version; assigning to `.data`, as moving and converting do, changes the address.
-        version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
-        address = 0 if tensor.is_meta else tensor.data_ptr()
-        look.append((version, address, str(tensor.dtype), tuple(tensor.shape)))
-    known = _known_weights.get(module)
-    if known is None or known[0] != look:
-        known = _known_weights[module] = (look, identify(module))
-    return known[1]
+    if id(value.value) not in encoders:
+        encoders[id(value.value)] = identify(value.value)
+    return encoders[id(value.value)]
