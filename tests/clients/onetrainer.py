@@ -38,7 +38,18 @@ from modules.util.TrainProgress import TrainProgress
 from precook.integrations.mgds import DiskCache
 from precook.report import SILENT
 
-__all__ = ["FAMILIES", "ConceptType", "DiskCache", "Loader", "Theirs", "concept", "pictures", "plain", "tiny"]
+__all__ = [
+    "FAMILIES",
+    "ConceptType",
+    "DiskCache",
+    "Loader",
+    "Theirs",
+    "concept",
+    "embedding",
+    "pictures",
+    "plain",
+    "tiny",
+]
 
 _HOMES = ("mixin.DataLoaderText2ImageMixin", "StableDiffusionFineTuneVaeDataLoader")
 """Modules of OneTrainer that import the cache."""
@@ -210,6 +221,12 @@ def tiny(name: str, seed: int = 0, **parts: Any) -> Any:
     return model
 
 
+def embedding(placeholder: str) -> Any:
+    """An embedding of two tokens that takes the place of a word in prompts of SDXL."""
+    kind = importlib.import_module("modules.model.StableDiffusionXLModel").StableDiffusionXLModelEmbedding
+    return kind("an id", torch.zeros(2, 8), torch.zeros(2, 8), placeholder, is_output_embedding=False)
+
+
 # Data
 
 
@@ -299,9 +316,7 @@ class Loader:
     @contextlib.contextmanager
     def _caches(self, cache: Any, options: dict[str, Any]) -> Iterator[None]:
         def make(**arguments: Any) -> Any:
-            # Until the front knows these functions by what they give.
-            known = {"MapData.map_fn": 1, "Tokenize.apply_chat_template": 1}
-            more = {"report": SILENT, "identities": known} | options if cache is DiskCache else {}
+            more = {"report": SILENT} | options if cache is DiskCache else {}
             made = cache(**arguments, **more)
             self.caches.append(made)
             return made

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.onetrainer import FAMILIES, DiskCache, Loader, Theirs, concept, pictures, plain, tiny
+from tests.clients.onetrainer import FAMILIES, DiskCache, Loader, Theirs, concept, embedding, pictures, plain, tiny
 
 EPOCHS = 5
 
@@ -89,3 +89,45 @@ def test_one_added_picture_costs_one_encoding_of_each_kind(tmp_path: Path, folde
     with Loader("sdxl", tmp_path / "cache", made) as loader, loader.counting() as count:
         loader.epoch()
         assert count == {"image": 1, "text": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "config"),
+    [
+        ("sdxl", {}, {"text_encoder__train": True, "text_encoder_2__train": True}),
+        ("sdxl", {}, {"text_encoder__train": True}),
+        ("sdxl", {}, {"masked_training": True}),
+        ("sdxl", {}, {"validation": True}),
+        ("sdxl", {}, {"aspect_ratio_bucketing": True, "resolution": "128,192"}),
+        ("flux", {"text_encoder_2": None}, {}),
+        ("sd3", {"text_encoder_1": None, "text_encoder_3": None}, {}),
+    ],
+    ids=["both trained", "one trained", "masks", "validation", "buckets", "left out", "two left out"],
+)
+def test_settings_that_change_what_is_cached_change_it_as_for_mgds_own_cache(
+    tmp_path: Path, folders: tuple[Path, Path], name: str, parts: dict[str, Any], config: dict[str, Any]
+) -> None:
+    """Trained and missing text encoders, masks, buckets: the chain is another, and the items are equal."""
+    made = [concept(folders[0], balancing=1.5), concept(folders[1], balancing=0.7)]
+    model = tiny(name, **parts)
+    given = []
+    for cache in (Theirs, DiskCache):
+        with Loader(name, tmp_path / cache.__module__, made, cache=cache, model=model, **config) as loader:
+            given.append(plain([loader.epoch() for _ in range(2)]))
+    assert given[1] == given[0]
+
+
+def test_an_embedding_is_written_into_prompts_and_counts_by_what_becomes_of_them(
+    tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    """Without an identity given, a method of the model is known: only prompts with its placeholder are made anew."""
+    made = [concept(folder, source="filename") for folder in folders]
+    model = tiny("sdxl")
+    with Loader("sdxl", tmp_path / "cache", made, model=model) as loader:
+        loader.epoch()
+    model.additional_embeddings = [embedding("dogs 01")]
+    with Loader("sdxl", tmp_path / "cache", made, model=model) as loader, loader.counting() as count:
+        prompts = {item["prompt_1"][0] for item in loader.epoch()}
+        assert count == {"image": 0, "text": 2}
+    assert "dogs 01" not in prompts
+    assert len(prompts) == 7

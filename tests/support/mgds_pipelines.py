@@ -27,9 +27,11 @@ from mgds.pipelineModules.CollectPaths import CollectPaths
 from mgds.pipelineModules.DiskCache import DiskCache as Theirs
 from mgds.pipelineModules.GetFilename import GetFilename
 from mgds.pipelineModules.LoadMultipleTexts import LoadMultipleTexts
+from mgds.pipelineModules.MapData import MapData
 from mgds.pipelineModules.ModifyPath import ModifyPath
 from mgds.pipelineModules.SelectInput import SelectInput
 from mgds.pipelineModules.SelectRandomText import SelectRandomText
+from mgds.pipelineModules.Tokenize import Tokenize
 from mgds.pipelineModules.VariationSorting import VariationSorting
 from mgds.pipelineModuleTypes.RandomAccessPipelineModule import RandomAccessPipelineModule
 from mgds.pipelineModuleTypes.SingleVariationRandomAccessPipelineModule import SingleVariationRandomAccessPipelineModule
@@ -42,12 +44,14 @@ __all__ = [
     "AspectBatchSorting",
     "DiskCache",
     "GetFilename",
+    "MapData",
     "OutputPipelineModule",
     "PipelineModule",
     "PipelineState",
     "Run",
     "SingleVariationRandomAccessPipelineModule",
     "Theirs",
+    "Tokenize",
 ]
 
 IMAGE_GROUP = ["concept.path", "concept.seed", "concept.include_subdirectories", "concept.image"]
@@ -263,6 +267,7 @@ class Run:
         cache: Callable[..., Any] = DiskCache,
         epoch: int = 0,
         state: PipelineState | None = None,
+        text_names: tuple[str, ...] = ("tokens", "hidden"),
         image_options: dict[str, Any] | None = None,
         text_options: dict[str, Any] | None = None,
     ) -> None:
@@ -286,7 +291,7 @@ class Run:
         )
         self.text_cache = cache(
             cache_dir=str(folder / "text"),
-            split_names=["tokens", "hidden"],
+            split_names=list(text_names),
             aggregate_names=[],
             variations_in_name="concept.text_variations",
             balancing_in_name="concept.balancing",
@@ -337,8 +342,7 @@ class Run:
                     "original_resolution",
                     "crop_resolution",
                     "image_path",
-                    "tokens",
-                    "hidden",
+                    *text_names,
                     ("concept.name", "concept_name"),
                     *(["latent_mask"] if masks else []),
                 ]

@@ -13,7 +13,8 @@ import pytest
 # ruff: noqa: E402 - without torch there is nothing to import
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tests.support.mgds_pipelines import Run, Theirs, concept, pictures, shown
+import precook
+from tests.support.mgds_pipelines import MapData, Module, Run, Theirs, Tokenize, concept, pictures, shown
 
 FILENAME = {"prompt_source": "filename"}
 
@@ -76,3 +77,123 @@ def test_one_added_file_costs_one_text_behind_an_image_cache(tmp_path: Path, two
         items = run.epoch()
         assert run.encoded == (1, 1)
         assert all(text == name for text, name in texts(items))
+
+
+# Functions of texts
+
+
+class Model:
+    """Writes the tokens of an embedding into prompts, as OneTrainer's models do."""
+
+    def __init__(self, placeholder: str, tokens: str) -> None:
+        self.placeholder, self.tokens = placeholder, tokens
+
+    def add_embeddings(self, prompt: str) -> str:
+        return prompt.replace(self.placeholder, self.tokens)
+
+
+def mapped(folder: Path, made: list[Any], model: Model, **options: Any) -> tuple[list[Any], int]:
+    """The items of an epoch whose prompts go through a model's method, and how many texts were encoded."""
+    extra = [MapData(in_name="prompt", out_name="prompt", map_fn=model.add_embeddings)]
+    with Run(folder, made, extra=extra, **options) as run:
+        return run.epoch(), run.encoded[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"text_options": {"content_key_in_name": "prompt"}}], ids=["plain", "content"])
+def test_a_method_in_the_chain_is_known_by_what_it_makes_of_the_texts(
+    tmp_path: Path, cats: Path, options: dict[str, Any]
+) -> None:
+    """No identity has to be given; what changes its result for some texts has these encoded again and no others."""
+    made = [concept(cats)]
+    for number in range(4):
+        (cats / f"{number:03}.txt").write_text(f"cats {number}")
+    first, count = mapped(tmp_path / "ours", made, Model("1", "<one>"), **options)
+    assert shown(first) == shown(mapped(tmp_path / "theirs", made, Model("1", "<one>"), cache=Theirs)[0])
+    assert count == 4
+    assert mapped(tmp_path / "ours", made, Model("1", "<one>"), **options)[1] == 0
+    second, count = mapped(tmp_path / "ours", made, Model("1", "<two>"), **options)
+    assert count == 1
+    assert [text for text, _ in texts(second)] == ["cats 0", "cats <two>", "cats 2", "cats 3"]
+
+
+def test_texts_behind_a_method_keep_their_first_draw_when_files_are_added(tmp_path: Path, cats: Path) -> None:
+    """Captions of two lines: a file that sorts first moves all numbers, costs one text, and changes nobody's line."""
+    model, made = Model("a", "<a>"), [concept(cats)]
+    before = {name: text for text, name in texts(mapped(tmp_path, made, model)[0])}
+    (cats / "!new.png").write_bytes(b"new")
+    items, count = mapped(tmp_path, made, model)
+    assert count == 1
+    assert before.items() < {name: text for text, name in texts(items)}.items()
+
+
+def test_a_chat_template_is_known_by_the_messages_it_makes(tmp_path: Path, cats: Path) -> None:
+    """A lambda in `Tokenize` needs no identity; other messages are other tokens."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    words = {word: at for at, word in enumerate(["?", "user", "system", "cats", "another", *map(str, range(9))])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    template = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}"
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="?", unk_token="?", chat_template=template
+    )
+
+    def epoch(role: str) -> tuple[list[list[int]], int]:
+        chat = Tokenize(
+            "prompt",
+            "ids",
+            "ids_mask",
+            tokenizer,
+            4,
+            apply_chat_template=lambda text: [{"role": role, "content": text}],
+        )
+        with Run(tmp_path, [concept(cats)], extra=[chat], text_names=("ids", "tokens")) as run:
+            return [item["ids"].tolist() for item in run.epoch()], run.encoded[1]
+
+    first, count = epoch("user")
+    assert count == 4
+    assert {ids[0] for ids in first} == {words["user"]}
+    assert epoch("user") == (first, 0)
+    second, count = epoch("system")
+    assert count == 4
+    assert {ids[0] for ids in second} == {words["system"]}
+
+
+def test_what_cannot_be_identified_is_said_before_the_cache_in_front_encodes(tmp_path: Path, cats: Path) -> None:
+    """A function that only the text cache meets ends the start before a picture is encoded."""
+
+    class Mapped(Module):
+        def __init__(self) -> None:
+            super().__init__("prompt", "prompt")
+            self.function = str.upper
+
+    with Run(tmp_path, [concept(cats)], extra=[Mapped()]) as run:
+        with pytest.raises(precook.IdentityError, match=r"Mapped\.function"):
+            run.start()
+        assert run.encoded == (0, 0)
+
+
+# Names
+
+
+def test_a_cache_without_names_can_be_made_and_started(tmp_path: Path, cats: Path) -> None:
+    """All text encoders trained: OneTrainer makes a text cache without names; nothing is cached, nothing is wrong."""
+    with (
+        Run(tmp_path / "ours", [concept(cats, balancing=2.0)], text_names=()) as run,
+        Run(tmp_path / "theirs", [concept(cats, balancing=2.0)], text_names=(), cache=Theirs) as theirs,
+    ):
+        assert shown(run.epoch()) == shown(theirs.epoch())
+        assert run.encoded == (4, 0)
+        assert run.text_cache.length() == 8
+        assert run.text_cache.get_outputs() == []
+
+
+@pytest.mark.parametrize("names", [("tokens", "left_out"), ("left_out",)])
+def test_a_name_that_no_module_makes_has_no_value(tmp_path: Path, cats: Path, names: tuple[str, ...]) -> None:
+    """A model without one of its text encoders is cached without it, as by mgds' own cache, and gives None there."""
+    with (
+        Run(tmp_path / "ours", [concept(cats)], text_names=names) as run,
+        Run(tmp_path / "theirs", [concept(cats)], text_names=names, cache=Theirs) as theirs,
+    ):
+        assert shown(run.epoch()) == shown(theirs.epoch())
+        assert run.text_cache.get_item(0, "left_out")["left_out"] is None

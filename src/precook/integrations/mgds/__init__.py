@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from precook.errors import IdentityError
 from precook.integrations.mgds.build import BuildingCache
 from precook.integrations.mgds.cache import Cache, CacheOptions, MgdsPipeline
 from precook.integrations.mgds.groups import GroupNames
@@ -113,8 +113,6 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
                 identities=identities or {},
                 report=report or _bars(),
             )
-            if not self._options.names:
-                raise IdentityError("", "a cache without names", hint="give split_names or aggregate_names")
             self._cache: Cache | None = None
 
         def init(self, pipeline: Any, base_seed: int, module_index: int, state: Any) -> None:
@@ -137,6 +135,7 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
                 executor=state.executor,
                 device=pipeline.device,
                 prepare_threads=_prepare_threads,
+                next_caches=lambda: _caches_behind(pipeline.modules, module_index),
             )
             self._cache = (SourcelessCache if self._options.sourceless else BuildingCache)(self._options, given)
 
@@ -199,6 +198,14 @@ def _past_caches(modules: Sequence[Any], position: int) -> Callable[[str], Any]:
         return known[root]
 
     return asking
+
+
+def _caches_behind(modules: Sequence[Any], position: int) -> list[Cache]:
+    """The caches that stand right behind one, without another module between them."""
+    behind = itertools.takewhile(
+        lambda module: getattr(type(module), "is_precook_cache", False), modules[position + 1 :]
+    )
+    return [module.cache for module in behind]
 
 
 def _prepare_threads() -> Callable[[Callable[[], None]], None]:

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from precook.encode.results import described
-from precook.errors import EncodeError, SourceChangedError, StoppedError, StoreError, printable
+from precook.errors import EncodeError, IdentityError, SourceChangedError, StoppedError, StoreError, printable
 from precook.integrations.mgds.cache import Cache, CacheOptions, GroupVariation, MgdsPipeline
 from precook.integrations.mgds.entries import Values, aggregates_key, entry_parts
 from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSettings, gather_groups
@@ -61,7 +61,8 @@ class BuildingCache(Cache):
 
     def __len__(self) -> int:
         # Before the first start, when files may not be listed yet, as many as there are upstream.
-        return len(self._map) if self._map is not None else self._pipeline.length(self._options.names[0]) or 0
+        name = next(iter(self._options.names), self._options.groups.variations)
+        return len(self._map) if self._map is not None else self._pipeline.length(name or "") or 0
 
     def path(self, group: int, member: int, name: str) -> str:
         return self._paths[name][int(self.index_map().groups[group].members[member])]
@@ -69,14 +70,36 @@ class BuildingCache(Cache):
     def index_map(self) -> IndexMap:
         if self._map is None:
             options, pipeline = self._options, self._pipeline
-            length = pipeline.length(options.groups.variations or options.names[0]) or 0
+            if not self._counted_name:
+                raise IdentityError("", "a cache without names", hint="give split_names or aggregate_names")
+            length = pipeline.length(self._counted_name) or 0
             index_map = IndexMap(gather_groups(self._get_shared, options.groups, length))
-            self._rules = key_rules(pipeline.modules, options, pipeline.seed)
+            self._rules = self._key_rules()
+            if self._rules is None:
+                self._map = index_map
+                return index_map
             paths = set(self._rules.draw.paths)
             self._path_names = frozenset((self._rules.upstream.path_outputs | paths) & set(options.names))
             self._paths = list_paths(pipeline.get_previous, sorted(paths | self._path_names), length)
             self._map = index_map
         return self._map
+
+    @property
+    def _counted_name(self) -> str:
+        """The name whose length is the number of samples."""
+        return self._options.groups.variations or next(iter(self._options.names), "")
+
+    def _key_rules(self) -> KeyRules | None:
+        """What the keys are made of now; None where nobody makes anything that is to be cached."""
+        options, modules = self._options, self._pipeline.modules
+        made = {output for module in modules for output in module.outputs}
+        self._unmade = frozenset(name for name in options.names if name.partition(".")[0] not in made)
+        if self._unmade.issuperset(options.names):
+            return None
+        split, aggregate = (
+            [name for name in names if name not in self._unmade] for names in (options.split, options.aggregate)
+        )
+        return key_rules(modules, replace(options, split=tuple(split), aggregate=tuple(aggregate)), self._pipeline.seed)
 
     def prepare(self, epoch: int, memory: Memory) -> None:
         wanted = self._read_by(epoch)
@@ -88,7 +111,9 @@ class BuildingCache(Cache):
         if missing and looked_before:
             # Something is to be made: what the files hold and what the encoders are now counts, not what they were when
             # this process began.
-            self._look_at_inputs(key_rules(self._pipeline.modules, self._options, self._pipeline.seed), memory)
+            rules = self._key_rules()
+            assert rules is not None
+            self._look_at_inputs(rules, memory)
             missing = self._missing(wanted, memory)
         made = self._build(missing, memory) if missing else {}
         self._load_aggregates(wanted, made, memory)
@@ -133,7 +158,7 @@ class BuildingCache(Cache):
                 if pair not in self._keys:
                     self._keys[pair] = self._make_keys(pair, memory)
         missing = self._absent(wanted, memory)
-        if missing and self.inputs.rules.content is not None:
+        if missing and self.inputs.rules.texts_count:
             # The text that was drawn first cannot be made any more, if its sample stands elsewhere now.
             rows: dict[GroupVariation, list[int]] = {}
             for pair, member in missing:
@@ -166,7 +191,7 @@ class BuildingCache(Cache):
                 parts = entry_parts(split, aggregate)
                 # Checked after they were read: a file or a text that changed before or meanwhile has another key.
                 inputs.sources.check_unchanged(task.index)
-                if inputs.rules.content is not None and inputs.keys.current_key(task.index, task.variation) != task.key:
+                if inputs.rules.texts_count and inputs.keys.current_key(task.index, task.variation) != task.key:
                     raise SourceChangedError(Path(task.name))
                 writer.put_parts(task.key, parts, recipe=inputs.rules.recipe)
                 aggregates[task.key.bytes] = aggregate
@@ -196,7 +221,7 @@ class BuildingCache(Cache):
 
     def _ask(self, names: Sequence[str], task: BuildTask) -> Values:
         """What the modules before the cache make of a sample; paths are not stored."""
-        stored = [name for name in names if name not in self._path_names]
+        stored = [name for name in names if name not in self._path_names | self._unmade]
         return {name: self._pipeline.get_previous(task.variation, name, task.index) for name in stored}
 
     def _record(self, memory: Memory) -> None:

@@ -79,6 +79,8 @@ class MgdsPipeline:
     device: Any
     prepare_threads: Callable[[], Callable[[Callable[[], None]], None]]
     """Called before a build; what it returns runs one item in a thread of the pool, as torch wants it."""
+    next_caches: Callable[[], list[Cache]]
+    """Gives the caches that start right after this one."""
 
 
 class Cache(abc.ABC):
@@ -96,6 +98,9 @@ class Cache(abc.ABC):
         self._aggregates: dict[GroupVariation, Aggregates] = {}
         self._path_names = frozenset[str]()
         """Cached names that are paths: where a file lies today is known without a cache, and no part of any key."""
+        self._unmade = frozenset[str]()
+        """Names that nobody makes, such as those of a text encoder that a model is trained without: mgds has no value
+        for them, before the cache and behind it."""
 
     @abc.abstractmethod
     def index_map(self) -> IndexMap:
@@ -132,6 +137,12 @@ class Cache(abc.ABC):
 
     def start(self, epoch: int) -> None:
         """Leave everything that an epoch needs in the store, sound."""
+        self.index_map()
+        if self._unmade.issuperset(self._options.names):
+            return
+        for cache in self._pipeline.next_caches():
+            # What is wrong with the settings of another cache is said before this one has encoded for hours.
+            cache.index_map()
         memory = self.store.memory()
         try:
             self.prepare(epoch, memory)
@@ -150,13 +161,13 @@ class Cache(abc.ABC):
             values = aggregates.get(member) if aggregates is not None else {}
         elif name in self._options.split:
             names = self._options.split
-            if not self._path_names.issuperset(names):
+            if not (self._path_names | self._unmade).issuperset(names):
                 tree = self.store.get(Key(self._keys[group, variation][member].tobytes()))
                 values = split_values(tree, self._pipeline.device)
         else:
             return {}
-        paths = {path: self.path(group, member, path) for path in names if path in self._path_names}
-        return {name: paths[name] if name in paths else values[name] for name in names}
+        values.update((path, self.path(group, member, path)) for path in names if path in self._path_names)
+        return {name: None if name in self._unmade else values[name] for name in names}
 
     def _read_by(self, epoch: int) -> list[GroupVariation]:
         """What an epoch reads."""
@@ -183,7 +194,8 @@ class Cache(abc.ABC):
 
     def _load_aggregates(self, wanted: list[GroupVariation], made: Mapping[bytes, Values], memory: Memory) -> None:
         """Hold the aggregates of an epoch in memory; `made` has those of entries that were just built."""
-        stored = [name for name in self._options.aggregate if name not in self._path_names]
+        left_out = self._path_names | self._unmade
+        stored = [name for name in self._options.aggregate if name not in left_out]
         loaded: dict[GroupVariation, Aggregates] = {}
         for number, variation in wanted if stored else []:
             group = f"{self._options.label}/{self.index_map().groups[number].key}/{variation}/{sorted(stored)}"

@@ -7,10 +7,14 @@ for them is the draw.
 With a content key (`content_key_in_name`) there are two steps. A draw key says which text was drawn for a sample and a
 variation; memory keeps the digest of that text. The key of the entry then holds the text, and not the sample: equal
 texts are encoded once, wherever they come from.
+
+Functions of texts (`TextFunction`) count by what they give. The texts that they are called on are drawn, so memory
+keeps these as well, each by the key of its draw, and the functions are called on them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +29,14 @@ from precook.identity.recipe import Recipe
 from precook.integrations.mgds.cache import CacheOptions
 from precook.integrations.mgds.groups import GetPrevious, SharedSettings
 from precook.integrations.mgds.sources import Sources
-from precook.integrations.mgds.upstream import PathUse, Upstream, UpstreamModule, module_identities, trace
+from precook.integrations.mgds.upstream import (
+    PathUse,
+    TextFunction,
+    Upstream,
+    UpstreamModule,
+    module_identities,
+    trace,
+)
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.values import Bytes, Key
@@ -33,6 +44,8 @@ from precook.values import Bytes, Key
 VERSION = 1
 _TEXTS = Kind("mgds texts/1", key=32, value=32)
 """Digests of texts that were drawn, by their draw keys."""
+_FUNCTION_TEXTS = "mgds function texts/1"
+"""Texts that functions are called on, as JSON, by the keys of their draws."""
 _SELECTION = frozenset({"path", "seed", "include_subdirectories", "name", "enabled"})
 """Settings of a concept that say which samples it has, and nothing about what they become."""
 
@@ -45,6 +58,8 @@ class KeyInputs:
     paths: dict[str, PathUse]
     settings: tuple[str, ...]
     """Names of values that concepts and the pipeline's settings give."""
+    functions: tuple[TextFunction, ...] = ()
+    """What they give is a part of the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,16 @@ class KeyRules:
     def recipe(self) -> Recipe:
         """What makes the entries."""
         return (self.beside_text or self.draw).recipe
+
+    @property
+    def functions(self) -> tuple[TextFunction, ...]:
+        """All functions of texts that lead to the cached names."""
+        return self.draw.functions + (self.beside_text.functions if self.beside_text is not None else ())
+
+    @property
+    def texts_count(self) -> bool:
+        """Whether keys hold something of the texts that are drawn: an entry that is lost may need another draw."""
+        return self.content is not None or bool(self.functions)
 
 
 def key_rules(modules: Sequence[UpstreamModule], options: CacheOptions, seed: int) -> KeyRules:
@@ -86,14 +111,21 @@ def key_rules(modules: Sequence[UpstreamModule], options: CacheOptions, seed: in
     grouped = [name for name in options.groups.group if name.rpartition(".")[2] not in _SELECTION]
     if content is None:
         settings = tuple(sorted({*upstream.settings(), *grouped}))
-        return KeyRules(upstream, KeyInputs(recipe("mgds", upstream, **cached), paths, settings))
+        functions = upstream.functions(options.identities)
+        return KeyRules(upstream, KeyInputs(recipe("mgds", upstream, **cached), paths, settings, functions))
     beside = trace(modules, names, without=content)
-    beside_text = KeyInputs(recipe("mgds", beside, **cached), _with_declared(beside, ()), beside.settings())
+    beside_text = KeyInputs(
+        recipe("mgds", beside, **cached),
+        _with_declared(beside, ()),
+        beside.settings(),
+        beside.functions(options.identities),
+    )
     before = trace(modules, [content])
     if content not in before.asked:
         raise IdentityError(content, "no module before the cache gives this name", hint="check content_key_in_name")
     settings = tuple(sorted({*before.settings(), *grouped}))
-    return KeyRules(upstream, KeyInputs(recipe("mgds-text", before), paths, settings), content, beside_text)
+    draw = KeyInputs(recipe("mgds-text", before), paths, settings, before.functions(options.identities))
+    return KeyRules(upstream, draw, content, beside_text)
 
 
 def _with_declared(upstream: Upstream, declared: Sequence[str]) -> dict[str, PathUse]:
@@ -123,6 +155,8 @@ class KeyMaker:
         self._settings: dict[tuple[int, tuple[str, ...]], object] = {}
         """Digests of settings, by that number and their names."""
         self._identities: dict[int, bytes] = {}
+        self._values: dict[tuple[TextFunction, str], bytes] = {}
+        """What functions make of texts, as digests."""
         self._drawn_here: set[bytes] = set()
         """Draw keys whose texts were drawn in this process: it would draw the same again."""
 
@@ -132,37 +166,86 @@ class KeyMaker:
         A text that was drawn before stays the one, wherever its sample stands now. `redraw` takes what is drawn here
         and now instead: the entry of the other is gone, and only this one can be made.
         """
-        draws = self._draw_keys(indices, variation)
+        draws, beside = self._draw_keys(indices, variation), None
+        if self._rules.functions:
+            texts = [
+                self._function_texts(row.tobytes(), index, variation, memory, redraw=redraw)
+                for row, index in zip(draws, indices, strict=True)
+            ]
+            draws, beside = self._with_values(indices, variation, texts)
         if self._rules.content is None:
             return draws
-        known, texts = memory.recall(_TEXTS, draws)
+        known, drawn = memory.recall(_TEXTS, draws)
         if redraw:
             known &= [row.tobytes() in self._drawn_here for row in draws]
         for row in np.flatnonzero(~known).tolist():
-            texts[row] = np.frombuffer(self._draw_text(indices[row], variation), np.uint8)
+            drawn[row] = np.frombuffer(self._draw_text(indices[row], variation), np.uint8)
             self._drawn_here.add(draws[row].tobytes())
-        memory.remember(_TEXTS, draws[~known], texts[~known])
-        return self._text_keys(indices, [row.tobytes() for row in texts])
+        memory.remember(_TEXTS, draws[~known], drawn[~known])
+        return self._text_keys(indices, [row.tobytes() for row in drawn], beside)
 
     def known_keys(self, indices: Sequence[int], variation: int, memory: Memory) -> Bytes | None:
         """The same without drawing anything; None where a text was never drawn."""
-        draws = self._draw_keys(indices, variation)
+        draws, beside = self._draw_keys(indices, variation), None
+        if self._rules.functions:
+            notes = memory.notes(_FUNCTION_TEXTS)
+            if any(row.tobytes() not in notes for row in draws):
+                return None
+            draws, beside = self._with_values(indices, variation, [json.loads(notes[row.tobytes()]) for row in draws])
         if self._rules.content is None:
             return draws
-        known, texts = memory.recall(_TEXTS, draws)
-        return self._text_keys(indices, [row.tobytes() for row in texts]) if known.all() else None
+        known, drawn = memory.recall(_TEXTS, draws)
+        return self._text_keys(indices, [row.tobytes() for row in drawn], beside) if known.all() else None
 
     def current_key(self, index: int, variation: int) -> Key:
-        """The key of the text that is drawn for a sample at its present place."""
-        return Key(self._text_keys([index], [self._draw_text(index, variation)]).tobytes())
+        """The key of what is drawn for a sample at its present place."""
+        draws, beside = self._draw_keys([index], variation), None
+        if self._rules.functions:
+            texts = [function.ask(variation, index) for function in self._rules.functions]
+            draws, beside = self._with_values([index], variation, [texts])
+        if self._rules.content is None:
+            return Key(draws.tobytes())
+        return Key(self._text_keys([index], [self._draw_text(index, variation)], beside).tobytes())
 
     def _draw_keys(self, indices: Sequence[int], variation: int) -> Bytes:
-        """What decides a draw; without a content key, the keys of the entries themselves."""
+        """What decides a draw; without a content key and functions, the keys of the entries themselves."""
+        return self._make(self._rules.draw, indices, self._source_digests(indices), variation=variation)
+
+    def _source_digests(self, indices: Sequence[int]) -> list[bytes]:
         for index in indices:
             if index not in self._identities:
                 self._identities[index] = self._sources.identity(index, self._rules.draw.paths)
-        digests = [self._identities[index] for index in indices]
-        return self._make(self._rules.draw, indices, digests, variation=variation)
+        return [self._identities[index] for index in indices]
+
+    def _function_texts(self, draw: bytes, index: int, variation: int, memory: Memory, *, redraw: bool) -> list[str]:
+        """The texts that the functions are called on for a sample: those that were drawn first, if they are known."""
+        note = memory.note(_FUNCTION_TEXTS, draw)
+        if note is not None and not (redraw and draw not in self._drawn_here):
+            return list(json.loads(note))
+        texts = [function.ask(variation, index) for function in self._rules.functions]
+        self._drawn_here.add(draw)
+        memory.write_note(_FUNCTION_TEXTS, draw, json.dumps(texts))
+        return texts
+
+    def _with_values(
+        self, indices: Sequence[int], variation: int, texts: Sequence[Sequence[str]]
+    ) -> tuple[Bytes, list[bytes]]:
+        """Draw keys that hold what functions give, and what those beside a content key give, as digests."""
+        rules, count = self._rules, len(self._rules.draw.functions)
+        rows, beside = [], []
+        for source, drawn in zip(self._source_digests(indices), texts, strict=True):
+            values = [
+                self._values.get((function, text)) or self._value(function, text)
+                for function, text in zip(rules.functions, drawn, strict=True)
+            ]
+            rows.append(blake3(b"".join([source, *values[:count]])).digest() if count else source)
+            beside.append(b"".join(values[count:]))
+        return self._make(rules.draw, indices, rows, variation=variation), beside
+
+    def _value(self, function: TextFunction, text: str) -> bytes:
+        """What a function makes of a text, as a digest."""
+        made = self._values[function, text] = digest(canonical(function.value(text))).bytes
+        return made
 
     def _draw_text(self, index: int, variation: int) -> bytes:
         """The digest of the text that mgds draws for a sample now."""
@@ -173,12 +256,12 @@ class KeyMaker:
             raise EncodeError(f"{name} gave a {type(text).__name__}, and a content key is a text")
         return digest(text).bytes
 
-    def _text_keys(self, indices: Sequence[int], texts: Sequence[bytes]) -> Bytes:
+    def _text_keys(self, indices: Sequence[int], texts: Sequence[bytes], values: Sequence[bytes] | None) -> Bytes:
         beside = self._rules.beside_text
         assert beside is not None
         digests = [
-            blake3(text + self._sources.identity(index, beside.paths)).digest()
-            for index, text in zip(indices, texts, strict=True)
+            blake3(text + self._sources.identity(index, beside.paths) + (values[row] if values else b"")).digest()
+            for row, (index, text) in enumerate(zip(indices, texts, strict=True))
         ]
         return self._make(beside, indices, digests)
 

@@ -49,6 +49,11 @@ _LOADERS = frozenset(
 """Modules that use a path for the content of its file and for its extension."""
 _FILE_NAMERS = frozenset({"mgds.pipelineModules.GetFilename.GetFilename"})
 """Modules that use the last part of a path and not the file."""
+_TEXT_FUNCTIONS = {
+    "mgds.pipelineModules.MapData.MapData": "map_fn",
+    "mgds.pipelineModules.Tokenize.Tokenize": "apply_chat_template",
+}
+"""Modules that call a function on the text they ask for, and the attribute that holds it."""
 _SET_BY_MGDS = frozenset({"pipeline", "_state", "started", "current_variation", "current_index"})
 """Attributes that mgds itself gives to every module."""
 _NO_SETTING: Any = object()
@@ -76,7 +81,8 @@ class UpstreamModule:
     """Its class, with the module that defines it."""
     outputs: frozenset[str]
     settings: dict[str, Any]
-    """By attribute: plain data, `_ToIdentify`, `_NO_SETTING`, or the error that says why it cannot be identified."""
+    """By attribute: plain data, `_ToIdentify`, `TextFunction`, `_NO_SETTING`, or the error that says why it cannot be
+    identified."""
     texts: tuple[tuple[str, str], ...]
     """Every text in its attributes, each after the attribute it stands in."""
 
@@ -86,6 +92,35 @@ class _ToIdentify:
     """A setting that is identified when it is needed: weights are large, and nothing of a run is kept in them."""
 
     value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TextFunction:
+    """A function that a module calls on a text: code does not say what it does, so what it gives stands in the key.
+
+    OneTrainer writes embeddings into prompts with methods of its models, and chat templates with lambdas.
+    """
+
+    module: Any
+    attribute: str
+
+    @property
+    def where(self) -> str:
+        """Its module and attribute, as `identities` names them."""
+        return f"{type(self.module).__name__}.{self.attribute}"
+
+    def ask(self, variation: int, index: int) -> str:
+        """The text that it is called on for a sample, as the modules before it draw it now."""
+        text = self.module._get_previous_item(variation, self.module.in_name, index)  # noqa: SLF001 - mgds' own way
+        if not isinstance(text, str):
+            raise _explained(self.where, IdentityError(self.where, f"a function of a {type(text).__name__}"))
+        return text
+
+    def value(self, text: str) -> object:
+        """What it makes of a text, as plain data."""
+        template = getattr(self.module, "format_text", None)
+        made = getattr(self.module, self.attribute)(text if template is None else template.format(text))
+        return plain(made, self.where)
 
 
 # 1. What the modules are made of
@@ -114,6 +149,9 @@ def _inspect(module: Any) -> UpstreamModule:
     settings: dict[str, Any] = {}
     if kind not in _ENUMERATORS:
         for name, value in attributes.items():
+            if _TEXT_FUNCTIONS.get(kind) == name and value is not None:
+                settings[name] = TextFunction(module, name)
+                continue
             try:
                 settings[name] = _setting(value, f"{class_name}.{name}")
             except IdentityError as error:
@@ -178,6 +216,11 @@ class Upstream:
     """Those of them that are paths, and what is taken from each."""
     path_outputs: frozenset[str]
     """Names that are nothing but paths."""
+
+    def functions(self, given: Mapping[str, object]) -> tuple[TextFunction, ...]:
+        """The functions of texts that count by what they give; not those that a user identifies."""
+        values = [value for module in self.modules for value in module.settings.values()]
+        return tuple(value for value in values if isinstance(value, TextFunction) and value.where not in given)
 
     def settings(self) -> tuple[str, ...]:
         """The names whose values come from concepts and settings as they are, and belong into a key."""
@@ -291,6 +334,8 @@ def _identity(
             settings[attribute] = {"given": identify(given[where])}
         elif isinstance(value, IdentityError):
             raise _explained(where, value)
+        elif isinstance(value, TextFunction):
+            settings[attribute] = {"function": "by value"}
         elif value is not _NO_SETTING:
             try:
                 settings[attribute] = _identified(value, model, encoders)
