@@ -31,7 +31,7 @@ _PUBLIC = {
     "IncompleteError": "precook.errors",
     "Item": "precook.encode.encoder",
     "Key": "precook.values",
-    "LazyTensor": "precook.store.reader",
+    "LazyTensor": "precook.store.lazy",
     "LockedError": "precook.errors",
     "LostLeaseError": "precook.errors",
     "MissingEntryError": "precook.errors",
@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     from precook.project import Project as Project
     from precook.project import load as load
     from precook.store.internals import Stats as Stats
-    from precook.store.reader import LazyTensor as LazyTensor
+    from precook.store.lazy import LazyTensor as LazyTensor
     from precook.store.writer import Writer as Writer
     from precook.values import Digest as Digest
     from precook.values import Key as Key

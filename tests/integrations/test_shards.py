@@ -8,11 +8,12 @@ import resource
 import subprocess
 import sys
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,18 +130,61 @@ def test_a_plain_pickle_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_torch_allows_beyond_plain_values_is_refused(tmp_path: Path) -> None:
-    """Sets, bytes and parameters are no values of a sample; an ordered dict and a size are, as dict and tuple."""
+    """Parameters and other objects are no values of a sample; an ordered dict and a size are, as dict and tuple."""
     folder = tmp_path / "old"
     folder.mkdir()
-    for value in ({1}, b"x", torch.nn.Parameter(torch.ones(1))):
+    for value in (torch.nn.Parameter(torch.ones(1)), Counter(a=1), np.dtype("float32"), np.array([1.0])):
         torch.save({"latents": [{"samples": value}], "conditioning": [[]]}, folder / "shard_0000.pkl")
-        with pytest.raises(precook.SourceError, match="no plain value"):
+        with pytest.raises(precook.SourceError, match=r"no plain value|which no plain"):
             convert_pickled(folder, tmp_path / "out")
     latent = OrderedDict(samples=torch.ones(2), size=torch.Size([1, 2]))
     torch.save({"latents": [latent], "conditioning": [[]]}, folder / "shard_0000.pkl")
     convert_pickled(folder, tmp_path / "out")
     with load_dataset(tmp_path / "out") as (found, _):
         assert same(list(found), [{"samples": torch.ones(2), "size": (1, 2)}])
+
+
+def test_plain_values_of_torch_and_numpy_are_converted(tmp_path: Path) -> None:
+    """Types, devices, numpy scalars, sets and bytes come back as what they were."""
+    folder = tmp_path / "old"
+    folder.mkdir()
+    extra = {
+        "dtype": torch.bfloat16,
+        "device": [torch.device("cpu"), torch.device("cuda", 1)],
+        "numpy": [np.float32(1.5), np.float64(-0.0), np.int64(3), np.bool_(False), np.complex64(1j)],
+        "set": {1, "a", None},
+        "frozen": frozenset({b"\xff"}),
+        "bytes": [b"", b"\x00\xfe"],
+    }
+    torch.save(
+        {"latents": [{"samples": torch.ones(1)}], "conditioning": [[[torch.ones(1), extra]]]}, folder / "shard_0000.pkl"
+    )
+    convert_pickled(folder, tmp_path / "out")
+    with load_dataset(tmp_path / "out") as (_, found):
+        assert same(found[0][0][1], extra)
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"c__builtin__\nset\n](K\x01\x8a\x10" + b"\x01" * 16 + b"e\x85R.",
+        b"c__builtin__\nset\n]]a\x85R.",
+        b"ctorch\ndevice\nX\x05\x00\x00\x00other\x85R.",
+        b"cnumpy\ndtype\nX\x01\x00\x00\x00O\x89\x88\x87R.",
+        b"cnumpy._core.multiarray\nscalar\ncnumpy\ndtype\nX\x02\x00\x00\x00f4\x89\x88\x87RX\x00\x00\x00\x00\x86R.",
+        b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.",
+        b"c_codecs\nencode\nX\x03\x00\x00\x00\xe2\x82\xacX\x06\x00\x00\x00latin1\x86R.",
+        b"}}b.",
+        b"ctorch\nfloat32\n)R.",
+    ],
+)
+def test_odd_calls_of_known_names_are_refused(tmp_path: Path, opcodes: bytes) -> None:
+    """A name that may be called is called with what it takes, or not at all."""
+    folder = tmp_path / "old"
+    folder.mkdir()
+    archived(folder / "shard_0000.pkl", b"\x80\x02" + opcodes)
+    with pytest.raises(precook.SourceError, match="shard"):
+        convert_pickled(folder, tmp_path / "out")
 
 
 def test_a_file_that_unfolds_to_more_than_its_bytes_is_refused(tmp_path: Path) -> None:

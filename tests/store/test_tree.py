@@ -68,13 +68,15 @@ Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
 @pytest.mark.parametrize(
     ("leaf", "reason"),
     [
-        ({1, 2}, "builtins.set"),
+        ({1, object}, "builtins.type"),
         (object(), "builtins.object"),
         (Path("x"), "PosixPath"),
         (Color.RED, "Color"),
         (Point(1, 2), "Point"),
         (collections.OrderedDict(), "OrderedDict"),
-        (np.float64(1), "float64"),
+        (np.str_("text"), "str_"),
+        (np.datetime64("2020-01-01"), "datetime64"),
+        (np.longdouble(1), "longdouble"),
         (np.array(["text"]), "<U4"),
         (np.array([object()]), "object"),
         (np.zeros(2, ">f4"), ">f4"),
@@ -95,6 +97,89 @@ def test_what_cannot_be_stored_is_named_with_its_place(leaf: Any, reason: str) -
         take_apart({"fine": 1, "bad": [0, leaf]})
     assert caught.value.where.startswith("tree['bad'][1]")
     assert reason in str(caught.value)
+
+
+FOREIGN = [
+    {1, "a", None, (2, b"x"), frozenset({1.5})},
+    frozenset(),
+    [
+        np.float32(0.1),
+        np.float64("nan"),
+        np.int64(-1),
+        np.uint8(255),
+        np.bool_(True),
+        np.complex64(1 + 2j),
+        np.float16(1),
+    ],
+]
+
+
+@pytest.mark.parametrize("value", FOREIGN)
+def test_sets_and_numpy_scalars_come_back(value: Any) -> None:
+    """Beside the plain values of JSON: each with its own type, alone and beside tensors."""
+    assert same(rebuilt(value), value)
+    assert same(rebuilt({"x": np.zeros(2), "value": [value]}), {"x": np.zeros(2), "value": [value]})
+
+
+def test_types_devices_and_sizes_of_torch_come_back() -> None:
+    """Read with torch they are what they were; a look at the parts, and a check of them, needs no torch."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tree = {"dtype": torch.bfloat16, "device": torch.device("cuda:1"), "shape": torch.Size([2, 0]), "in": {torch.int8}}
+    found = rebuilt(tree)
+    assert found == tree
+    assert [type(value) for value in found.values()] == [type(value) for value in tree.values()]
+    named = read_values(take_apart(tree).values, named=True)
+    assert named == [
+        {"dtype": "$dtype bfloat16", "device": "$device cuda:1", "shape": "$size [2, 0]", "in": {"$dtype int8"}}
+    ]
+
+
+def test_equal_sets_have_equal_bytes() -> None:
+    """However they were made: a dataset stores them once."""
+    one, other = {0}, {8}
+    one.add(8)
+    other.add(0)
+    assert list(one) != list(other)  # they lie in the same place of their tables
+    assert take_apart(one).values == take_apart(other).values
+
+
+def test_a_set_with_a_tensor_is_refused() -> None:
+    """Nobody could say which of its members the tensor was."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(precook.TreeError, match="a set with a tensor"):
+        take_apart({torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *(
+            b'[{"$dtype":"nn"}]',
+            b'[{"$dtype":"__class__"}]',
+            b'[{"$dtype":1}]',
+            b'[{"$device":"no"}]',
+            b'[{"$size":[-1]}]',
+        ),
+        *(
+            b'[{"$size":"1"}]',
+            b'[{"$scalar":["F32","00"]}]',
+            b'[{"$scalar":["X",""]}]',
+            b'[{"$set":[[]]}]',
+            b'[{"$set":1}]',
+        ),
+        *(
+            b'[{"$scalar":["F32"]}]',
+            b'[{"$device":"cpu; rm"}]',
+            b'[{"$scalar":[[],"00"]}]',
+            b'[{"$frozenset":[{"a":[]}]}]',
+        ),
+    ],
+)
+def test_forms_of_no_value_are_refused(values: bytes) -> None:
+    """Whoever wrote them: none gives an attribute of torch that is no type."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises((ValueError, precook.PrecookError)):
+        read_values(values)
 
 
 def test_a_tree_without_end_is_refused() -> None:

@@ -87,7 +87,7 @@ def _read(entry: Located) -> EntryView:
         for leaf, array in zip(table.leaves, arrays, strict=True)
     ]
     try:
-        tree = table.build(tensors, read_values(table.values.row(entry.row)))
+        tree = table.build(tensors, read_values(table.values.row(entry.row), named=True))
     except (ValueError, RecursionError) as error:
         raise DamagedEntryError(entry.key, entry.pack, f"its plain values cannot be read: {error}") from error
     try:

@@ -89,6 +89,8 @@ def tree_document(tree: Any) -> dict[str, Any]:
         return {"type": kind, "items": [{"key": key, **tree_document(item)} for key, item in tree.items()]}
     if isinstance(tree, list | tuple):
         return {"type": kind, "items": [tree_document(item) for item in tree]}
+    if isinstance(tree, set | frozenset):
+        return {"type": kind, "items": [tree_document(item) for item in sorted(tree, key=repr)]}
     return {"type": "None" if tree is None else kind, "value": scalar_form(tree)}
 
 

@@ -2,11 +2,12 @@
 
 Such a file is a zip file with the bytes of each storage and a pickle that says how they hang together. A pickle is a
 program. What is read here are the few instructions of protocol 2 that plain values and tensors need; a name in it is
-looked up in a table of ours and never imported, and nothing is called.
+looked up in a table of ours and never imported, and nothing that it names is called.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from precook.config.messages import quoted
 from precook.errors import printable
 from precook.identity.canonical import MAX_DEPTH
 from precook.integrations.zip_file import ZipReader
-from precook.store.dtypes import DTYPES, DType, load_torch
+from precook.store.dtypes import DTYPES, DType, from_torch_type, load_torch
 from precook.units import format_size
 
 MAX_PICKLE = 4 << 20
@@ -34,7 +37,7 @@ _MAX_NAME = 100
 _MAX_NUMBER = 1 << 63
 _PROTOCOL = 2
 _START = b"PK\x03\x04"
-_PLAIN = (str, int, float, bool, type(None))
+_PLAIN = (str, int, float, bool, bytes, type(None))
 _STORAGES = {
     "Double": "float64",
     "Float": "float32",
@@ -53,9 +56,17 @@ _STORAGE_TYPES: dict[str, DType | None] = {
     "torch.storage.UntypedStorage": None,  # its tensors say it
     **{f"torch.{name}Storage": _DTYPES[f"torch.{dtype}"] for name, dtype in _STORAGES.items()},
 }
+_NUMPY_TYPES = {np.dtype(dtype.numpy).str[1:]: dtype for dtype in DTYPES.values() if not dtype.foreign}
+_DEVICE_NAME = re.compile("cpu|cuda|mps|xpu|meta")
 _ORDERED, _SIZE = "collections.OrderedDict", "torch.Size"
 _REBUILD, _REBUILD_TYPED = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"
-_NAMES = {*_DTYPES, *_STORAGE_TYPES, _ORDERED, _SIZE, _REBUILD, _REBUILD_TYPED}
+_SETS = {"__builtin__.set": set, "__builtin__.frozenset": frozenset}
+_DEVICE, _NUMPY_DTYPE, _ENCODE, _BYTES = "torch.device", "numpy.dtype", "_codecs.encode", "__builtin__.bytes"
+_SCALARS = {"numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar"}
+_NAMES = {
+    *(*_DTYPES, *_STORAGE_TYPES, _ORDERED, _SIZE, _REBUILD, _REBUILD_TYPED),
+    *(*_SETS, _DEVICE, _NUMPY_DTYPE, _ENCODE, _BYTES, *_SCALARS),
+}
 
 
 class NotPlainError(ValueError):
@@ -79,7 +90,7 @@ class _Storage:
 
 
 def read_torch_file(path: Path) -> Any:
-    """What `torch.save` wrote, if it is nothing but dicts, lists, tuples, plain values and tensors.
+    """What `torch.save` wrote, if it is nothing but dicts, lists, tuples, sets, plain values and tensors.
 
     `ValueError` says why it is refused. Everything is in memory at once; shared parts stay shared.
     """
@@ -144,6 +155,7 @@ class _Interpreter:
             ord("c"): self._name,
             ord("Q"): self._storage,
             ord("R"): self._reduce,
+            ord("b"): self._build,
             0x80: self._protocol,
         }
 
@@ -203,8 +215,7 @@ class _Interpreter:
         if type(target) is not dict or len(items) % 2:
             raise NotPlainError("the pickle sets items of what is no dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Larger numbers can be chosen so that a dict takes for ever to tell them apart.
-            if type(key) is not str and not (type(key) is int and abs(key) < 1 << 31):
+            if type(key) is not str and not _is_small(key):
                 raise NotPlainError("the pickle has a dict whose keys are neither text nor small numbers")
             target[key] = value
 
@@ -212,7 +223,7 @@ class _Interpreter:
         name = f"{self._line()}.{self._line()}"
         if name not in _NAMES:
             raise NotPlainError(f"the pickle calls {printable(name)}, which no plain value needs")
-        self._stack.append(_Name(name))
+        self._stack.append(_DTYPES[name].torch_type() if name in _DTYPES else _Name(name))
 
     def _line(self) -> str:
         end = self._code.find(b"\n", self._position, self._position + _MAX_NAME)
@@ -249,12 +260,46 @@ class _Interpreter:
                 made = _tensor(data, dtype, offset, size, stride)
             case (
                 _Name(text),
-                (_Storage(data, None), offset, size, stride, _, _, _Name(kind)),
-            ) if text == _REBUILD_TYPED and kind in _DTYPES:
-                made = _tensor(data, _DTYPES[kind], offset, size, stride)
+                (_Storage(data, None), offset, size, stride, _, _, kind),
+            ) if text == _REBUILD_TYPED and (found := from_torch_type(kind)) is not None:
+                made = _tensor(data, found, offset, size, stride)
             case _:
-                raise NotPlainError("the pickle makes something that is no plain value and no tensor")
+                made = _plain_object(name, arguments)
         self._stack.append(made)
+
+    def _build(self) -> None:
+        """The state of a numpy type: only what it has in any case is taken."""
+        made, state = self._top(2)
+        if not isinstance(made, DType) or state not in ((3, order, None, None, None, -1, -1, 0) for order in "<|"):
+            raise NotPlainError("the pickle sets the state of what is no plain value")
+        self._stack.append(made)
+
+
+def _plain_object(name: object, arguments: object) -> Any:
+    """A value that a pickle makes by a call: a set, bytes, a device, a numpy type or scalar."""
+    match name, arguments:
+        case _Name(text), (list(members),) if text in _SETS:
+            if not all(isinstance(member, (str, bytes)) or member is None or _is_small(member) for member in members):
+                raise NotPlainError("the pickle has a set whose members are neither text nor small numbers")
+            return _SETS[text](members)
+        case _Name(text), (str(kind), *number) if text == _DEVICE and _DEVICE_NAME.fullmatch(kind):
+            if number and not (len(number) == 1 and _is_small(number[0])):
+                raise NotPlainError("the pickle has a device without a number")
+            return load_torch().device(kind, *number)
+        case _Name(text), (str(kind), False, True) if text == _NUMPY_DTYPE and kind in _NUMPY_TYPES:
+            return _NUMPY_TYPES[kind]
+        case _Name(text), (DType() as dtype, bytes(data)) if text in _SCALARS and len(data) == dtype.size:
+            return np.frombuffer(data, dtype.numpy_type())[0]
+        case _Name(text), (str(content), "latin1") if text == _ENCODE:
+            return content.encode("latin1")
+        case _Name(text), () if text == _BYTES:
+            return b""
+    raise NotPlainError("the pickle makes something that is no plain value and no tensor")
+
+
+def _is_small(number: object) -> bool:
+    """Whether this is a number that may be a key: others can be chosen so that a dict takes for ever."""
+    return type(number) is int and abs(number) < 1 << 31
 
 
 def _tensor(data: bytearray, dtype: DType, offset: object, size: object, stride: object) -> Any:
@@ -280,22 +325,22 @@ def _tensor(data: bytearray, dtype: DType, offset: object, size: object, stride:
 
 def _check_size(value: Any, most_bytes: int) -> None:
     """Refuse what would unfold to very much, shared parts counted each time; and what is no plain value."""
-    tensor = load_torch().Tensor
+    torch = load_torch()
     nbytes, values = 0, 1
     waiting = [(value, 0)]
     while waiting:
         node, depth = waiting.pop()
         kind = type(node)
-        if kind in (dict, list, tuple):
+        if kind in (dict, list, tuple, set, frozenset):
             values += len(node)
             if values > MAX_VALUES:
                 raise NotPlainError(f"the pickle unfolds to more than {MAX_VALUES:,} values")
             if depth > MAX_DEPTH:
                 raise NotPlainError(f"the pickle nests values more than {MAX_DEPTH} levels deep")
             waiting += [(item, depth + 1) for item in (node.values() if kind is dict else node)]
-        elif kind is tensor:
+        elif kind is torch.Tensor:
             nbytes += node.numel() * node.itemsize
             if nbytes > most_bytes:
                 raise NotPlainError(f"the pickle unfolds to more than {format_size(most_bytes)}")
-        elif kind not in _PLAIN:
+        elif kind not in _PLAIN and not isinstance(node, (np.generic, torch.dtype, torch.device)):
             raise NotPlainError("the pickle holds a name, which is no plain value")

@@ -285,6 +285,14 @@ class TableFile:
         self.read_into(row, arrays, check=check)
         return arrays
 
+    def read_one(self, row: int, number: int) -> Array:
+        """One leaf of a checked row, read from the disk into memory of its own."""
+        leaf = self.table.leaves[number]
+        array = np.empty(leaf.row_shape(row), leaf.dtype.bits)
+        with self.pack.open() as descriptor:
+            _read_span(descriptor, array, leaf.span(row)[0])
+        return array
+
     def read_into(self, row: int, arrays: Sequence[Array], *, check: bool) -> None:
         """Read a row's leaves from the disk into arrays of their shapes."""
         # Not by `open`: this is the way of every first read, and a context manager of Python code is a tenth of it.

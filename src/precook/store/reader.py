@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from precook.errors import DamagedEntryError, MissingEntryError
 from precook.store.copy import StackedBatch, Verify
-from precook.store.dtypes import DType
 from precook.store.layout import Layout
-from precook.store.leaves import Library
+from precook.store.lazy import lazy_leaf
+from precook.store.leaves import Library, converter
 from precook.store.lookup import Lookup
 from precook.store.packfile import USED, RowDamagedError, TableFile
 from precook.store.tree import Tree, read_values
@@ -28,36 +27,6 @@ _GIVEN = 1 << 30
 """Bytes handed out before private mappings are let go: a bound on what tensors that were written to keep in memory."""
 _READ_AHEAD = 64 << 20
 """Bytes announced to the system before a bulk read."""
-
-
-@dataclass(frozen=True, slots=True)
-class LazyTensor:
-    """A leaf whose shape and type are known and whose bytes are still in the store.
-
-    `load()` reads it anew each time; the first load of any leaf of an entry checks the whole entry.
-    """
-
-    shape: tuple[int, ...]
-    _type: DType = field(repr=False)
-    _library: Library = field(repr=False)
-    _load: Callable[[], Any] = field(repr=False)
-
-    @property
-    def dtype(self) -> Any:
-        """The type the loaded tensor will have: torch's, or numpy's."""
-        return self._type.torch_type() if self._library == "torch" else self._type.numpy_type()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return math.prod(self.shape) * self._type.size
-
-    def load(self) -> Any:
-        """The tensor, torch or numpy as it was put, in memory that may be written to."""
-        return self._load()
-
-    def __repr__(self) -> str:
-        return f"LazyTensor(shape={self.shape}, dtype={self._type.name})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +179,19 @@ class Reader:
 
         def loader(number: int) -> Callable[[], Any]:
             def load(table: TableFile, row: int) -> Any:
-                return table.converters(tensors)[number](self._arrays(table, row)[number])
+                # Into memory of its own, which goes with the tensor: a mapping would stay, and grow with each leaf.
+                if self._verify == "always" or not table.is_mapped(row):
+                    array = table.read(row, check=self._verify is not False)[number]
+                else:
+                    array = table.read_one(row, number)
+                leaf = table.table.leaves[number]
+                return converter(leaf.dtype, tensors or leaf.library)(array)
 
             # Where it lay when it was asked for; it may have been moved to another pack since.
             return lambda: self._lookup.visit(key, load, place=(table, row))
 
         leaves = [
-            LazyTensor(leaf.row_shape(row), leaf.dtype, tensors or leaf.library, loader(number))
+            lazy_leaf(leaf.row_shape(row), leaf.dtype, tensors or leaf.library, loader(number))
             for number, leaf in enumerate(table.table.leaves)
         ]
         return build_tree(table, row, leaves)

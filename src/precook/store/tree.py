@@ -9,18 +9,27 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from precook.errors import TreeError
+import numpy as np
+
+from precook.errors import PrecookError, TreeError
 from precook.identity.canonical import MAX_DEPTH, JsonValue, dict_form, dump_json, scalar_form
+from precook.store.dtypes import DTYPES, from_numpy_type, load_torch, loaded_torch
+from precook.store.lazy import LazyTensor
 from precook.store.leaves import Leaf, is_tensor, read_leaf
 
 Tree = Any
-"""Nested dict, list, tuple, None, bool, int, float, str, bytes and torch or numpy tensors."""
+"""Nested dict, list, tuple, plain values and torch or numpy tensors.
+
+Plain values are None, bool, int, float, str, bytes, sets of plain values, numpy's scalars, and torch's types, devices
+and sizes.
+"""
 
 Build = Callable[[Sequence[Any], Sequence[Any]], Tree]
 """Puts a tree together from its tensors and its plain parts."""
@@ -74,6 +83,8 @@ class _Taker:
     def take(self, node: Tree, path: tuple[object, ...]) -> _Plain | _Mixed:
         if len(path) > MAX_DEPTH:
             raise TreeError(_where(path), f"nested more than {MAX_DEPTH} levels deep")
+        if isinstance(node, LazyTensor):
+            node = node.load()
         kind = type(node)
         if kind is dict:
             return self._dict(node, path)
@@ -86,6 +97,10 @@ class _Taker:
             return _Mixed(("$tensor", len(self.leaves) - 1))
         if kind in (type(None), bool, int, float, str, bytes):
             return _Plain(_value_form(node))
+        if kind is set or kind is frozenset:
+            return _Plain({f"${kind.__name__}": self._members(node, path)})
+        if (form := _library_form(node)) is not None:
+            return _Plain(form)
         hint = "store plain values and tensors; give .item() of a numpy scalar" if hasattr(node, "item") else None
         raise TreeError(_where(path), f"a {kind.__module__}.{kind.__qualname__} cannot be stored", hint=hint)
 
@@ -95,6 +110,16 @@ class _Taker:
                 raise TreeError(_where((*path, key)), "a dict key must be a str or an int")
         parts = [self.take(item, (*path, key)) for key, item in node.items()]
         return self._join(dict, tuple(node), parts)
+
+    def _members(self, node: Iterable[Tree], path: tuple[object, ...]) -> list[JsonValue]:
+        """The members of a set in an order of their own: equal sets have equal forms."""
+        forms = []
+        for member in node:
+            part = self.take(member, (*path, member))
+            if isinstance(part, _Mixed):
+                raise TreeError(_where(path), "a set with a tensor in it cannot be stored", hint="give a list")
+            forms.append(part.form)
+        return sorted(forms, key=dump_json)
 
     def _join(self, kind: type, keys: tuple[object, ...], parts: list[_Plain | _Mixed]) -> _Plain | _Mixed:
         if all(isinstance(part, _Plain) for part in parts):
@@ -144,13 +169,17 @@ def take_apart(tree: Tree, *, copy: bool = True) -> Parts:
     )
 
 
-def read_values(values: bytes) -> list[Any]:
-    """The plain parts of a tree, from their JSON; `ValueError` if it is not what `take_apart` wrote."""
+def read_values(values: bytes, *, named: bool = False) -> list[Any]:
+    """The plain parts of a tree, from their JSON; `ValueError` if it is not what `take_apart` wrote.
+
+    A value of numpy's or torch's own, such as a type or a device, needs its library; where it is to be `named` only, it
+    is a text.
+    """
     if values == b"[]":
         return []
     try:
         # The scanner itself: the decoder's methods around it look for spaces that are never there.
-        parts, end = _SCAN(values.decode("ascii"), 0)
+        parts, end = (_SCAN_NAMED if named else _SCAN)(values.decode("ascii"), 0)
     except StopIteration:
         parts, end = None, -1
     except (TypeError, RecursionError) as error:
@@ -211,15 +240,69 @@ def _value_form(value: object) -> JsonValue:
     return scalar_form(value)
 
 
+def _library_form(value: Any) -> JsonValue | None:
+    """The form of a value that numpy or torch has beside its tensors; None where it is none of those."""
+    if isinstance(value, np.generic):
+        dtype = from_numpy_type(value.dtype)
+        return dtype and {"$scalar": [dtype.name, value.tobytes().hex()]}
+    torch = loaded_torch()
+    if torch is None:
+        return None
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"$device": str(value)}
+    return {"$size": list(value)} if isinstance(value, torch.Size) else None
+
+
 def _read_object(form: dict[str, Any]) -> Any:
     """A JSON object, its items read already, as the value it stands for."""
     tag, content = _untag(form)
     if tag is None:
         return form
+    if tag in _FOREIGN:
+        return _FOREIGN[tag](_read_foreign(tag, content))
     if tag not in _TAGGED:
         message = f"unknown plain value {tag}"
         raise ValueError(message)
     return _TAGGED[tag](content)
+
+
+def _read_named(form: dict[str, Any]) -> Any:
+    """The same, but a value of numpy's or torch's own is a text that says which."""
+    tag, content = _untag(form)
+    return f"{tag} {_read_foreign(tag, content)}" if tag in _FOREIGN else _read_object(form)
+
+
+def _read_foreign(tag: str | None, content: JsonValue) -> Any:
+    """What the form of a value of numpy's or torch's own says, if it can be one."""
+    match tag, content:
+        case "$size", list(sides) if all(type(side) is int and 0 <= side < _MAX_SIDE for side in sides):
+            return content
+        case "$scalar", [str(name), str(bits)] if name in DTYPES and len(bytes.fromhex(bits)) == DTYPES[name].size:
+            return content
+        case (("$dtype" | "$device"), str(name)) if _NAME.fullmatch(name):
+            return content
+    message = f"a {tag} that is none"
+    raise ValueError(message)
+
+
+def _torch_dtype(name: str) -> Any:
+    torch = load_torch()
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        # Not damage: another torch may have it.
+        message = f"the torch that is installed has no type {name}"
+        raise PrecookError(message, hint="install the torch that the entry was made with")
+    return dtype
+
+
+def _torch_device(name: str) -> Any:
+    try:
+        return load_torch().device(name)
+    except RuntimeError as error:
+        message = f"the torch that is installed knows no device {name}"
+        raise PrecookError(message, hint="install the torch that the entry was made with") from error
 
 
 def _read_bits(text: str) -> float:
@@ -237,13 +320,26 @@ _TAGGED: dict[str, Callable[[Any], Any]] = {
     "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
     "$bits": _read_bits,
     "$int": lambda text: int(text, 16),
+    "$set": set,
+    "$frozenset": frozenset,
 }
 """How a tagged object is read; `_value_form` and `scalar_form` write them."""
+_FOREIGN: dict[str | None, Callable[[Any], Any]] = {
+    "$dtype": _torch_dtype,
+    "$device": _torch_device,
+    "$size": lambda sides: load_torch().Size(sides),
+    "$scalar": lambda form: np.frombuffer(bytes.fromhex(form[1]), DTYPES[form[0]].numpy_type())[0],
+}
+"""Likewise what `_library_form` writes, which needs the library."""
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}(:[0-9]{1,3})?")
+_MAX_SIDE = 1 << 63
 
 
 # The decoder calls back for each object from the inside out, which makes reading a value one pass in C.
 _VALUES = json.JSONDecoder(object_hook=_read_object)
-_SCAN: Callable[[str, int], tuple[Any, int]] = json.scanner.make_scanner(_VALUES)  # type: ignore[attr-defined]
+_Scan = Callable[[str, int], tuple[Any, int]]
+_SCAN: _Scan = json.scanner.make_scanner(_VALUES)  # type: ignore[attr-defined]
+_SCAN_NAMED: _Scan = json.scanner.make_scanner(json.JSONDecoder(object_hook=_read_named))  # type: ignore[attr-defined]
 
 
 def _check_key(key: object) -> str | int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from precook.errors import ClosedStoreError, MissingEntryError, ReadOnlyError, TreeError
 from precook.identity.recipe import Recipe
-from precook.store.reader import LazyTensor
+from precook.store.lazy import LazyTensor
 from precook.testing.trees import example_trees, same
 from precook.values import Key
 

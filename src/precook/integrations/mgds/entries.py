@@ -22,8 +22,8 @@ from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.memo.memo import Memory
 from precook.store.keysets import split
+from precook.store.lazy import LazyTensor
 from precook.store.leaves import has_nan
-from precook.store.reader import LazyTensor
 from precook.store.store import Store
 from precook.store.tree import Parts, Tree, take_apart
 from precook.values import Bytes, Key

@@ -136,7 +136,7 @@ class Table:
     def check_values(self, row: int) -> None:
         """`ValueError` where a row's plain values cannot be put into its tree."""
         # What all rows share was read with the head.
-        if self.values.offsets is not None and len(read_values(self.values.row(row))) != self.parts:
+        if self.values.offsets is not None and len(read_values(self.values.row(row), named=True)) != self.parts:
             raise HeaderError("it has another number of plain values than its skeleton")
 
     def row_bytes(self) -> Numbers:
@@ -344,7 +344,7 @@ def _parse_table(reader: _ColumnReader, name: str, form: JsonValue) -> Table:
         for leaf, column in zip(form["leaves"], form["columns"], strict=True)
     )
     values = _parse_text(reader, f"{name}/values", rows, form["values"])
-    count = len(read_values(values.row(0)))
+    count = len(read_values(values.row(0), named=True))
     return Table(
         rows=rows,
         skeleton=skeleton,

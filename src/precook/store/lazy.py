@@ -1,0 +1,87 @@
+"""Lazy leaves: known by shape and type, read when they are used, and let go again."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from precook.errors import MissingTorchError
+from precook.store.dtypes import DType, load_torch
+from precook.store.leaves import Library
+from precook.values import Array
+
+
+class LazyTensor:
+    """A leaf whose shape and type are known and whose bytes are still in the store.
+
+    `load()` reads it anew each time; the first load of any leaf of an entry checks the whole entry. Nothing that was
+    read is held on to. A leaf that went in as a torch tensor is a `torch.Tensor` here too: used like any other, it is
+    read for the call and let go after it. One that went in as a numpy array is taken by numpy's functions.
+    """
+
+    __slots__ = ()
+
+    shape: Any
+    """As the loaded tensor will have it."""
+    dtype: Any
+    """The type the loaded tensor will have: torch's, or numpy's."""
+    nbytes: Any
+    """Bytes of the tensor."""
+
+    def load(self) -> Any:
+        """The tensor, torch or numpy as it was put, in memory that may be written to."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LazyArray(LazyTensor):
+    """A lazy leaf that loads as a numpy array, or that cannot load because torch is not installed."""
+
+    shape: tuple[int, ...]
+    _type: DType = field(repr=False)
+    _library: Library = field(repr=False)
+    _load: Callable[[], Any] = field(repr=False)
+
+    @property
+    def dtype(self) -> Any:
+        """The type the loaded tensor will have."""
+        return self._type.torch_type() if self._library == "torch" else self._type.numpy_type()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self._type.size
+
+    def load(self) -> Any:
+        """The array, in memory that may be written to."""
+        return self._load()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        # It is read for whoever asks, so it is a copy already: `copy=False` would ask for memory that is not there.
+        if copy is False:
+            message = "a lazy tensor has no array without a copy"
+            raise ValueError(message)
+        array: Array = np.asarray(self.load())
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"LazyTensor(shape={self.shape}, dtype={self._type.name})"
+
+
+def lazy_leaf(shape: tuple[int, ...], dtype: DType, library: Library, load: Callable[[], Any]) -> LazyTensor:
+    """A leaf that `load` reads: where it will be a torch tensor and torch is installed, it is one already."""
+    if library == "torch":
+        try:
+            load_torch()
+        except MissingTorchError:
+            return LazyArray(shape, dtype, library, load)  # whoever loads it is told that torch is missing
+        lazy: LazyTensor = importlib.import_module("precook.store.lazy_torch").LazyTorchTensor(
+            shape, dtype.torch_type(), load
+        )
+        return lazy
+    return LazyArray(shape, dtype, library, load)
