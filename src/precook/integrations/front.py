@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import weakref
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from precook.errors import PrecookError
 from precook.identity.recipe import Recipe, recipe_digest
 from precook.maintain.prune import plan_clear, plan_prune
 from precook.open_store import open_store
+from precook.store import exit as exits
 from precook.store.store import Store
 from precook.store.tree import Tree
 from precook.store.writer import Writer
@@ -29,8 +31,10 @@ _Self = TypeVar("_Self", bound="Front")
 class Front:
     """Entries of one kind of recipe, written in groups; a context manager, and safe to use from several threads.
 
-    What was put is found at once by this object. It is durable after `flush()`, after `close()`, and by itself as soon
-    as the store's writer has gathered enough or waited long enough.
+    What was put is found at once by this object, and survives the end of the process without another call: a normal
+    end, an exception, `sys.exit`, an object that nobody holds any more. It is durable after `flush()` and `close()`,
+    and by itself as soon as the store's writer has gathered enough or waited long enough; a kill or `os._exit` before
+    that loses what the writer had gathered.
     """
 
     def __init__(self, place: Place, kind: str, **options: Any) -> None:
@@ -44,6 +48,9 @@ class Front:
         self._pid = os.getpid()
         self._writer: Writer | None = None
         self._pending: set[Key] = set()
+        self._hurry: weakref.finalize[[], Front] | None = None
+        """Called when nobody holds this object any more."""
+        exits.remember(self)
 
     def flush(self) -> None:
         """Return when everything put so far is durable."""
@@ -64,11 +71,17 @@ class Front:
             self.flush()
         finally:
             with self._lock:
-                writer, self._writer = self._writer, None
+                writer = self._writer
+                self._drop_writer()
             if writer is not None and writer.usable:
                 writer.close()
             if self._owned:
                 self.store.close()
+
+    def finish(self) -> None:
+        """Write down what was read, before the process ends; what was put is the writer's to store."""
+        if self._pid == os.getpid():
+            self.store.record_uses()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -94,6 +107,9 @@ class Front:
         with self._lock:
             if self._writer is None:
                 self._writer = self.store.writer()
+                # At the end of the process the writer is flushed for its own sake.
+                self._hurry = weakref.finalize(self, self._writer.hurry)
+                self._hurry.atexit = False
             try:
                 self._writer.put(key, tree, recipe=recipe)
             except PrecookError:
@@ -135,7 +151,9 @@ class Front:
 
     def _drop_writer(self) -> None:
         """A failed writer stays failed; the next put begins anew."""
-        self._writer = None
+        if self._hurry is not None:
+            self._hurry.detach()
+        self._writer = self._hurry = None
         self._pending.clear()
 
     def _check_process(self) -> None:

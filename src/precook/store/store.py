@@ -412,6 +412,11 @@ class Store:
         index.rebuild()
         return index.count()
 
+    def record_uses(self) -> None:
+        """Write down what was read so far, for those who remove what was used least recently; `close` does it, too."""
+        if self._internals is not None and not self._closed:
+            self._internals.record_uses(now=True)
+
     def close(self) -> None:
         """Wait for puts under way, record what was used, close the index. Tensors that were handed out stay valid."""
         if self._closed:

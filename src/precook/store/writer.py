@@ -5,6 +5,7 @@ A commit runs in a thread of its own, so that the caller prepares the next entri
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from precook import threads
 from precook.errors import ClosedStoreError, PrecookError
 from precook.interrupt import Condition
+from precook.store import exit as exits
 from precook.store.commit import MAX_ROWS, MAX_TEXT, header_bytes, labelled_entry, text_bytes
 from precook.store.format.build import Entry
 from precook.store.format.header import MAX_HEADER
@@ -27,11 +29,14 @@ if TYPE_CHECKING:
 
     from precook.identity.recipe import Recipe
 
+_log = logging.getLogger("precook")
+
 
 class Writer:
     """Puts entries into a store in groups; durable at `flush()` and at the end of the `with` block.
 
     Safe to use from several threads. A writer that could not store a group says so at the next call and stays failed.
+    One that nobody closed is flushed when the process ends by itself, and the log says what it could not store.
     Entries become visible to readers when their group is committed.
     """
 
@@ -103,6 +108,26 @@ class Writer:
                 self._changed.wait()
                 self._check_usable()
 
+    def hurry(self) -> None:
+        """Have what was put so far committed as soon as can be, and wait for nothing: not even for the lock.
+
+        For whoever lets go of a writer in the middle of anything, as the garbage collector does.
+        """
+        if self._pid == os.getpid() and self._lock.acquire(blocking=False):
+            try:
+                self._wanted = max(self._wanted, self._group.number)
+                self._changed.notify_all()
+            finally:
+                self._lock.release()
+
+    def finish(self) -> None:
+        """Flush before the process ends; what cannot be stored is told in the log, because nobody asks any more."""
+        if self._pid == os.getpid() and not self._closed:
+            try:
+                self.flush()
+            except PrecookError as error:
+                _log.error("what was put last could not be stored: %s", error)  # noqa: TRY400 - no traceback
+
     def close(self) -> None:
         """Flush, and refuse anything after."""
         self._check_process()
@@ -133,6 +158,7 @@ class Writer:
 
     def _check_usable(self) -> None:
         if self._error is not None:
+            exits.let_go(self)  # the caller knows now
             raise self._error
         if self._closed:
             raise ClosedStoreError(self._root, "this writer is closed")
@@ -145,6 +171,7 @@ class Writer:
             # One that runs all the same, because only the wait for its start was interrupted, sees this and ends.
             self._thread = None
             raise
+        exits.hold(self)
 
     def _run(self) -> None:
         """Commit group after group, until there is nothing left to commit or it fails."""
@@ -174,6 +201,7 @@ class Writer:
                 if not self._group.entries:
                     # Nothing to wait for: the next put starts another thread, and a forgotten writer leaves none.
                     self._thread = None
+                    exits.let_go(self)
                     return None
                 self._changed.wait(self._patience())
             group, self._group = self._group, _PendingGroup(self._group.number + 1)

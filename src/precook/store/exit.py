@@ -1,0 +1,69 @@
+"""Exit: the one labelled home of what a process does before it ends by itself.
+
+Whoever forgot to close a writer loses nothing: what it still gathers is committed after the last line of the program,
+after an exception nobody caught, and after `sys.exit`. A kill and `os._exit` ask nobody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from typing import Protocol
+
+
+class Finishable(Protocol):
+    """Something that has to finish its work before the process ends."""
+
+    def finish(self) -> None: ...
+
+
+_HELD: set[Finishable] = set()
+"""Those that have work to do, whether or not anybody else still knows them."""
+_REMEMBERED: weakref.WeakSet[Finishable] = weakref.WeakSet()
+"""Those that have something to write down, if they are there at the end."""
+_announced: list[int] = []
+"""The process in which multiprocessing knows of us."""
+
+
+def hold(finishable: Finishable) -> None:
+    """Keep this object, and have it finish at the end unless it is let go before."""
+    _HELD.add(finishable)
+    _announce()
+
+
+def let_go(finishable: Finishable) -> None:
+    """This object has no work left."""
+    _HELD.discard(finishable)
+
+
+def remember(finishable: Finishable) -> None:
+    """Have this object finish at the end if it is still there, after those that are held."""
+    _REMEMBERED.add(finishable)
+    _announce()
+
+
+def _announce() -> None:
+    # Again each time, so that we come before what was there already: a temporary folder that a store lies in is removed
+    # at the end, too.
+    atexit.unregister(_finish)
+    atexit.register(_finish)
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None and _announced != [os.getpid()]:
+        # A child that multiprocessing has forked ends with `os._exit`, before Python 3.13 without a word to atexit.
+        multiprocessing.Finalize(None, _finish, exitpriority=0)
+        _announced[:] = [os.getpid()]
+
+
+def _finish() -> None:
+    for finishable in [*_HELD, *_REMEMBERED]:
+        finishable.finish()
+
+
+def _in_child() -> None:
+    # What they gathered is the parent's to store, and no thread of the child would.
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,203 @@
+"""Programs that put into a front and just end: nobody calls `close`, as no trainer does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precook
+from precook.integrations.embedding import EmbeddingCacheManager
+from precook.integrations.tokenized import CachedTokens, CacheKey, TokenizedCache
+from precook.integrations.vl import VlCache, VlCacheKey
+from precook.store.index.scan import EntryScan
+
+PUT = """
+import gc, multiprocessing, os, shutil, signal, sys
+import numpy as np
+from precook.integrations.embedding import EmbeddingCacheManager
+from precook.integrations.tokenized import CachedTokens, CacheKey, TokenizedCache
+from precook.integrations.vl import VlCache, VlCacheKey
+
+root = sys.argv[1]
+waits = {"flush_seconds": 3600}  # only the end of the process makes anything durable
+
+def put(name):
+    # In functions of a module, objects live until the interpreter goes.
+    global tokenized, pictures, embeddings
+    tokenized = TokenizedCache.open(root + "/tokenized", **waits)
+    tokenized.put(CacheKey(name, "tokenizer", 8), CachedTokens(np.arange(3), np.ones(3)))
+    pictures = VlCache(root + "/vl", **waits)
+    pictures.put(VlCacheKey(name, "processor", 8, 8), np.zeros((3, 8, 8)))
+    embeddings = EmbeddingCacheManager(root + "/embeddings", **waits)
+    embeddings.save_cache("pixel_latent", name, np.ones(4))
+"""
+
+NORMAL = "put('a')"
+ERROR = "put('a')\nraise ValueError('a bug of the trainer')"
+SYS_EXIT = "put('a')\nsys.exit(3)"
+IN_A_FUNCTION = "def main():\n    put('a')\n    raise SystemExit(0)\nmain()"
+COLLECTED = "put('a')\ndel tokenized, pictures, embeddings\ngc.collect()"
+CHILD_OF_MULTIPROCESSING = """
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=put, args=("a",))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+"""
+
+
+def run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, "-c", PUT + script, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def found(folder: Path, name: str = "a") -> tuple[bool, bool, bool]:
+    """Which of the three fronts have what was put under a name."""
+    with (
+        TokenizedCache.open(folder / "tokenized") as tokenized,
+        VlCache(folder / "vl") as pictures,
+        EmbeddingCacheManager(folder / "embeddings") as embeddings,
+    ):
+        return (
+            tokenized.get(CacheKey(name, "tokenizer", 8)) is not None,
+            pictures.exists(VlCacheKey(name, "processor", 8, 8)),
+            embeddings.cache_exists("pixel_latent", name),
+        )
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        pytest.param(NORMAL, 0, id="normal end"),
+        pytest.param(ERROR, 1, id="exception"),
+        pytest.param(SYS_EXIT, 3, id="sys.exit"),
+        pytest.param(IN_A_FUNCTION, 0, id="SystemExit in a function"),
+        pytest.param(COLLECTED, 0, id="collected"),
+        pytest.param(CHILD_OF_MULTIPROCESSING, 0, id="child of multiprocessing"),
+    ],
+)
+def test_what_was_put_survives_the_end_of_the_process(tmp_path: Path, script: str, code: int) -> None:
+    """However a program ends by itself, all that it has put is there for the next one, and nothing is complained of."""
+    ended = run(tmp_path, script)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr == "" or "a bug of the trainer" in ended.stderr
+    assert "precook" not in ended.stderr
+    assert found(tmp_path) == (True, True, True)
+
+
+def test_a_forked_child_stores_its_own_and_leaves_the_parents_to_the_parent(tmp_path: Path) -> None:
+    """A child that ends normally neither writes what the parent has put nor loses what it has put itself."""
+    script = """
+put('parent')
+child = os.fork()
+if child == 0:
+    tokenized.put(CacheKey('child', 'tokenizer', 8), CachedTokens(np.arange(3), np.ones(3)))
+    sys.exit(0)
+os.waitpid(child, 0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run(tmp_path, script).returncode == -9
+    assert found(tmp_path, "child") == (True, False, False)
+    assert found(tmp_path, "parent") == (False, False, False)
+
+
+def test_a_collected_front_stores_at_once(path: Path) -> None:
+    """The process goes on for hours: what was put does not wait for its end, nor for the writer's patience."""
+    cache = TokenizedCache.open(path, flush_seconds=3600)
+    key = CacheKey("section", "tokenizer", 8)
+    cache.put(key, CachedTokens(np.arange(3), np.ones(3)))
+    writer = cache._writer
+    assert writer is not None
+    thread = writer._thread
+    assert thread is not None
+    del cache
+    thread.join(timeout=60)
+    with TokenizedCache.open(path) as again:
+        assert again.get(key) is not None
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_killed_process_loses_what_its_writer_still_gathered(tmp_path: Path, ending: str) -> None:
+    """What is documented, and no more: entries that were committed before are there, those that waited are not."""
+    run(tmp_path, f"put('before')\nfor front in (tokenized, pictures, embeddings): front.flush()\nput('a')\n{ending}")
+    assert found(tmp_path, "before") == (True, True, True)
+    assert found(tmp_path) == (False, False, False)
+
+
+def test_what_cannot_be_stored_at_the_end_is_told(tmp_path: Path) -> None:
+    """Nobody asks any more, so the last words of the process say what is lost and why."""
+    script = """
+put('a')
+from precook.store import files
+def fail(*_, **__):
+    raise OSError(28, "No space left on device")
+files.publish = fail
+"""
+    ended = run(tmp_path, script)
+    assert ended.returncode == 0
+    assert ended.stderr.count("could not be stored") == 3, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_what_failed_in_the_background_is_told_at_the_end(tmp_path: Path) -> None:
+    """A commit that failed after the last call has nobody else to tell."""
+    script = """
+from precook.store import files
+def fail(*_, **__):
+    raise OSError(28, "No space left on device")
+files.publish = fail
+waits = {"flush_seconds": 0}
+put('a')
+for front in (tokenized, pictures, embeddings):
+    while front._writer._thread is not None:
+        front._writer._thread and front._writer._thread.join()
+"""
+    ended = run(tmp_path, script)
+    assert ended.stderr.count("could not be stored") == 3, ended.stderr
+
+
+def test_a_temporary_folder_is_gone_after_the_end(tmp_path: Path) -> None:
+    """Entries are stored before the folder is removed, not into a new one of its name after it."""
+    script = """
+import tempfile
+warm = tempfile.TemporaryDirectory()
+put('a')
+folder = tempfile.TemporaryDirectory(dir=root)
+root = folder.name
+put('b')
+"""
+    ended = run(tmp_path, script)
+    assert ended.stderr == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["embeddings", "tokenized", "vl"]
+
+
+def last_use(folder: Path) -> int:
+    """When an entry of a store was used last, as far as it is recorded."""
+    with precook.open(folder) as store:
+        internals = store.internals()
+        return int(EntryScan(internals.layout, internals.index).moments.max())
+
+
+def test_reads_count_as_uses_also_when_nobody_closes(tmp_path: Path) -> None:
+    """A section that yesterday's program read and did not put is young: pruning and eviction leave it."""
+    run(tmp_path, NORMAL)
+    before = last_use(tmp_path / "tokenized")
+    script = """
+cache = TokenizedCache.open(root + "/tokenized")
+assert cache.get(CacheKey("a", "tokenizer", 8)) is not None
+"""
+    assert run(tmp_path, script).returncode == 0
+    assert last_use(tmp_path / "tokenized") > before
