@@ -126,7 +126,7 @@ class Writer:
             try:
                 self.flush()
             except PrecookError as error:
-                _log.error("what was put last could not be stored: %s", error)  # noqa: TRY400 - no traceback
+                _log.error("what was put last could not be stored: %s", error)
 
     def close(self) -> None:
         """Flush, and refuse anything after."""
