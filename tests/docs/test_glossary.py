@@ -18,11 +18,11 @@ Words of every program:
     buffer cache check collate column config connection content copy data database device dtype error exit field file
     folder fork format function header hub image import integration internal interrupt lock log lookup machine main many
     mapping message model name open option output pool process progress reader registry report result run sampler scan
-    schema search signal stat status template test text thread token tool type unit usage use value walk worker
+    schema search signal stat status system template test text thread token tool type unit usage use value walk worker
 Verbs that mean what they mean everywhere:
     clear encode export fill init load ls maintain prepare protect read reason reindex remove repair show trust
 Other projects, formats and what they are about:
-    cli comfyui demo embedding fs hf mgds npz pixel tensor torch vae vl yaml zip
+    cli comfyui demo embedding fs hf mgds npz pixel posix tensor torch vae vl windows yaml zip
 """
 ENDINGS = ("s", "es", "d", "ed", "ing", "r", "er", "ized", "ation")
 

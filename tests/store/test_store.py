@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -488,7 +489,7 @@ def test_a_partial_file_swept_before_it_was_locked_is_made_anew(
     store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep between a writer's open and its lock costs the writer a second try, not its entries."""
-    real, swept = files.fcntl.flock, []
+    real, swept = fcntl.flock, []
 
     def flock(descriptor: int, operation: int) -> None:
         name = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -500,7 +501,7 @@ def test_a_partial_file_swept_before_it_was_locked_is_made_anew(
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("needs /proc to know a descriptor's name")
     store.put(recipe.key(0), 0)
-    monkeypatch.setattr(files.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     store.put(recipe.key(1), 1)
     assert swept
     with precook.open(store.path) as again:

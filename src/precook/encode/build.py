@@ -7,8 +7,6 @@ again. With everything there, the dataset is frozen as its latest snapshot.
 from __future__ import annotations
 
 import dataclasses
-import resource
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +21,7 @@ from precook.encode.progress import BuildProgress
 from precook.encode.registry import EncoderSpec, pad_ids
 from precook.encode.run import BuildOptions, run_encoder
 from precook.errors import ConfigError, IncompleteError, NoSpaceError, printable
+from precook.fs.system import system
 from precook.interrupt import interruption
 from precook.maintain.build_log import Run, record_run
 from precook.memo.memo import Memory
@@ -253,7 +252,6 @@ def encode_missing(plan: BuildPlan, *, options: BuildOptions, stop: threading.Ev
                 if not stop.is_set():
                     spec = plan.specs[name].on(options.devices)
                     run_encoder(plan, spec, rows, progress, claims, options=options, stop=stop, report=report)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tried = sum(progress.encoded.values()) + sum(progress.reused.values()) + len(progress.failed) + progress.changed
     return BuildReport(
         encoded={name: progress.encoded[name] for name in plan.encoders},
@@ -265,7 +263,7 @@ def encode_missing(plan: BuildPlan, *, options: BuildOptions, stop: threading.Ev
         seconds=time.monotonic() - start,
         bytes=progress.nbytes,
         # In KiB, but on macOS in bytes.
-        peak_memory=peak if sys.platform == "darwin" else peak * 1024,
+        peak_memory=system.peak_memory(),
         stopped=stop.is_set(),
     )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from precook.fs.stamps import why_not_a_file
+from precook.fs.system import calls
 
 _MAX_SEGMENTS = 10_000
 _PIECE = 1 << 20
@@ -33,7 +35,7 @@ class TooLargeError(OSError):
 @contextmanager
 def open_source(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]:
     """A descriptor of the regular file at a path, and how it looks; never waits for the other end of a FIFO."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = calls.open(path, os.O_RDONLY | calls.O_CLOEXEC | calls.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
         if reason := why_not_a_file(status.st_mode):
@@ -72,6 +74,8 @@ def bytes_there(descriptor: int, size: int) -> int:
 
     Where the file system does not tell, and where there are very many holes, all of them count.
     """
+    if sys.platform == "win32":
+        return size
     before = os.lseek(descriptor, 0, os.SEEK_CUR)
     there = position = 0
     try:

@@ -14,16 +14,23 @@ from array import array
 COLUMNS = 6
 """Mode (or minus the errno), inode, device, size, mtime and ctime in nanoseconds."""
 _63 = (1 << 63) - 1
-_FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
-"""Enough to look at a name in a folder, even in one that may not be listed."""
+if sys.platform != "win32":
+    _FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+    """Enough to look at a name in a folder, even in one that may not be listed."""
 
 
 def stat_names(folder: bytes | str, names: list[bytes] | list[str]) -> array[int]:
     """Six numbers for each name in a folder; links are followed."""
     rows = array("q")
     extend, stat = rows.extend, os.stat
+    descriptor: int | None = None
     try:
-        descriptor = os.open(folder, _FOLDER)
+        if sys.platform == "win32":
+            # There is no descriptor of a folder: each name is looked up by its whole path.
+            os.stat(folder)  # noqa: PTH116
+            names = [os.path.join(os.fsdecode(folder), os.fsdecode(name)) for name in names]  # noqa: PTH118
+        else:
+            descriptor = os.open(folder, _FOLDER)
     except OSError as error:
         extend(_failure_row(error) * len(names))
         return rows
@@ -42,7 +49,8 @@ def stat_names(folder: bytes | str, names: list[bytes] | list[str]) -> array[int
                 # No file can have such a name: a NUL, or characters that no bytes stand for.
                 extend((-errno.EINVAL, 0, 0, 0, 0, 0))
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
     return rows
 
 

@@ -106,8 +106,11 @@ class FileSystems:
 def stamps_are_reliable(path: Path) -> bool:
     """Whether a stamp that has not changed means content that has not changed.
 
-    Outside Linux, where nothing tells what a file system is, it is taken for a local one.
+    On macOS, where nothing tells what a file system is, it is taken for a local one. On Windows the time of change is
+    not in a stamp, and a copy over a file can leave the rest of it as it was.
     """
+    if sys.platform == "win32":
+        return False
     kind = file_system_type(path)
     return kind in _TRUSTED if kind or sys.platform == "linux" else True
 
@@ -159,7 +162,9 @@ def file_system_time(folder: Path) -> int:
 
 def _time_of_new_file(folder: Path) -> int | None:
     """The time that a file made in a folder gets; None where none can be made."""
-    with contextlib.suppress(OSError, AttributeError):
+    if sys.platform != "linux":
+        return None
+    with contextlib.suppress(OSError):
         # A file without a name leaves no trace, not even in its folder's times.
         descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:

@@ -37,6 +37,7 @@ from precook.errors import (
     StoreReadError,
     printable,
 )
+from precook.fs.system import calls, system
 from precook.fs.trust import file_system_time
 from precook.identity.digest import derived_digest
 from precook.maintain.archive import (
@@ -222,14 +223,14 @@ def _contents(entry: Entry, entries: EntryList, packs: Sequence[slice]) -> str:
 def _open_partial(path: Path) -> Iterator[tuple[Path, int]]:
     """The file that is being written, whoever began it; locked, so that nobody else goes on with it meanwhile."""
     partial = path.with_name(path.name + files.PARTIAL)
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    descriptor = calls.open(partial, os.O_RDWR | os.O_CREAT | calls.O_CLOEXEC | calls.O_NOFOLLOW, 0o666)
     try:
         if not files.lock(descriptor, partial):
             raise LockedError(partial, "another export writes this file")
         # Whoever held the lock may just have given the file its final name: it must not be written to any more.
         if not os.path.samestat(os.fstat(descriptor), os.stat(partial)):  # noqa: PTH116
             raise LockedError(partial, "another export has just finished this file")
-        first = os.pread(descriptor, BLOCK, 0)
+        first = calls.pread(descriptor, BLOCK, 0)
         if any(first) and not first.startswith(b"manifest-"):
             raise name_taken(partial, FOREIGN)
         yield partial, descriptor
@@ -368,14 +369,14 @@ class Staging:
     def _hold(self) -> None:
         """Lock the folder, unless it was removed meanwhile."""
         try:
-            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = system.open_folder_to_lock(self.folder)
         except FileNotFoundError:
             return
         try:
             if not files.lock(descriptor, self.folder):
                 raise LockedError(self.folder, "another process imports this archive")
             # Another import may have removed the folder between our look and our lock: then nobody else would find it.
-            if os.fstat(descriptor).st_nlink:
+            if system.has_name(descriptor, self.folder):
                 self._descriptor = descriptor
         finally:
             if self._descriptor < 0:
@@ -389,7 +390,7 @@ class Staging:
         for folder in self._home.iterdir():
             if folder == self.folder or folder.is_symlink() or now - folder.stat().st_mtime < _STAGED_SECONDS:
                 continue
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = system.open_folder_to_lock(folder)
             try:
                 if files.lock(descriptor, folder):
                     shutil.rmtree(folder)

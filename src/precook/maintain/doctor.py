@@ -7,10 +7,10 @@ nothing in the store is written or removed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import re
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Literal
 
 from precook.errors import PrecookError
+from precook.fs.system import system
 from precook.fs.trust import find_mount
 from precook.store import files
 from precook.store.index import database
 from precook.store.layout import Layout, list_packs, read_marker
-from precook.store.mapping import map_file
 
 Level = Literal["ok", "note", "problem"]
 
@@ -145,10 +145,10 @@ def _examine_mount(directory: Path) -> Finding:
 
 
 def _examine_space(directory: Path) -> Finding:
-    status = os.statvfs(directory)
-    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    usage = shutil.disk_usage(directory)
+    free, total = usage.free, usage.total
     message = f"{free / 2**30:,.1f} GiB free of {total / 2**30:,.1f} GiB"
-    if status.f_files and not status.f_favail:
+    if system.has_no_inodes(directory):
         return Finding("problem", "space", f"{message}, but no file can be made: all inodes are in use")
     if free < _TOO_LITTLE_SPACE:
         return Finding("problem", "space", f"{message}: not enough for one pack", "free some space")
@@ -157,8 +157,7 @@ def _examine_space(directory: Path) -> Finding:
 
 def _probe(directory: Path) -> Iterator[Finding]:
     """Try what the store relies on, in a temporary directory that is removed again."""
-    read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
-    if read_only or not os.access(directory, os.W_OK | os.X_OK):
+    if system.is_read_only(directory) or not os.access(directory, os.W_OK | os.X_OK):
         yield Finding("note", "probes", "not tried: this directory cannot be written to")
         return
     try:
@@ -179,9 +178,9 @@ def _probe(directory: Path) -> Iterator[Finding]:
 
 def _probe_flock(folder: Path) -> Finding:
     with (folder / "lock").open("wb") as first, (folder / "lock").open("rb") as second:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(first.fileno(), shared=False, wait=False)
         try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(second.fileno(), shared=False, wait=False)
         except BlockingIOError:
             return Finding("ok", "flock", "a lock keeps a second one out")
     hint = "keep the store on another file system, or write to it from one process only"
@@ -224,7 +223,7 @@ def _probe_mapping(folder: Path) -> Finding:
     path.write_bytes(b"content")
     with path.open("rb") as file:
         try:
-            shared, private = (map_file(file.fileno(), 7, private=private) for private in (False, True))
+            shared, private = (system.map_file(file.fileno(), 7, private=private) for private in (False, True))
         except OSError as error:
             return Finding("note", "mmap", f"not possible here ({error.strerror}): every read is a copy")
     private[0] = 0

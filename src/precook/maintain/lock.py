@@ -10,10 +10,10 @@ import contextlib
 import os
 import shutil
 import socket
-import stat
 from collections.abc import Iterator
 
 from precook.errors import ReadOnlyError, printable
+from precook.fs.system import system
 from precook.store import files
 from precook.store.internals import StoreInternals
 from precook.store.layout import Layout
@@ -60,13 +60,12 @@ def _check_owner(layout: Layout) -> None:
     """Refuse to remove anything from a directory that somebody else may have planted."""
     with files.reading(layout.root):
         status = layout.root.stat()
-    if status.st_mode & stat.S_IWOTH:
+    if system.everybody_may_write(status):
         hint = f"take that right away: chmod o-w {printable(layout.root)}"
         raise ReadOnlyError(
             layout.root, "everybody may write to this directory, so nothing is removed from it", hint=hint
         )
-    shared = bool(status.st_mode & stat.S_IWGRP)
-    if status.st_uid != os.geteuid() and os.geteuid() != 0 and not shared:
+    if system.is_anothers(status) and not system.is_superuser() and not system.group_may_write(status):
         hint = "run it as its owner, or let its group write to it"
         raise ReadOnlyError(layout.root, "this directory belongs to somebody else", hint=hint)
 
@@ -94,7 +93,7 @@ def make_reserve(layout: Layout, size: int) -> None:
     """Take so much space from the disk."""
     descriptor = files.create(layout.reserve)
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        system.preallocate(descriptor, size)
     except BaseException:
         with contextlib.suppress(OSError):
             layout.reserve.unlink()

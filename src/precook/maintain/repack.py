@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import DamagedEntryError, DamagedPackError, LockedError, NoSpaceError, StoreReadError
+from precook.errors import DamagedEntryError, DamagedPackError, LockedError, NoSpaceError, StoreReadError, printable
+from precook.fs.system import system
 from precook.fs.trust import file_system_time
 from precook.store import files
 from precook.store.commit import publishing
@@ -45,7 +46,7 @@ from precook.store.index.schema import ReplacedPack
 from precook.store.internals import StoreInternals
 from precook.store.layout import Layout
 from precook.store.packfile import Guard, PackFile, RowDamagedError
-from precook.units import format_size
+from precook.units import format_count, format_size
 from precook.values import Bytes, Key, Numbers
 
 _log = logging.getLogger("precook")
@@ -396,24 +397,48 @@ def unlink_packs(internals: StoreInternals, names: Sequence[str]) -> list[tuple[
 
 
 def unlink_doomed(layout: Layout, index: Index) -> list[tuple[str, int]]:
-    """Remove the files of doomed packs and forget them; which they were. Readers keep what they have mapped."""
+    """Remove the files of doomed packs and forget them; which they were. Readers keep what they have mapped.
+
+    On Windows a pack that somebody has mapped cannot be removed: it stays doomed, which is told, and goes the next time
+    that the store is opened or something is removed from it.
+    """
+    doomed, left = _unlink_doomed(layout, index)
+    if left:
+        _log.warning(
+            "%s: %s cannot be removed while a process uses them, which this system does not allow; they are removed"
+            " when the store is next opened without it",
+            printable(layout.root),
+            format_count(len(left), "pack"),
+        )
+    return doomed
+
+
+def _unlink_doomed(layout: Layout, index: Index) -> tuple[list[tuple[str, int]], list[str]]:
+    """The same without a word: those that were removed, and the names of those that could not be."""
+    left = []
     with index.exclusive():
         doomed = index.doomed_packs()
         paths = [layout.pack(name) for name, _ in doomed]
         with files.explained(layout.root):
-            for path in paths:
-                files.unlink_inside(layout.root, path)
+            for (name, _), path in zip(doomed, paths, strict=True):
+                try:
+                    files.unlink_inside(layout.root, path)
+                except OSError as error:
+                    if not system.refuses_removal(error):
+                        raise
+                    left.append(name)
             # A name that came back after a power cut would be taken for a new pack, once its mark is gone.
             for folder in sorted({path.parent for path in paths}):
                 with contextlib.suppress(FileNotFoundError):
                     files.sync_directory(folder)
+        doomed = [(name, size) for name, size in doomed if name not in left]
         if doomed:
             index.forget_packs([name for name, _ in doomed])
-    return doomed
+    return doomed, left
 
 
 def sweep_doomed(layout: Layout, index: Index) -> None:
     """The same at open, unless somebody else is at it or has the lock, or a full disk leaves no room to forget them."""
     if index.doomed_packs():
         with contextlib.suppress(LockedError, NoSpaceError), index.exclusive(patience=0):
-            unlink_doomed(layout, index)
+            _unlink_doomed(layout, index)

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from precook.errors import DamagedPackError, ReadOnlyError
+from precook.fs.system import calls
 from precook.maintain.lock import maintaining
 from precook.maintain.owners import Owner, find_owners
 from precook.maintain.repack import rewrite_packs, unlink_doomed
@@ -197,10 +198,10 @@ def _check_disk(internals: StoreInternals) -> None:
     """
     path = internals.layout.marker
     with files.reading(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = calls.open(path, os.O_RDONLY | calls.O_CLOEXEC)
         try:
             forget_cached(descriptor)
-            os.pread(descriptor, 1, 0)
+            calls.pread(descriptor, 1, 0)
         finally:
             os.close(descriptor)
 

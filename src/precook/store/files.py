@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import secrets
 import stat
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreReadError, StoreWriteError
+from precook.fs.system import calls, system
 
 PARTIAL = ".partial"
 _BUFFERS_AT_ONCE = 512  # below IOV_MAX everywhere
@@ -55,7 +55,7 @@ def publish(
             for some in [buffers] if isinstance(buffers, Sequence) else ([buffer] for buffer in buffers):
                 write_all(descriptor, some)
             if modified is not None:
-                os.utime(descriptor, ns=(modified, modified))
+                system.set_modified(descriptor, partial, modified)
             sync_file(descriptor)
             if prove is not None:
                 prove(partial)
@@ -75,7 +75,7 @@ def publish_file(durable: Path, path: Path) -> None:
     Also where the name itself cannot be made durable: others may have found it already. Only a caller who knows better,
     under the store's lock, takes it away again.
     """
-    os.rename(durable, path)  # noqa: PTH104 - each step of the order of writes stands here by name
+    system.rename(durable, path)
     sync_directory(path.parent)
 
 
@@ -85,7 +85,7 @@ def write_all(descriptor: int, buffers: Sequence[Any]) -> None:
     first = 0
     while first < len(pending):
         end = _reach(pending, first)
-        written = os.writev(descriptor, pending[first:end])
+        written = calls.writev(descriptor, pending[first:end])
         if end < len(pending):
             begin_writeback(descriptor)
         while first < len(pending) and written >= pending[first].nbytes:
@@ -107,7 +107,7 @@ def _reach(pending: Sequence[memoryview], at: int) -> int:
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
     """So many bytes of a file, fewer only where it ends: a read that gives only some of them is continued."""
     pieces = []
-    while size and (piece := os.pread(descriptor, size, offset)):
+    while size and (piece := calls.pread(descriptor, size, offset)):
         pieces.append(piece)
         size -= len(piece)
         offset += len(piece)
@@ -116,19 +116,12 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
 
 def sync_file(descriptor: int) -> None:
     """Make a file's content durable."""
-    if sys.platform == "darwin":
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(descriptor)
+    system.sync_file(descriptor)
 
 
 def sync_directory(path: Path) -> None:
     """Make a directory's names durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sync_file(descriptor)
-    finally:
-        os.close(descriptor)
+    system.sync_directory(path)
 
 
 class Directories:
@@ -169,16 +162,13 @@ def make_directory(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.mkdir()
         with contextlib.suppress(FileNotFoundError):  # somebody has replaced or removed it since
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                share(descriptor, path.parent)
-            finally:
-                os.close(descriptor)
+            system.share_folder(path)
 
 
 def create(path: Path) -> int:
     """Make a file of the store that nobody else has, and open it to write; shared as its directory is."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | calls.O_NOFOLLOW | calls.O_CLOEXEC
+    descriptor = calls.open(path, flags, 0o666)
     try:
         share(descriptor, path.parent)
     except BaseException:
@@ -191,12 +181,12 @@ def create(path: Path) -> int:
 
 def open_lock(path: Path) -> int:
     """Open the file at `path` that is there to be locked; it is made where there is none."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | calls.O_NOFOLLOW | calls.O_CLOEXEC
     if not is_shared(path.parent):
-        return os.open(path, flags | os.O_CREAT, 0o666)
+        return calls.open(path, flags | os.O_CREAT, 0o666)
     while True:
         with contextlib.suppress(FileNotFoundError):
-            return os.open(path, flags)
+            return calls.open(path, flags)
         # It has its name only when it is shared: whoever could not open it would be kept out for good if we died here.
         partial = path.with_name(f"lock.{secrets.token_hex(4)}{PARTIAL}")
         os.close(create(partial))
@@ -207,7 +197,7 @@ def open_lock(path: Path) -> int:
         except OSError as error:
             if error.errno not in _NOT_SUPPORTED:
                 raise
-            return os.open(path, flags | os.O_CREAT, 0o666)
+            return calls.open(path, flags | os.O_CREAT, 0o666)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)  # noqa: PTH108
@@ -215,7 +205,7 @@ def open_lock(path: Path) -> int:
 
 def is_shared(folder: Path) -> bool:
     """Whether a group may write to a directory."""
-    return bool(os.stat(folder).st_mode & stat.S_IWGRP)  # noqa: PTH116 - as where a file is shared
+    return system.group_may_write(os.stat(folder))  # noqa: PTH116 - as where a file is shared
 
 
 def share(made: int, folder: Path) -> None:
@@ -224,7 +214,7 @@ def share(made: int, folder: Path) -> None:
     The umask of whoever makes a file says nothing about those he shares the store with. Nothing is changed by one who
     is not of that group: the rights would be another group's.
     """
-    _share(made, os.fstat(made), folder)
+    system.share(made, os.fstat(made), folder)
 
 
 def share_again(path: Path) -> None:
@@ -240,24 +230,9 @@ def share_again(path: Path) -> None:
         with explained(path.parent):
             status = os.fstat(descriptor)
             if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-                _share(f"/proc/self/fd/{descriptor}", status, path.parent)
+                system.share(f"/proc/self/fd/{descriptor}", status, path.parent)
     finally:
         os.close(descriptor)
-
-
-def _share(made: int | str, status: os.stat_result, folder: Path) -> None:
-    there = os.stat(folder)  # noqa: PTH116
-    if not there.st_mode & stat.S_IWGRP:
-        return
-    meant = 0o2777 if stat.S_ISDIR(status.st_mode) else 0o666
-    try:
-        if status.st_gid != there.st_gid:
-            os.chown(made, -1, there.st_gid)
-        if (status.st_mode ^ there.st_mode) & meant:
-            os.chmod(made, there.st_mode & meant)  # noqa: PTH101
-    except OSError as error:
-        if error.errno not in _NOT_SUPPORTED:
-            raise
 
 
 def _create_partial(path: Path) -> tuple[Path, int]:
@@ -267,7 +242,7 @@ def _create_partial(path: Path) -> tuple[Path, int]:
         descriptor = create(partial)
         try:
             # A sweep may take it between our open and our lock: then it is removed.
-            if lock(descriptor, partial) and os.fstat(descriptor).st_nlink:
+            if lock(descriptor, partial) and system.has_name(descriptor, partial):
                 return partial, descriptor
         except BaseException:
             os.close(descriptor)
@@ -281,7 +256,7 @@ def sweep_partial(path: Path) -> bool:
     """Remove a partial file whose writer is dead; whether it was. Where nobody can tell it stays."""
     try:
         # To be written: file systems that make `flock` of other locks give no other descriptor an exclusive one.
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = calls.open(path, os.O_RDWR | calls.O_NOFOLLOW | calls.O_NONBLOCK | calls.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -301,9 +276,8 @@ def lock(descriptor: int, path: Path, *, shared: bool = False, wait: bool = Fals
     `LockedError` where the file system has no locks: nobody could tell then what the living need from what the dead
     have left.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+        system.lock(descriptor, shared=shared, wait=wait)
     except BlockingIOError:
         return False
     except OSError as error:
@@ -314,17 +288,10 @@ def lock(descriptor: int, path: Path, *, shared: bool = False, wait: bool = Fals
 
 def unlink_inside(root: Path, path: Path) -> bool:
     """Remove a file of the store at `root`; whether it was there. No link below `root` is followed on the way to it."""
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for name in path.relative_to(root).parts[:-1]:
-            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            os.close(folder)
-            folder = inner
-        os.unlink(path.name, dir_fd=folder)
+        system.unlink_inside(root, path)
     except FileNotFoundError:
         return False
-    finally:
-        os.close(folder)
     return True
 
 

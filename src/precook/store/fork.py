@@ -7,6 +7,7 @@ are remembered weakly; a closed one is harmless.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import Protocol
 
@@ -49,4 +50,5 @@ def _in_child() -> None:
         _FORKING.pop().after_fork_in_child()
 
 
-os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+if sys.platform != "win32":  # where no process is forked
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

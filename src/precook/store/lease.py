@@ -30,6 +30,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from precook.errors import ClosedStoreError, LostLeaseError, NoLeaseError, NoSpaceError
+from precook.fs.system import calls, system
 from precook.store import files
 from precook.store import fork as forks
 from precook.store.index.index import Index
@@ -142,7 +143,7 @@ class Lease:
             return
         if self._descriptor < 0:
             raise ClosedStoreError(self._layout.root, "this lease is closed, or belongs to the process that was forked")
-        if not os.fstat(self._descriptor).st_nlink:
+        if not system.has_name(self._descriptor, self.path):
             raise LostLeaseError(self._layout.root, f"lease {self.id[:8]} was broken while it was held")
 
     def close(self) -> None:
@@ -174,12 +175,8 @@ class Lease:
     def _create(self, purpose: str) -> int:
         """The file, locked before anybody else can take it for one of the dead: they look under the store's lock."""
         files.make_directory(self._layout.leases)
-        folder = os.open(self._layout.leases, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self.id, flags, 0o666, dir_fd=folder)
-        finally:
-            os.close(folder)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | calls.O_CLOEXEC | calls.O_NOFOLLOW
+        descriptor = system.open_inside(self._layout.leases, self.id, flags)
         holder = {"purpose": purpose[:200], "pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         try:
             files.share(descriptor, self._layout.leases)
@@ -279,7 +276,7 @@ def _paths(layout: Layout) -> list[Path]:
 def _open_if_held(path: Path) -> int | None:
     """A lease to read from, None where nobody holds it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = calls.open(path, os.O_RDONLY | calls.O_NOFOLLOW | calls.O_NONBLOCK | calls.O_CLOEXEC)
     except OSError as error:
         if error.errno in _NO_LEASE:
             return None
@@ -313,6 +310,6 @@ def _parse(name: str, descriptor: int) -> tuple[Holder, int]:
 def _let_go(descriptor: int, path: Path) -> None:
     # The name first: nobody then finds a file without a holder. One that is left is removed by whoever does.
     with contextlib.suppress(OSError):
-        if os.fstat(descriptor).st_nlink:
+        if system.has_name(descriptor, path):
             path.unlink()
     os.close(descriptor)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from precook.errors import LockedError, printable
+from precook.fs.system import calls, system
 from precook.store import files
 
 PATIENCE = 60.0
@@ -34,12 +34,12 @@ def locked(path: Path, *, patience: float = PATIENCE, holder: str = "") -> Itera
                 # For people only, and a full disk is when this lock is needed most.
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, 0)
-                    os.pwrite(descriptor, holder.encode()[:_HOLDER], 0)
+                    calls.pwrite(descriptor, holder.encode()[:_HOLDER], 0)
             yield
         finally:
             # Not by closing alone: a child that was forked meanwhile has the same file open. But that does it, too.
             with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                system.unlock(descriptor)
     finally:
         os.close(descriptor)
 
@@ -48,7 +48,7 @@ def _acquire(descriptor: int, path: Path, deadline: float) -> None:
     pause = 0.001
     while not files.lock(descriptor, path):
         if time.monotonic() >= deadline:
-            holder = printable(os.pread(descriptor, _HOLDER, 0).decode("utf-8", "replace"))
+            holder = printable(calls.pread(descriptor, _HOLDER, 0).decode("utf-8", "replace"))
             who = f"{holder} holds" if holder else "another process holds"
             raise LockedError(path, f"{who} the lock of this store")
         time.sleep(pause)

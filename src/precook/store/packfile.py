@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from precook.errors import DamagedPackError, printable
+from precook.fs.system import calls, system
 from precook.store import files
 from precook.store.format.header import header_length
 from precook.store.format.pack import (
@@ -42,7 +43,6 @@ from precook.store.format.pack import (
     parse_pack_header,
 )
 from precook.store.leaves import Library, converter
-from precook.store.mapping import map_file
 from precook.values import Array, Bytes
 
 _log = logging.getLogger("precook")
@@ -63,7 +63,7 @@ _Result = TypeVar("_Result")
 
 _now = time.monotonic
 
-_ADVISE = getattr(os, "posix_fadvise", None)  # not on macOS
+_ADVISE = system.advise
 
 
 class RowDamagedError(ValueError):
@@ -219,7 +219,7 @@ class PackFile:
     def map(self, *, private: bool) -> Bytes:
         """The file as an array."""
         with self.open() as descriptor:
-            return map_file(descriptor, self.nbytes, private=private)
+            return system.map_file(descriptor, self.nbytes, private=private)
 
 
 class TableFile:
@@ -419,12 +419,12 @@ class TableFile:
             near = set()
             for begin, size in map(leaf.span, rows):
                 if size >= LARGE:
-                    _ADVISE(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
+                    _ADVISE(descriptor, begin, size, system.WILL_NEED)
                 else:
                     near.add((number, begin // AROUND))
             for around in near - self._announced:
                 self._announced.add(around)
-                _ADVISE(descriptor, around[1] * AROUND, AROUND, os.POSIX_FADV_WILLNEED)
+                _ADVISE(descriptor, around[1] * AROUND, AROUND, system.WILL_NEED)
 
     def _columns(self, mapping: Bytes) -> list[Array]:
         return [_column(leaf, mapping, self.table.rows) for leaf in self.table.leaves]
@@ -465,7 +465,7 @@ def _read_span(descriptor: int, array: Array, offset: int) -> None:
     """Fill an array from the file; one that ends too early is damage."""
     if not array.nbytes:
         return
-    size = os.preadv(descriptor, [array.data], offset)
+    size = calls.preadv(descriptor, [array.data], offset)
     if size == array.nbytes:
         return
     pending = memoryview(array.reshape(-1).view(np.uint8).data)
@@ -474,14 +474,14 @@ def _read_span(descriptor: int, array: Array, offset: int) -> None:
         offset += size
         if not pending.nbytes:
             return
-        size = os.preadv(descriptor, [pending], offset)
+        size = calls.preadv(descriptor, [pending], offset)
     raise RowDamagedError("the pack is cut short")
 
 
 def _open_regular(path: str) -> int:
     # A FIFO must not hang us and a link must not lead us elsewhere.
     try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return calls.open(path, os.O_RDONLY | calls.O_NOFOLLOW | calls.O_NONBLOCK | calls.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
             raise DamagedPackError(Path(path), "a link or a device, not a file") from error
@@ -502,7 +502,7 @@ def forget_cached(descriptor: int) -> None:
     if _ADVISE is not None:
         # Advice that nobody has to take: what is no file cannot be advised on at all.
         with contextlib.suppress(OSError):
-            _ADVISE(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            _ADVISE(descriptor, 0, 0, system.DONT_NEED)
 
 
 def _same_file(status: os.stat_result) -> tuple[int, int, int]:
@@ -546,7 +546,7 @@ def _pieces(descriptor: int, offset: int, size: int) -> Iterator[Array]:
 
 def _pread(descriptor: int, size: int, offset: int) -> bytes:
     # In one call nearly always, and then without a second copy: a head may have hundreds of megabytes.
-    data = os.pread(descriptor, size, offset)
+    data = calls.pread(descriptor, size, offset)
     if len(data) == size:
         return data
     whole = np.empty(size, np.uint8)

@@ -25,6 +25,7 @@ from precook.errors import (
     ReadOnlyError,
     printable,
 )
+from precook.fs.system import system
 from precook.identity.recipe import recipe_digest
 from precook.memo.memo import Memory
 from precook.store import files
@@ -507,7 +508,7 @@ class Store:
             closed = [
                 file.name
                 for file in self._layout.changed
-                if not os.access(file, os.W_OK) and file.exists() and file.stat().st_uid != os.geteuid()
+                if not os.access(file, os.W_OK) and file.exists() and system.is_anothers(file.stat())
             ]
         if closed:
             hint = f"its owner opens the store once, with the directory shared: chmod g+rwxs {printable(self.path)}"

@@ -7,6 +7,7 @@ goes on for ever, and no value takes all memory.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreReadError, StoreWriteError
+from precook.fs.system import calls
 from precook.store import files
 from precook.store.layout import Layout
 
@@ -172,8 +174,7 @@ def check_room(path: Path) -> None:
     a page that the disk has no room for ends the process with SIGBUS.
     """
     try:
-        status = os.statvfs(path.parent)
-        if status.f_bavail * status.f_frsize < _SCARCE:
+        if shutil.disk_usage(path.parent).free < _SCARCE:
             _take_room(path.parent)
     except OSError as error:
         explained = files.explain(path, error)
@@ -218,7 +219,7 @@ def explain_read(path: Path, error: OSError) -> StoreError | SystemRefusedError:
 def _read_through(path: Path) -> None:
     """Read a file to its end, for what the system says about it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = calls.open(path, os.O_RDONLY | calls.O_NOFOLLOW | calls.O_NONBLOCK | calls.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from precook.errors import LockedError, NoSpaceError, ReadOnlyError, StoreError, StoreWriteError, printable
+from precook.fs.system import calls, system
 from precook.store import files
 from precook.store.format.pack import Head
 from precook.store.index import schema
@@ -222,6 +223,8 @@ class Database:
             try:
                 with self._last_attempt():
                     self._build(partial, names)
+                if not system.KEEPS_REMOVED_FILES:
+                    self.close()  # who has the old index open keeps it from being replaced
                 self._file.replace(partial)
             finally:
                 partial.unlink(missing_ok=True)
@@ -240,7 +243,7 @@ class Database:
             self._take_over(db)
             schema.fill(db, self._read_heads(sorted(names)), names)
             db.execute("PRAGMA journal_mode=WAL")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = calls.open(partial, os.O_RDWR | calls.O_CLOEXEC)
         try:
             files.sync_file(descriptor)
         finally:

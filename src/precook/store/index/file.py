@@ -16,7 +16,8 @@ import secrets
 import stat
 from pathlib import Path
 
-from precook.errors import printable
+from precook.errors import LockedError, printable
+from precook.fs.system import system
 from precook.store import files
 from precook.store.index.connection import DoubtError, companions
 from precook.store.layout import Layout
@@ -90,8 +91,19 @@ class IndexFile:
 
     def replace(self, made: Path) -> None:
         """Let a database that is whole and durable be the index from now on; the caller holds the store's lock."""
+        # Before it is announced: whoever finds that a new index waits stops using the old one.
+        self._check_unused()
         files.publish_file(made, self._next)
         self._take_place()
+
+    def _check_unused(self) -> None:
+        """Refuse to go on where the old index cannot be removed, because another process has it open (on Windows)."""
+        for old in (self.path, self._log, self._shared):
+            try:
+                system.check_removable(old)
+            except OSError as error:
+                hint = "close the other programs that use this store, and try again"
+                raise LockedError(self.path, "another process has the index open", hint=hint) from error
 
     def _take_place(self) -> None:
         """Remove the old index, and give the new one its name."""
