@@ -66,4 +66,5 @@ def _in_child() -> None:
     _HELD.clear()
 
 
-os.register_at_fork(after_in_child=_in_child)
+if sys.platform != "win32":  # where no process is forked
+    os.register_at_fork(after_in_child=_in_child)
