@@ -49,9 +49,19 @@ Described = Callable[[Any, str], object]
 """Says what a weight is, given where it lies."""
 
 
+def random_names(text: str) -> list[str]:
+    """The random UUIDs in a text."""
+    return _RANDOM_NAME.findall(text)
+
+
+def replace_random_names(text: str, name_of: Callable[[str], str]) -> str:
+    """A text with others in place of the random UUIDs in it, which programs make up as names anew in each process."""
+    return _RANDOM_NAME.sub(lambda found: name_of(found[0]), text)
+
+
 def without_random_names(text: str) -> str:
-    """A text without the random UUIDs in it, which programs make up as names and nobody can mean."""
-    return _RANDOM_NAME.sub("uuid", text)
+    """A text that says of the random UUIDs in it that they are there, and not which."""
+    return replace_random_names(text, lambda _: "uuid")
 
 
 def build_twin(module: Any) -> Any | None:

@@ -141,7 +141,13 @@ class BuildingCache(Cache):
             self.store.remember(memory)
 
         sources = learn_sources(self._paths, rules.draw.paths, memory, save=save, report=self._options.report)
-        keys = KeyMaker(rules, sources, self._pipeline.get_previous, get_shared=self._get_shared)
+        keys = KeyMaker(
+            rules,
+            sources,
+            self._pipeline.get_previous,
+            get_shared=self._get_shared,
+            present=self.store.present,
+        )
         self._inputs = _Inputs(rules, sources, keys)
         self._built_before.clear()
         with self._only_traced():

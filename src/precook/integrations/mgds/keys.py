@@ -14,20 +14,23 @@ keeps these as well, each by the key of its draw, and the functions are called o
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from precook.errors import EncodeError, IdentityError
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest
-from precook.identity.plain import plain
+from precook.identity.patches import replace_random_names
 from precook.identity.recipe import Recipe
 from precook.integrations.mgds.cache import CacheOptions
 from precook.integrations.mgds.groups import GetPrevious, SharedSettings
+from precook.integrations.mgds.options import Options, counted_options
 from precook.integrations.mgds.sources import Sources
 from precook.integrations.mgds.upstream import (
     PathUse,
@@ -56,8 +59,7 @@ class KeyInputs:
 
     recipe: Recipe
     paths: dict[str, PathUse]
-    settings: tuple[str, ...]
-    """Names of values that concepts and the pipeline's settings give."""
+    options: Options
     functions: tuple[TextFunction, ...] = ()
     """What they give is a part of the key."""
 
@@ -74,6 +76,8 @@ class KeyRules:
     """The name of the text that decides an entry."""
     beside_text: KeyInputs | None = None
     """What decides an entry beside its text, where there is a content key."""
+    earlier: KeyInputs | None = None
+    """As `draw`, for keys of earlier versions, which held every option: what was made under these is found."""
 
     @property
     def recipe(self) -> Recipe:
@@ -103,29 +107,32 @@ def key_rules(modules: Sequence[UpstreamModule], options: CacheOptions, seed: in
         hint = "give source_path_in_name, the name of the path of a sample's file, or content_key_in_name"
         raise IdentityError(names[0], "no module that leads to it names the path of a file", hint=hint)
 
-    def recipe(kind: str, of: Upstream, **data: object) -> Recipe:
-        identities = module_identities(of, options.identities, options.model)
-        return Recipe(kind, {"version": VERSION, **data, "seed": seed, "modules": identities})
-
-    cached = {"split": sorted(options.split), "aggregate": sorted(options.aggregate)}
-    grouped = [name for name in options.groups.group if name.rpartition(".")[2] not in _SELECTION]
-    if content is None:
-        settings = tuple(sorted({*upstream.settings(), *grouped}))
-        functions = upstream.functions(options.identities)
-        return KeyRules(upstream, KeyInputs(recipe("mgds", upstream, **cached), paths, settings, functions))
     beside = trace(modules, names, without=content)
-    beside_text = KeyInputs(
-        recipe("mgds", beside, **cached),
-        _with_declared(beside, ()),
-        beside.settings(),
-        beside.functions(options.identities),
-    )
+    grouping = tuple(name for name in options.groups.group if name.rpartition(".")[2] not in _SELECTION)
+    cached = {"split": sorted(options.split), "aggregate": sorted(options.aggregate)}
+
+    def inputs(kind: str, of: Upstream, uses: dict[str, PathUse], **data: object) -> tuple[KeyInputs, KeyInputs]:
+        """What goes into a key, and what went into it before options that are off were left out."""
+        identities = module_identities(of, options.identities, options.model)
+        counted = counted_options(of, () if of is beside else grouping, identities)
+        every = Options(tuple(sorted({*of.settings(), *counted.grouping})))
+        always = [identity for number, identity in identities.items() if number not in counted.modules]
+        fixed = {"version": VERSION, **data, "seed": seed}
+        functions = of.functions(options.identities)
+        return (
+            KeyInputs(Recipe(kind, {**fixed, "modules": always}), uses, counted, functions),
+            KeyInputs(Recipe(kind, {**fixed, "modules": list(identities.values())}), uses, every, functions),
+        )
+
+    if content is None:
+        draw, earlier = inputs("mgds", upstream, paths, **cached)
+        return KeyRules(upstream, draw, earlier=earlier)
+    _, beside_text = inputs("mgds", beside, _with_declared(beside, ()), **cached)
     before = trace(modules, [content])
     if content not in before.asked:
         raise IdentityError(content, "no module before the cache gives this name", hint="check content_key_in_name")
-    settings = tuple(sorted({*before.settings(), *grouped}))
-    draw = KeyInputs(recipe("mgds-text", before), paths, settings, before.functions(options.identities))
-    return KeyRules(upstream, draw, content, beside_text)
+    draw, earlier = inputs("mgds-text", before, paths)
+    return KeyRules(upstream, draw, content, beside_text, earlier)
 
 
 def _with_declared(upstream: Upstream, declared: Sequence[str]) -> dict[str, PathUse]:
@@ -143,18 +150,26 @@ class KeyMaker:
     """
 
     def __init__(
-        self, rules: KeyRules, sources: Sources, get_previous: GetPrevious, *, get_shared: GetPrevious
+        self,
+        rules: KeyRules,
+        sources: Sources,
+        get_previous: GetPrevious,
+        *,
+        get_shared: GetPrevious,
+        present: Callable[[Bytes], npt.NDArray[np.bool_]],
     ) -> None:
         self._rules = rules
         self._sources = sources
         self._get_previous = get_previous
-        parts = [rules.draw] if rules.beside_text is None else [rules.draw, rules.beside_text]
-        self._shared = SharedSettings(get_shared, [name for part in parts for name in part.settings])
+        self._present = present
+        parts = [part for part in (rules.draw, rules.beside_text, rules.earlier) if part is not None]
+        self._shared = SharedSettings(get_shared, [name for part in parts for name in part.options.names])
         self._numbers: dict[int, int] = {}
         """By index, the number that `SharedSettings` gives it."""
-        self._settings: dict[tuple[int, tuple[str, ...]], object] = {}
-        """Digests of settings, by that number and their names."""
+        self._settings: dict[tuple[int, int], object] = {}
+        """Digests of the options that matter, by that number and the id of the inputs."""
         self._identities: dict[int, bytes] = {}
+        self._made_up_tokens = rules.upstream.made_up_tokens()
         self._values: dict[tuple[TextFunction, str], bytes] = {}
         """What functions make of texts, as digests."""
         self._drawn_here: set[bytes] = set()
@@ -166,7 +181,7 @@ class KeyMaker:
         A text that was drawn before stays the one, wherever its sample stands now. `redraw` takes what is drawn here
         and now instead: the entry of the other is gone, and only this one can be made.
         """
-        draws, beside = self._draw_keys(indices, variation), None
+        draws, beside = self._draw_keys(indices, variation, memory), None
         if self._rules.functions:
             texts = [
                 self._function_texts(row.tobytes(), index, variation, memory, redraw=redraw)
@@ -186,7 +201,7 @@ class KeyMaker:
 
     def known_keys(self, indices: Sequence[int], variation: int, memory: Memory) -> Bytes | None:
         """The same without drawing anything; None where a text was never drawn."""
-        draws, beside = self._draw_keys(indices, variation), None
+        draws, beside = self._draw_keys(indices, variation, memory), None
         if self._rules.functions:
             notes = memory.notes(_FUNCTION_TEXTS)
             if any(row.tobytes() not in notes for row in draws):
@@ -207,9 +222,26 @@ class KeyMaker:
             return Key(draws.tobytes())
         return Key(self._text_keys([index], [self._draw_text(index, variation)], beside).tobytes())
 
-    def _draw_keys(self, indices: Sequence[int], variation: int) -> Bytes:
-        """What decides a draw; without a content key and functions, the keys of the entries themselves."""
-        return self._make(self._rules.draw, indices, self._source_digests(indices), variation=variation)
+    def _draw_keys(self, indices: Sequence[int], variation: int, memory: Memory | None = None) -> Bytes:
+        """What decides a draw; without a content key and functions, the keys of the entries themselves.
+
+        With `memory`, a draw that was made or an entry that lies under a key of earlier versions has that one.
+        """
+        rules = self._rules
+        keys = self._make(rules.draw, indices, self._source_digests(indices), variation=variation)
+        if memory is None or rules.earlier is None or rules.functions:
+            return keys
+
+        def is_known(keys: Bytes) -> npt.NDArray[np.bool_]:
+            return self._present(keys) if rules.content is None else memory.recall(_TEXTS, keys)[0]
+
+        unknown = np.flatnonzero(~is_known(keys))
+        if unknown.size:
+            some = [indices[row] for row in unknown.tolist()]
+            earlier = self._make(rules.earlier, some, self._source_digests(some), variation=variation)
+            known = is_known(earlier)
+            keys[unknown[known]] = earlier[known]
+        return keys
 
     def _source_digests(self, indices: Sequence[int]) -> list[bytes]:
         for index in indices:
@@ -243,8 +275,13 @@ class KeyMaker:
         return self._make(rules.draw, indices, rows, variation=variation), beside
 
     def _value(self, function: TextFunction, text: str) -> bytes:
-        """What a function makes of a text, as a digest."""
-        made = self._values[function, text] = digest(canonical(function.value(text))).bytes
+        """What a function makes of a text, as a digest.
+
+        A token that was made up for an embedding has another name in each process, and stands there by its id.
+        """
+        form = canonical(function.value(text)).decode("ascii")
+        named = replace_random_names(form, lambda name: str(self._made_up_tokens.get(name, name)))
+        made = self._values[function, text] = digest(named.encode()).bytes
         return made
 
     def _draw_text(self, index: int, variation: int) -> bytes:
@@ -274,10 +311,10 @@ class KeyMaker:
             rows_by_number.setdefault(self._numbers[index], []).append(row)
         keys = np.zeros((len(indices), 32), np.uint8)
         for number, rows in rows_by_number.items():
-            if (number, inputs.settings) not in self._settings:
-                values = {name: plain(self._shared.value(number, name), name) for name in inputs.settings}
-                self._settings[number, inputs.settings] = digest(canonical(values))
-            shared = self._settings[number, inputs.settings]
+            if (number, id(inputs)) not in self._settings:
+                values = inputs.options.matter(functools.partial(self._shared.value, number))
+                self._settings[number, id(inputs)] = digest(canonical(values))
+            shared = self._settings[number, id(inputs)]
             made = inputs.recipe.keys(b"".join(digests[row] for row in rows), settings=shared, **settings)
             keys[rows] = np.frombuffer(made, np.uint8).reshape(-1, 32)
         return keys

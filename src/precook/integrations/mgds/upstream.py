@@ -27,6 +27,7 @@ from precook.errors import IdentityError
 from precook.identity.functions import class_identity, is_function
 from precook.identity.identify import identify
 from precook.identity.models import is_module, is_tensor
+from precook.identity.patches import random_names
 from precook.identity.plain import plain
 from precook.identity.processors import is_tokenizer, processor_kind
 
@@ -222,6 +223,15 @@ class Upstream:
         values = [value for module in self.modules for value in module.settings.values()]
         return tuple(value for value in values if isinstance(value, TextFunction) and value.where not in given)
 
+    def made_up_tokens(self) -> dict[str, int]:
+        """The ids of tokens that were added under random names, by these: OneTrainer does so for its embeddings."""
+        ids: dict[str, int] = {}
+        for setting in (setting for module in self.modules for setting in module.settings.values()):
+            tokenizer: Any = setting.value if isinstance(setting, _ToIdentify) else None
+            added = tokenizer.get_added_vocab() if callable(getattr(tokenizer, "get_added_vocab", None)) else {}
+            ids |= {name: number for token, number in added.items() for name in random_names(token)}
+        return ids
+
     def settings(self) -> tuple[str, ...]:
         """The names whose values come from concepts and settings as they are, and belong into a key."""
         given = {output for module in self.modules if module.kind in _ENUMERATORS for output in module.outputs}
@@ -317,11 +327,15 @@ def _refuser(name: str) -> Callable[..., Any]:
 # 3. What these modules are, for the recipe
 
 
-def module_identities(upstream: Upstream, given: Mapping[str, object], model: object) -> list[object]:
-    """What the modules are; `given` stands for single attributes and `model` for all weights, where a user says so."""
+def module_identities(upstream: Upstream, given: Mapping[str, object], model: object) -> dict[int, object]:
+    """What the modules are, by their numbers; `given` stands for single attributes and `model` for all weights."""
     # Hashed anew at each call, once: a weight that was written to through `.data` looks as it did before.
     encoders: dict[int, object] = {}
-    return [_identity(module, given, model, encoders) for module in upstream.modules if module.kind not in _ENUMERATORS]
+    return {
+        number: _identity(module, given, model, encoders)
+        for number, module in enumerate(upstream.modules)
+        if module.kind not in _ENUMERATORS
+    }
 
 
 def _identity(
