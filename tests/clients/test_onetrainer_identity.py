@@ -18,7 +18,7 @@ from tests.clients.onetrainer import DiskCache, Loader, concept, pictures, plain
 import peft
 import torch
 
-from modules.model.BaseModel import BaseModelEmbedding
+from modules.model.StableDiffusionModel import StableDiffusionModelEmbedding
 from modules.module.AdditionalEmbeddingWrapper import AdditionalEmbeddingWrapper
 from modules.module.LoRAModule import LoRAModuleWrapper
 from modules.util.checkpointing_util import enable_checkpointing_for_clip_encoder_layers
@@ -78,12 +78,17 @@ def quantise(model: Any, dtype: DataType) -> None:
     quantize_layers(model.text_encoder, torch.device("cpu"), DataType.FLOAT_32, TrainConfig.default_values())
 
 
-def embed(model: Any, value: float = 0.5) -> BaseModelEmbedding:
-    embedding = BaseModelEmbedding("id", "<new>", torch.full((2, 8), value), is_output_embedding=False)
-    model.tokenizer.add_tokens(embedding.text_tokens)
+def embed(model: Any, *values: float) -> None:
+    """Extra embeddings that are not trained, one for each value, as OneTrainer's setup adds them."""
+    for number, value in enumerate(values):
+        vector = torch.full((2, 8), value)
+        extra = StableDiffusionModelEmbedding(str(number), vector, f"<new{number}>", is_output_embedding=False)
+        model.additional_embeddings.append(extra)
+    embeddings = model.all_text_encoder_embeddings()
+    for embedding in embeddings:
+        model.tokenizer.add_tokens(embedding.text_tokens)
     part = model.text_encoder.get_input_embeddings()
-    AdditionalEmbeddingWrapper(model.tokenizer, part, [embedding]).hook_to_module()
-    return embedding
+    AdditionalEmbeddingWrapper(model.tokenizer, part, embeddings).hook_to_module()
 
 
 CHANGES: dict[str, tuple[str, Callable[[Any], object]]] = {
@@ -127,17 +132,48 @@ def test_two_quantisations_of_equal_weights_are_two_models(tmp_path: Path, cats:
 
 
 def test_an_extra_embedding_that_is_not_trained_encodes_texts_once(tmp_path: Path, cats: Path) -> None:
-    """Its tokens have other names in each process; its vectors, and with them the texts, are the same."""
+    """Its tokens have other names in each process; texts with them and without are the same while its vectors are."""
+    for number, caption in enumerate(sorted(cats.glob("*.txt"))):
+        caption.write_text(f"a <new{number % 3}> cat {number}")  # of the third there is none
 
-    def run(value: float) -> tuple[Any, dict[str, int]]:
+    def run(*values: float, store: str = "store") -> tuple[Any, dict[str, int]]:
         model = tiny("sd")
-        embed(model, value)
-        return shown(tmp_path / "store", cats, model)
+        embed(model, *values)
+        items, encoded = shown(tmp_path / store, cats, model)
+        for item in items:
+            del item["prompt"]  # which has the names in it
+        return items, encoded
 
-    first, encoded = run(0.5)
+    first, encoded = run(0.5, 0.6)
     assert encoded["text"] == SAMPLES
-    assert run(0.5) == (first, {"image": 0, "text": 0})
-    assert run(0.7)[1] == {"image": 0, "text": SAMPLES}
+    assert run(0.5, 0.6) == (first, {"image": 0, "text": 0})
+    for values in ((0.6, 0.5), (0.5,), (0.5, 0.7)):
+        items, encoded = run(*values)
+        assert items == run(*values, store=f"empty {values}")[0]
+        assert encoded == {"image": 0, "text": SAMPLES}
+
+
+def test_options_that_are_off_cost_nothing(tmp_path: Path, cats: Path) -> None:
+    """What a concept would do if it did, and options that OneTrainer's next version brings, encode nothing again."""
+
+    def run(concept_: Any) -> tuple[Any, dict[str, int]]:
+        with Loader("sd", tmp_path / "store", [concept_]) as loader, loader.counting() as counts:
+            return plain(loader.epoch()), dict(counts)
+
+    before, _ = run(concept(cats))
+    changes = {"image__random_rotate_max_angle": 9.0, "image__resolution_override": "64", "text__tag_delimiter": ";"}
+    assert run(concept(cats, **changes)) == (before, {"image": 0, "text": 0})
+    newer = concept(cats)
+    for section, name in ((newer.image, "enable_random_blur"), (newer.text, "enable_synonyms")):
+        setattr(section, name, False)
+        section.types[name], section.nullables[name], section.default_values[name] = bool, False, False
+    assert newer.to_dict()["image"]["enable_random_blur"] is False
+    assert run(newer) == (before, {"image": 0, "text": 0})
+    flipped, counts = run(concept(cats, image__enable_fixed_flip=True))
+    assert counts == {"image": SAMPLES, "text": 0}
+    assert flipped != before
+    assert run(concept(cats, image__enable_resolution_override=True, image__resolution_override="64"))[1]["image"]
+    assert run(concept(cats)) == (before, {"image": 0, "text": 0})
 
 
 def test_what_changes_no_result_keeps_what_was_made(tmp_path: Path, cats: Path) -> None:
