@@ -451,6 +451,20 @@ def test_a_collection_takes_what_the_latest_build_does_not_need(tmp_path: Path, 
     assert run(tmp_path, [concept(cats)], target="64")[1] == (3, 0)
 
 
+def test_a_collection_keeps_what_was_built_under_another_name(tmp_path: Path, cats: Path) -> None:
+    """Two resolutions, each with a snapshot of its own, both survive; taken up again, neither costs an encoding."""
+
+    def named(target: str) -> dict[str, Any]:
+        return {"target": target, "image_options": {"snapshot": target}, "text_options": {"snapshot": target}}
+
+    small, _ = run(tmp_path, [concept(cats)], **named("64"))
+    with Run(tmp_path, [concept(cats)], **named("128")) as made:
+        large = by_path(made.epoch())
+        assert made.image_cache.gc_clean(grace=0).entries == 0
+    assert run(tmp_path, [concept(cats)], **named("64")) == (small, (0, 0))
+    assert run(tmp_path, [concept(cats)], **named("128")) == (large, (0, 0))
+
+
 def test_encoders_are_told_apart_by_class_too(tmp_path: Path, cats: Path) -> None:
     """A module of another class with the same attributes is another encoder."""
 

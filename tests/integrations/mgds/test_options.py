@@ -102,6 +102,30 @@ def test_one_concepts_options_leave_the_others_alone(tmp_path: Path, cats: Path)
     assert epoch(tmp_path, changed(cats), changed(dogs, {"enable_random_flip": True}))[1] == (3, 0)
 
 
+class Words(Module):
+    """Adds the words of a file that a concept names."""
+
+    def __init__(self) -> None:
+        super().__init__("prompt", "prompt")
+        self.words_in_name = "concept.text.words"
+
+    def make(self, variation: int, index: int) -> Any:
+        return (
+            self.given(variation, index)
+            + Path(self._get_previous_item(variation, self.words_in_name, index)).read_text()
+        )
+
+
+def test_an_option_that_names_a_file_counts_with_what_it_holds(tmp_path: Path, cats: Path) -> None:
+    """An edited list of tags is noticed."""
+    (tmp_path / "words.txt").write_text("one")
+    made = changed(cats, text={"words": str(tmp_path / "words.txt")})
+    run(tmp_path, [made], extra=[Words()])
+    (tmp_path / "words.txt").write_text("two")
+    assert run(tmp_path, [made], extra=[Words()])[1] == (0, 4)
+    assert run(tmp_path, [made], extra=[Words()])[1] == (0, 0)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"text_options": {"content_key_in_name": "prompt"}}], ids=["plain", "text key"]
 )

@@ -62,6 +62,7 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
         - `stop_callback`: asked between items; once it is true, `start` keeps what is made and raises `StoppedError`
         - `sourceless`: train on what was built, without the sources
         - `model_identity`: stands for the weights of all encoders, which are then not looked at
+        - `snapshot`: a name for what a run needs: a collection keeps what the latest run of each name needs
         - `identities`: stands for single attributes of modules, such as `{"MapData.map_fn": 1}`
         - `report`: shows progress; by default tqdm does
         """
@@ -87,6 +88,7 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
             stop_callback: Callable[[], bool] | None = None,
             sourceless: bool = False,
             model_identity: object = None,
+            snapshot: str | None = None,
             identities: Mapping[str, object] | None = None,
             report: Reporter | None = None,
         ) -> None:
@@ -110,6 +112,7 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
                 stop=stop_callback,
                 sourceless=sourceless,
                 model=model_identity,
+                snapshot=snapshot,
                 identities=identities or {},
                 report=report or _bars(),
             )

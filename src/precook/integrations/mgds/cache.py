@@ -47,6 +47,7 @@ class CacheOptions:
     stop: Callable[[], bool] | None
     sourceless: bool
     model: object
+    snapshot: str | None
     identities: Mapping[str, object]
     report: Reporter
 

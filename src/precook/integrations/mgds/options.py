@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from precook.identity.digest import digest
 from precook.identity.plain import plain
 from precook.integrations.mgds.upstream import Upstream
 
@@ -67,9 +69,16 @@ class Options:
         on = [part for part in self.switched if any(value_of(name) for name in part.switches)]
         names = {*self.always, *(name for part in on for name in part.options)}
         names |= {name for name in self.grouping if not isinstance(value_of(name), Mapping)}
-        values = {name: plain(value_of(name), name) for name in sorted(names)}
+        values = {name: _with_content(plain(value_of(name), name)) for name in sorted(names)}
         modules = [self.modules[part.module] for part in on if part.module is not None]
         return values | {"": modules} if modules else values
+
+
+def _with_content(value: object) -> object:
+    """An option; a list of tags in a file, as `DropTags` takes it, with what the file holds."""
+    if isinstance(value, str) and value.endswith((".txt", ".csv")) and Path(value).is_file():
+        return [value, digest(Path(value))]
+    return value
 
 
 def counted_options(upstream: Upstream, grouping: tuple[str, ...], identities: Mapping[int, object]) -> Options:

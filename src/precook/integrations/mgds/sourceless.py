@@ -54,8 +54,9 @@ class GroupSnapshot:
 
 
 def snapshot_name(options: CacheOptions, group: str) -> str:
-    """The dataset's name for a group of a cache: another model or other names are another dataset."""
-    which = digest(canonical([group, sorted(options.names), options.model])).hex[:24]
+    """The dataset's name for a group of a cache: another model, other names or another snapshot are another dataset."""
+    named = [] if options.snapshot is None else [options.snapshot]
+    which = digest(canonical([group, sorted(options.names), options.model, *named])).hex[:24]
     label = "".join(char if char.isalnum() and char.isascii() else "-" for char in options.label)[:24]
     return f"mgds-{label}-{which}"
 
