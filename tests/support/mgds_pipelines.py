@@ -25,6 +25,7 @@ from mgds.PipelineModule import PipelineModule, PipelineState
 from mgds.pipelineModules.AspectBatchSorting import AspectBatchSorting
 from mgds.pipelineModules.CollectPaths import CollectPaths
 from mgds.pipelineModules.DiskCache import DiskCache as Theirs
+from mgds.pipelineModules.EncodeVAE import EncodeVAE
 from mgds.pipelineModules.GetFilename import GetFilename
 from mgds.pipelineModules.LoadMultipleTexts import LoadMultipleTexts
 from mgds.pipelineModules.MapData import MapData
@@ -43,6 +44,7 @@ __all__ = [
     "MGDS",
     "AspectBatchSorting",
     "DiskCache",
+    "EncodeVAE",
     "GetFilename",
     "MapData",
     "OutputPipelineModule",

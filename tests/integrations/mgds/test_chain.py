@@ -14,7 +14,23 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import precook
-from tests.support.mgds_pipelines import MapData, Module, Run, Theirs, Tokenize, concept, pictures, shown
+from precook.report import SILENT
+from tests.support.mgds_pipelines import (
+    MGDS,
+    DiskCache,
+    EncodeVAE,
+    MapData,
+    Module,
+    OutputPipelineModule,
+    PipelineState,
+    Run,
+    Theirs,
+    Tokenize,
+    collect_pictures,
+    concept,
+    pictures,
+    shown,
+)
 
 FILENAME = {"prompt_source": "filename"}
 
@@ -197,3 +213,63 @@ def test_a_name_that_no_module_makes_has_no_value(tmp_path: Path, cats: Path, na
     ):
         assert shown(run.epoch()) == shown(theirs.epoch())
         assert run.text_cache.get_item(0, "left_out")["left_out"] is None
+
+
+# A VAE whose decoder is trained
+
+
+class Noise(Module):
+    """A picture made of the bytes of a file and a draw."""
+
+    made = staticmethod(lambda: None)
+    """Called for each; of the class, so that it is no setting of the module's."""
+
+    def make(self, variation: int, index: int) -> Any:
+        type(self).made()
+        content = Path(self.given(variation, index)).read_bytes()
+        torch.manual_seed(sum(content) + 1000 * self._get_rand(variation, index).randint(0, 9))
+        return torch.rand(3, 8, 8)
+
+
+def test_a_vae_whose_decoder_is_trained_encodes_each_variation_once(
+    tmp_path: Path, cats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fine-tuning changes the decoder at every step; the encoder, which is all that counts, stays what it was."""
+    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKL(block_out_channels=[4], norm_num_groups=2, latent_channels=2)
+    encoded: list[int] = []
+    monkeypatch.setattr(Noise, "made", staticmethod(lambda: encoded.append(1)))
+    group = {f"{name}_in_name": f"concept.{name}" for name in ("balancing", "balancing_strategy")}
+
+    def epochs(count: int, first: int = 0) -> list[int]:
+        cache = DiskCache(
+            cache_dir=str(tmp_path / "cache"),
+            split_names=["latent"],
+            variations_in_name="concept.image_variations",
+            variations_group_in_name="concept.path",
+            source_path_in_name="image_path",
+            report=SILENT,
+            **group,
+        )
+        state = PipelineState(1)
+        modules = [collect_pictures(), Noise("image_path", "image"), EncodeVAE("image", "latent", vae), cache]
+        made = [concept(cats, image_variations=2)]
+        output = OutputPipelineModule(names=["latent"])
+        data = MGDS(torch.device("cpu"), made, {}, [*modules, output], batch_size=1, state=state, initial_epoch=first)
+        counts = []
+        for _ in range(count):
+            encoded.clear()
+            data.start_next_epoch()
+            counts.append(len(encoded))
+            with torch.no_grad():
+                vae.decoder.conv_out.weight.add_(0.1)
+        cache.close()
+        state.executor.shutdown()
+        return counts
+
+    assert epochs(6) == [4, 4, 0, 0, 0, 0]
+    assert epochs(2, first=6) == [0, 0]
+    with torch.no_grad():
+        vae.encoder.conv_in.weight.add_(0.1)
+    assert epochs(1) == [4]

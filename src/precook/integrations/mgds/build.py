@@ -23,8 +23,10 @@ from precook.integrations.mgds.sources import Sources, learn_sources, list_paths
 from precook.integrations.mgds.upstream import only_traced
 from precook.memo.memo import Memory
 from precook.report import Reporter
-from precook.values import Bytes, Key
+from precook.values import Bytes, Digest, Key
 
+_ENCODERS = "mgds encoders/1"
+"""By the half of a VAE that encodes, the digest of all its weights when it was met first."""
 _MAX_LOOPS = 64
 """Most threads of the pool that work on one build; loops beyond the pool's size find nothing left to do."""
 _STOP_SECONDS = 0.1
@@ -99,7 +101,21 @@ class BuildingCache(Cache):
         split, aggregate = (
             [name for name in names if name not in self._unmade] for names in (options.split, options.aggregate)
         )
-        return key_rules(modules, replace(options, split=tuple(split), aggregate=tuple(aggregate)), self._pipeline.seed)
+        return key_rules(
+            modules,
+            replace(options, split=tuple(split), aggregate=tuple(aggregate)),
+            self._pipeline.seed,
+            self._first_weights,
+        )
+
+    def _first_weights(self, half: Digest, weights: Digest) -> Digest:
+        memory = self.store.memory()
+        note = memory.note(_ENCODERS, half.bytes)
+        if note is not None:
+            return Digest.from_hex(note)
+        memory.write_note(_ENCODERS, half.bytes, weights.hex)
+        self.store.remember(memory)
+        return weights
 
     def prepare(self, epoch: int, memory: Memory) -> None:
         wanted = self._read_by(epoch)

@@ -33,6 +33,7 @@ from precook.integrations.mgds.groups import GetPrevious, SharedSettings
 from precook.integrations.mgds.options import Options, counted_options
 from precook.integrations.mgds.sources import Sources
 from precook.integrations.mgds.upstream import (
+    FirstWeights,
     PathUse,
     TextFunction,
     Upstream,
@@ -95,7 +96,9 @@ class KeyRules:
         return self.content is not None or bool(self.functions)
 
 
-def key_rules(modules: Sequence[UpstreamModule], options: CacheOptions, seed: int) -> KeyRules:
+def key_rules(
+    modules: Sequence[UpstreamModule], options: CacheOptions, seed: int, first_weights: FirstWeights
+) -> KeyRules:
     """Work out what decides the entries of a cache, with the weights as they are now."""
     names, content = options.names, options.content
     upstream = trace(modules, names)
@@ -113,7 +116,7 @@ def key_rules(modules: Sequence[UpstreamModule], options: CacheOptions, seed: in
 
     def inputs(kind: str, of: Upstream, uses: dict[str, PathUse], **data: object) -> tuple[KeyInputs, KeyInputs]:
         """What goes into a key, and what went into it before options that are off were left out."""
-        identities = module_identities(of, options.identities, options.model)
+        identities = module_identities(of, options.identities, options.model, first_weights)
         counted = counted_options(of, () if of is beside else grouping, identities)
         every = Options(tuple(sorted({*of.settings(), *counted.grouping})))
         always = [identity for number, identity in identities.items() if number not in counted.modules]

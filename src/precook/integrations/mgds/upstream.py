@@ -24,12 +24,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from precook.errors import IdentityError
+from precook.identity.canonical import canonical
+from precook.identity.digest import digest
 from precook.identity.functions import class_identity, is_function
 from precook.identity.identify import identify
 from precook.identity.models import is_module, is_tensor
 from precook.identity.patches import random_names
 from precook.identity.plain import plain
 from precook.identity.processors import is_tokenizer, processor_kind
+from precook.values import Digest
 
 _ENUMERATORS = frozenset(
     {
@@ -55,6 +58,8 @@ _TEXT_FUNCTIONS = {
     "mgds.pipelineModules.Tokenize.Tokenize": "apply_chat_template",
 }
 """Modules that call a function on the text they ask for, and the attribute that holds it."""
+_ENCODING_HALVES = {"mgds.pipelineModules.EncodeVAE.EncodeVAE": "vae"}
+"""Modules that encode with an autoencoder of diffusers, and the attribute that holds it."""
 _SET_BY_MGDS = frozenset({"pipeline", "_state", "started", "current_variation", "current_index"})
 """Attributes that mgds itself gives to every module."""
 _NO_SETTING: Any = object()
@@ -327,10 +332,24 @@ def _refuser(name: str) -> Callable[..., Any]:
 # 3. What these modules are, for the recipe
 
 
-def module_identities(upstream: Upstream, given: Mapping[str, object], model: object) -> dict[int, object]:
-    """What the modules are, by their numbers; `given` stands for single attributes and `model` for all weights."""
+FirstWeights = Callable[[Digest, Digest], Digest]
+"""Given what encodes and all weights, the weights that stood beside the same encoder first."""
+
+
+def module_identities(
+    upstream: Upstream, given: Mapping[str, object], model: object, first_weights: FirstWeights
+) -> dict[int, object]:
+    """What the modules are, by their numbers; `given` stands for single attributes and `model` for all weights.
+
+    A VAE counts by the half of it that encodes: with the decoder trained, it stays the one that was met first.
+    """
     # Hashed anew at each call, once: a weight that was written to through `.data` looks as it did before.
     encoders: dict[int, object] = {}
+    for module in upstream.modules:
+        vae = module.settings.get(_ENCODING_HALVES.get(module.kind, ""))
+        where = f"{type(module.module).__name__}.vae"
+        if isinstance(vae, _ToIdentify) and model is None and where not in given and id(vae.value) not in encoders:
+            encoders[id(vae.value)] = _encoding_half(vae.value, where, first_weights)
     return {
         number: _identity(module, given, model, encoders)
         for number, module in enumerate(upstream.modules)
@@ -356,6 +375,23 @@ def _identity(
             except IdentityError as error:
                 raise _explained(where, error) from error
     return {"class": class_identity(module.module), "settings": settings}
+
+
+def _encoding_half(vae: Any, where: str, first_weights: FirstWeights) -> object:
+    """What a VAE is, with the weights of its decoder as they were when its encoder was met first."""
+    try:
+        identity = identify(vae)
+        if not isinstance(identity, dict) or not isinstance(identity.get("weights"), Digest):
+            return identity
+        encoding = {
+            name: identify(tensor)
+            for name, tensor in vae.state_dict().items()
+            if is_tensor(tensor) and name.partition(".")[0] not in ("decoder", "post_quant_conv")
+        }
+    except IdentityError as error:
+        raise _explained(where, error) from error
+    half = digest(canonical([{**identity, "weights": None}, encoding]))
+    return {**identity, "weights": first_weights(half, identity["weights"])}
 
 
 def _explained(where: str, error: IdentityError) -> IdentityError:
