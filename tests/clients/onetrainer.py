@@ -260,6 +260,20 @@ def concept(path: Path, *, source: str = "sample", **changes: Any) -> ConceptCon
 # Loaders
 
 
+def _without_sources(kind: Any) -> Any:
+    """The loader with the change of docs/guides/patch_onetrainer.md: caches and what stands behind them."""
+
+    class Sourceless(kind):  # type: ignore[misc]
+        def _create_dataset(
+            self, config: Any, model: Any, model_setup: Any, train_progress: Any, is_validation: bool = False
+        ) -> Any:
+            caches = self._cache_modules(config, model, model_setup)
+            output = self._output_modules(config, model, model_setup)
+            return self._create_mgds(config, [caches, output], train_progress, is_validation)
+
+    return Sourceless
+
+
 class Loader:
     """One process' worth of a loader: put together, started, read."""
 
@@ -272,6 +286,7 @@ class Loader:
         cache: Any = DiskCache,
         model: Any = None,
         epoch: int = 0,
+        sourceless: bool = False,
         options: dict[str, Any] | None = None,
         **config: Any,
     ) -> None:
@@ -303,6 +318,8 @@ class Loader:
         setup = SimpleNamespace(prepare_text_caching=self._prepare_texts)
         loader = FAMILIES[name][0]
         kind = getattr(importlib.import_module(f"modules.dataLoader.{loader}"), loader)
+        if sourceless:
+            kind, options = _without_sources(kind), {"sourceless": True, **(options or {})}
         with self._caches(cache, options or {}):
             device = torch.device("cpu")
             progress = TrainProgress(epoch=epoch)

@@ -148,3 +148,41 @@ def test_fine_tuning_a_vae_encodes_each_variation_once(tmp_path: Path, folders: 
             counts.append(count)
     assert counts == [{"image": 14, "text": 0}] * 2
     assert given[:2] == given[6:8]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_training_without_sources_shows_what_was_built(tmp_path: Path, first: int) -> None:
+    """Without a file, in another folder, from any epoch on: pictures, texts, prompts and concepts belong together."""
+    cats, dogs = pictures(tmp_path / "cats", 4), pictures(tmp_path / "dogs", 3)
+
+    def made(folder: Path) -> list[Any]:
+        return [
+            concept(folder / cats.name, balancing=2.0, text_variations=2, seed=1),
+            concept(folder / dogs.name, balancing=0.5, name="first", loss_weight=0.5, seed=2),
+            concept(folder / dogs.name, balancing=0.5, name="second", loss_weight=2.0, seed=2),
+        ]
+
+    model = tiny("sdxl")
+    with Loader("sdxl", tmp_path / "cache", made(tmp_path), model=model, validation=True) as loader:
+        expected = [loader.epoch() for _ in range(4)]
+    for folder in (cats, dogs):
+        folder.rename(folder.with_name(f"{folder.name} gone"))
+    settings = {"model": model, "validation": True, "sourceless": True, "epoch": first}
+    with Loader("sdxl", tmp_path / "cache", made(tmp_path / "other"), **settings) as loader:
+        for before in expected[first:]:
+            # Batches are shuffled by the number of the module that does it, and this pipeline has fewer of them.
+            given, wanted = (_sorted(items) for items in (loader.epoch(), before))
+            different = {"prompt_1", "prompt_2", "concept_path"}
+            assert [_without(item, different) for item in given] == [_without(item, different) for item in wanted]
+            for item in given:
+                tokens = [token for token in item["tokens_1"][0].tolist() if token > 2]
+                assert item["prompt_1"] == item["prompt_2"] == [model.tokenizer_1.decode(tokens)]
+                assert item["concept_path"][0].startswith(str(tmp_path / "other"))
+
+
+def _sorted(items: list[Any]) -> list[Any]:
+    return sorted(items, key=lambda item: (item["concept_name"], item["image_path"], plain(item["tokens_1"])))
+
+
+def _without(item: dict[str, Any], names: set[str]) -> Any:
+    return plain({name: value for name, value in item.items() if name not in names})

@@ -11,14 +11,15 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import precook
 from tests.support.forged import name_of, pack_of
-from tests.support.mgds_pipelines import Run, concept, shown
+from tests.support.mgds_pipelines import Run, concept, pictures, shown
 
 
-def _sourceless(folder: Path, concepts: list[dict[str, Any]], **options: Any) -> Run:
+def _sourceless(folder: Path, concepts: list[dict[str, Any]], *, more: tuple[str, ...] = (), **options: Any) -> Run:
+    """A run whose pipeline has no sources: caches and output, and modules of these classes."""
     sourceless = {"sourceless": True}
     made = Run(folder, concepts, image_options=sourceless, text_options=sourceless, **options)
     pipeline = made.data.loading_pipeline
-    kept = ("ConceptPipelineModule", "SettingsPipelineModule", "DiskCache", "OutputPipelineModule")
+    kept = ("ConceptPipelineModule", "SettingsPipelineModule", "DiskCache", "OutputPipelineModule", *more)
     pipeline.modules[:] = [module for module in pipeline.modules if type(module).__name__ in kept]
     for place, module in enumerate(pipeline.modules):
         module.init(pipeline, 42, place, made.state)
@@ -66,6 +67,55 @@ def test_every_concept_of_a_group_must_be_given(tmp_path: Path, cats: Path) -> N
     with (
         _sourceless(tmp_path, both[:1]) as without,
         pytest.raises(precook.IncompleteError, match="was built from 2 concepts, and 1 are given"),
+    ):
+        without.start()
+
+
+SORTING = ("VariationSorting",)
+"""OneTrainer leaves it behind its caches."""
+
+
+def test_a_sorting_behind_the_caches_sorts_nothing_a_second_time(tmp_path: Path, cats: Path) -> None:
+    """Balancing is applied once, concepts of one group keep their own names, and a run can resume at any epoch."""
+    made = [
+        concept(cats, balancing=2.0, loss_weight=0.5),
+        concept(cats, balancing=2.0, name="again", loss_weight=2.0, type="PRIOR_PREDICTION"),
+    ]
+    with Run(tmp_path, made) as with_sources:
+        expected = [shown(with_sources.epoch()) for _ in range(3)]
+    for first in (0, 2):
+        with _sourceless(tmp_path, made, more=SORTING, epoch=first) as without:
+            assert [shown(without.epoch()) for _ in range(3 - first)] == expected[first:]
+
+
+def test_prompts_are_there_without_sources(tmp_path: Path, cats: Path) -> None:
+    """Each item has the prompt that its text was encoded from, with draws, variations and a content key."""
+    made = [concept(cats, text_variations=2)]
+    for options in ({}, {"content_key_in_name": "prompt"}):
+        folder = tmp_path / str(len(options))
+        with Run(folder, made, text_options=options) as with_sources:
+            with_sources.epoch()
+            with_sources.epoch()
+        with _sourceless(folder, made, more=SORTING) as without:
+            without.start()
+            for index in range(without.text_cache.length()):
+                tokens = without.text_cache.get_item(index, "tokens")["tokens"].tolist()
+                assert without.text_cache.get_item(index, "prompt")["prompt"] == "".join(map(chr, tokens))
+                assert without.image_cache.get_item(index, "prompt")["prompt"] is None
+
+
+def test_a_folder_that_is_elsewhere_now_is_known_by_its_settings(tmp_path: Path, cats: Path) -> None:
+    """The path of a concept need not be that of the build; where two would fit, nothing is guessed."""
+    pictures(tmp_path / "dogs", 2)
+    dogs = concept(tmp_path / "dogs", seed=7)
+    with Run(tmp_path, [concept(cats), dogs]) as with_sources:
+        expected = shown(with_sources.epoch())
+    moved = [concept(tmp_path / "elsewhere" / name) for name in ("cats", "dogs")]
+    with _sourceless(tmp_path, moved) as without:
+        assert shown(without.epoch()) == expected
+    with (
+        _sourceless(tmp_path, [concept(tmp_path / "birds")]) as without,
+        pytest.raises(precook.IncompleteError, match="2 groups of image were built with these settings"),
     ):
         without.start()
 

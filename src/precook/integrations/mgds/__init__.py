@@ -19,7 +19,7 @@ from typing import Any
 from precook.integrations.mgds.build import BuildingCache
 from precook.integrations.mgds.cache import Cache, CacheOptions, MgdsPipeline
 from precook.integrations.mgds.groups import GroupNames
-from precook.integrations.mgds.sourceless import SourcelessCache
+from precook.integrations.mgds.sourceless import PROMPTS, SourcelessCache
 from precook.integrations.mgds.upstream import inspect_modules
 from precook.maintain.gc import GRACE, plan_gc
 from precook.maintain.remove import Removal, RemovalPlan
@@ -120,7 +120,9 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
 
         def init(self, pipeline: Any, base_seed: int, module_index: int, state: Any) -> None:
             super().init(pipeline, base_seed, module_index, state)
-            before = pipeline.modules[:module_index]
+            before, behind = pipeline.modules[:module_index], pipeline.modules[module_index + 1 :]
+            if self._options.sourceless:
+                _pass_by_sorting(behind)
             asking = _past_caches(pipeline.modules, module_index)
 
             def get_previous(variation: int, name: str, index: int) -> Any:
@@ -147,7 +149,9 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
 
         def get_outputs(self) -> list[str]:
             names, concept = list(self._options.names), self._options.concept
-            return [*names, concept] if self._options.sourceless and concept is not None else names
+            if not self._options.sourceless:
+                return names
+            return [*names, *PROMPTS, *([concept] if concept is not None else [])]
 
         def length(self) -> int:
             return len(self.cache)
@@ -201,6 +205,21 @@ def _past_caches(modules: Sequence[Any], position: int) -> Callable[[str], Any]:
         return known[root]
 
     return asking
+
+
+def _pass_by_sorting(modules: Sequence[Any]) -> None:
+    """Take `VariationSorting` out of a pipeline without sources.
+
+    It finds the sample behind an output, for names that are not cached. A cache without sources has those names too, in
+    the order of its outputs, and a balancing would be applied to them a second time.
+    """
+    for module in modules:
+        if (
+            f"{type(module).__module__}.{type(module).__name__}"
+            == "mgds.pipelineModules.VariationSorting.VariationSorting"
+        ):
+            module.get_outputs = list
+            module.start = lambda _: None
 
 
 def _caches_behind(modules: Sequence[Any], position: int) -> list[Cache]:

@@ -18,7 +18,7 @@ from precook.integrations.mgds.cache import Cache, CacheOptions, GroupVariation,
 from precook.integrations.mgds.entries import Values, aggregates_key, entry_parts
 from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSettings, gather_groups
 from precook.integrations.mgds.keys import KeyMaker, KeyRules, key_rules
-from precook.integrations.mgds.sourceless import GroupSnapshot, snapshot_name, write_group
+from precook.integrations.mgds.sourceless import PROMPTS, GroupSnapshot, OtherPath, snapshot_name, write_group
 from precook.integrations.mgds.sources import Sources, learn_sources, list_paths
 from precook.integrations.mgds.upstream import only_traced
 from precook.memo.memo import Memory
@@ -205,12 +205,13 @@ class BuildingCache(Cache):
             self._options.before_cache()
         in_thread = self._pipeline.prepare_threads()
         inputs = self.inputs
+        prompts = [name for name in PROMPTS if name in inputs.rules.upstream.asked and name not in self._options.names]
         aggregates: dict[bytes, Values] = {}
         with self.store.writer() as writer:
 
             def make(task: BuildTask) -> None:
                 split, aggregate = self._ask(self._options.split, task), self._ask(self._options.aggregate, task)
-                parts = entry_parts(split, aggregate)
+                parts = entry_parts(split, aggregate, self._ask(prompts, task))
                 # Checked after they were read: a file or a text that changed before or meanwhile has another key.
                 inputs.sources.check_unchanged(task.index)
                 if inputs.rules.texts_count and inputs.keys.current_key(task.index, task.variation) != task.key:
@@ -273,6 +274,7 @@ class BuildingCache(Cache):
         concepts = {number: concept for concept, number in enumerate(dict.fromkeys(numbers))}
         aggregates = {variation: aggregates_key(rows) for variation, rows in keys.items()}
         return GroupSnapshot(
+            other_path=OtherPath.of(self._options, shared, numbers[0]),
             keys=keys,
             paths={name: [self._paths[name][index] for index in members] for name in sorted(self._path_names)},
             concepts=np.array([concepts[number] for number in numbers], np.int32),

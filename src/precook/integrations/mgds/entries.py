@@ -40,9 +40,14 @@ Values = dict[str, Any]
 """A sample's values by name."""
 
 
-def entry_parts(split_values: Values, aggregate: Values) -> Parts:
-    """An entry, ready to be stored; what must not be in a cache is refused."""
+def entry_parts(split_values: Values, aggregate: Values, texts: Mapping[str, str]) -> Parts:
+    """An entry, ready to be stored; what must not be in a cache is refused.
+
+    `texts` are prompts that led to it, for people and for training without sources.
+    """
     tree: dict[str, Any] = {"split": {}, "aggregate": {}, "distributions": []}
+    if texts:
+        tree["texts"] = dict(texts)
     for part, values in (("split", split_values), ("aggregate", aggregate)):
         for name, value in values.items():
             if value is None:

@@ -6,6 +6,8 @@ of a group counts. What only mgds needs stands in a part of its own.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import DamagedPackError, IncompleteError
+from precook.errors import DamagedPackError, IncompleteError, NoSnapshotError
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
@@ -31,7 +33,30 @@ from precook.store.snapshot_content import (
     Texts,
 )
 from precook.store.store import Store
-from precook.values import Bytes
+from precook.values import Bytes, Key
+
+PROMPTS = ("prompt", "prompt_1", "prompt_2", "prompt_3", "prompt_4")
+"""What OneTrainer calls its prompts; a cache without sources gives those that led to its entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPath:
+    """What a group is known by when its concept's folder is another one now, or gone."""
+
+    likeness: str
+    """The cache's names, the model, and the values that make the group, but for paths: as a digest."""
+    folder: str
+    """The last part of the concept's path."""
+
+    @classmethod
+    def of(cls, options: CacheOptions, shared: SharedSettings, number: int) -> OtherPath:
+        """What a group is known by, given what its samples share."""
+        values: dict[bool, list[Any]] = {True: [], False: []}
+        for name in options.groups.group:
+            values[name.rpartition(".")[2] == "path"].append(shared.value(number, name))
+        form = json.dumps([sorted(options.names), values[False]], sort_keys=True)
+        likeness = digest(canonical([form, options.model])).hex
+        return cls(likeness, "/".join(os.path.basename(os.path.normpath(str(path))) for path in values[True]))  # noqa: PTH119
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +71,8 @@ class GroupSnapshot:
     """Which of the group's concepts each member belongs to."""
     aggregates: dict[int, Bytes]
     """By variation, the key of the entry that holds the aggregates of all members, where there is one."""
+    other_path: OtherPath | None = None
+    """None in snapshots of versions that did not keep it."""
 
     @property
     def concept_count(self) -> int:
@@ -67,6 +94,7 @@ def write_group(store: Store, name: str, snapshot: GroupSnapshot, group: CacheGr
     keys = np.concatenate([snapshot.keys[variation] for variation in variations])
     targets = np.zeros((len(keys), 2), np.int32)
     targets[:, 1] = np.repeat(variations, count)
+    other = snapshot.other_path
     content = SnapshotContent(
         dataset=name,
         image=FrozenImage(resolutions=[], variations=group.variations, pick="random"),
@@ -91,7 +119,11 @@ def write_group(store: Store, name: str, snapshot: GroupSnapshot, group: CacheGr
         line_keys={},
         empty_keys={f"aggregates-{variation}": key for variation, key in snapshot.aggregates.items()},
         extra={
-            "mgds": {"variations": variations, "paths": {name: _pack(texts) for name, texts in snapshot.paths.items()}}
+            "mgds": {
+                "variations": variations,
+                "paths": {name: _pack(texts) for name, texts in snapshot.paths.items()},
+                **({} if other is None else {"likeness": other.likeness, "folder": other.folder}),
+            }
         },
     )
     store.freeze(name, content)
@@ -121,7 +153,9 @@ def _read_group(content: SnapshotContent) -> GroupSnapshot:
     if any(len(texts) != len(concepts) for texts in paths.values()):
         raise ValueError("it has not one path for each member")
     shaped = keys.reshape(len(variations), len(concepts), 32)
-    return GroupSnapshot(dict(zip(variations, shaped, strict=True)), paths, concepts, {})
+    likeness, folder = form.get("likeness"), form.get("folder")
+    other = OtherPath(likeness, folder) if isinstance(likeness, str) and isinstance(folder, str) else None
+    return GroupSnapshot(dict(zip(variations, shaped, strict=True)), paths, concepts, {}, other)
 
 
 def _pack(texts: Sequence[str]) -> dict[str, Any]:
@@ -143,21 +177,25 @@ class SourcelessCache(Cache):
         """Of each group, the concepts that are given now."""
 
     def item(self, epoch: int, index: int, name: str | None) -> dict[str, Any]:
-        if name is None or name != self._options.concept:
+        if name is None or name in self._options.names:
             return super().item(epoch, index, name)
-        group, _, member = self.index_map().locate(epoch, index)
-        return {name: self._concepts[group][int(self._snapshots[group].concepts[member])]}
+        group, variation, member = self.index_map().locate(epoch, index)
+        if name == self._options.concept:
+            return {name: self._concepts[group][int(self._snapshots[group].concepts[member])]}
+        # Lazily: the tensors beside the texts are not wanted here.
+        texts = self.store.get(Key(self._keys[group, variation][member].tobytes()), lazy=True).get("texts", {})
+        return {prompt: texts.get(prompt) for prompt in PROMPTS}
 
     def path(self, group: int, member: int, name: str) -> str:
         return self._snapshots[group].paths[name][member]
 
     def index_map(self) -> IndexMap:
         if self._map is None:
-            settings_by_key, concepts = self._given_groups()
+            settings_by_key, concepts, other_paths = self._given_groups()
             groups: list[CacheGroup] = []
             snapshots: list[GroupSnapshot] = []
             for key, settings in settings_by_key.items():
-                snapshot = read_group(self.store, snapshot_name(self._options, key))
+                snapshot = self._find(key, other_paths.get(key), set(settings_by_key) - {key})
                 built, given = snapshot.concept_count, len(concepts[key])
                 if given and built > given:
                     message = f"group {key[:12]} was built from {built} concepts, and {given} are given"
@@ -169,13 +207,43 @@ class SourcelessCache(Cache):
             self._map = IndexMap(groups)
         return self._map
 
-    def _given_groups(self) -> tuple[dict[str, GroupSettings], dict[str, list[Any]]]:
-        """The groups that the concepts of this run name, and the concepts of each, by the keys of the groups."""
+    def _find(self, key: str, wanted: OtherPath | None, others: set[str]) -> GroupSnapshot:
+        """What was built of a group: under its key, or as the same group with another path."""
+        name = snapshot_name(self._options, key)
+        try:
+            return read_group(self.store, name)
+        except NoSnapshotError:
+            if wanted is None:
+                raise
+            taken = {snapshot_name(self._options, other) for other in others}
+            prefix = name.rpartition("-")[0]
+            # The newest of each dataset; those of other concepts of this run are theirs.
+            names = {file.dataset for file in self.store.snapshots() if file.dataset.startswith(prefix)} - taken
+            alike = [read_group(self.store, other) for other in sorted(names)]
+            alike = [
+                group
+                for group in alike
+                if group.other_path is not None and group.other_path.likeness == wanted.likeness
+            ]
+            alike = [group for group in alike if group.other_path == wanted] or alike
+            if not alike:
+                raise
+            if len(alike) > 1:
+                message = (
+                    f"{len(alike)} groups of {self._options.label} were built with these settings in other folders"
+                )
+                hint = "give the concept the path it was built with, or a folder of the same name"
+                raise IncompleteError(message, hint=hint) from None
+            return alike[0]
+
+    def _given_groups(self) -> tuple[dict[str, GroupSettings], dict[str, list[Any]], dict[str, OtherPath]]:
+        """The groups that the concepts of this run name, the concepts of each, and what else they are known by."""
         options, pipeline = self._options, self._pipeline
         if options.groups.variations is None:
-            return {"": GroupSettings("", 1, 1.0, "REPEATS")}, {"": []}
+            return {"": GroupSettings("", 1, 1.0, "REPEATS")}, {"": []}, {}
         settings_by_key: dict[str, GroupSettings] = {}
         concepts: dict[str, dict[int, Any]] = {}
+        other_paths: dict[str, OtherPath] = {}
         assert options.concept is not None
         shared = SharedSettings(pipeline.get_previous, options.groups.all)
         for index in range(pipeline.length(options.concept) or 0):
@@ -183,8 +251,9 @@ class SourcelessCache(Cache):
             settings = group_settings(shared, number, options.groups)
             if settings is not None:
                 settings_by_key.setdefault(settings.key, settings)
+                other_paths.setdefault(settings.key, OtherPath.of(options, shared, number))
                 concepts.setdefault(settings.key, {})[number] = shared.value(number, options.concept)
-        return settings_by_key, {key: list(by_number.values()) for key, by_number in concepts.items()}
+        return settings_by_key, {key: list(by_number.values()) for key, by_number in concepts.items()}, other_paths
 
     def prepare(self, epoch: int, memory: Memory) -> None:
         wanted = self._read_by(epoch)
