@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -71,7 +72,7 @@ def samples(tmp_path: Path) -> list[dict[str, Any]]:
 def test_the_documented_calls(path: Path, tmp_path: Path) -> None:
     """Save, load, look, count: by type and hash."""
     image = picture(tmp_path / "a.png", 1)
-    with EmbeddingCacheManager(path) as manager:
+    with EmbeddingCacheManager(path, dtype=None) as manager:
         file_hash = manager.get_file_hash_for_image(image)
         prompt_hash = manager.get_file_hash_for_prompt(image, "make it blue")
         assert manager.load_cache("pixel_latent", file_hash) is None
@@ -83,16 +84,30 @@ def test_the_documented_calls(path: Path, tmp_path: Path) -> None:
         assert same(manager.load_cache("pixel_latent", file_hash), np.arange(4.0))
         assert same(manager.load_cache("prompt_embed", prompt_hash), {"embeds": np.ones(3), "length": 3})
         assert manager.get_cache_stats() == {**dict.fromkeys(CACHE_TYPES, 0), "pixel_latent": 1, "prompt_embed": 1}
-    assert check_cache_exists(path)
+
+
+def test_a_cache_exists_when_it_has_every_type(path: Path, tmp_path: Path) -> None:
+    """One type alone is no cache to train from; whoever needs others than the usual ones names them."""
     assert not check_cache_exists(tmp_path / "nowhere")
+    with EmbeddingCacheManager(path) as manager:
+        for name in CACHE_TYPES:
+            assert not check_cache_exists(path)
+            manager.save_cache(name, "h", np.zeros(1))
+            manager.flush()
+    assert check_cache_exists(path)
+    assert check_cache_exists(path, ["pixel_latent"])
+    assert not check_cache_exists(path, ["pixel_latent", "image_latents"])
+    assert not EmbeddingCacheManager.exist(path)
 
 
-def test_a_wrong_type_is_told_with_the_right_ones(path: Path) -> None:
-    """A misspelt cache type is an error that lists them, not a cache of its own."""
-    with EmbeddingCacheManager(path) as manager, pytest.raises(precook.PrecookError, match="pixel_latent"):
-        manager.save_cache("pixel_latents", "hash", np.zeros(1))
-    with pytest.raises(precook.PrecookError, match="no cache type 'vae'"):
-        EmbeddingCacheManager(path, encoders={"vae": 1})
+def test_any_name_is_a_type(path: Path) -> None:
+    """A trainer has types of its own, which are counted and cleared like the others."""
+    with EmbeddingCacheManager(path, encoders={"pooled_prompt_embeds": 1}) as manager:
+        manager.save_cache("pooled_prompt_embeds", "hash", np.zeros(1))
+        assert manager.get_cache_stats() == {**dict.fromkeys(CACHE_TYPES, 0), "pooled_prompt_embeds": 1}
+        assert manager.clear_cache("pooled_prompt_embeds") == 1
+        with pytest.raises(precook.PrecookError, match="a name"):
+            manager.save_cache("", "hash", np.zeros(1))
 
 
 def test_only_what_is_missing_is_encoded(path: Path, samples: list[dict[str, Any]]) -> None:
@@ -149,7 +164,7 @@ def test_an_edit_that_keeps_path_and_time_is_seen(path: Path, samples: list[dict
         cache_dataset(manager, samples, encoders.all)
         found = manager.load_cache("pixel_latent", manager.get_file_hash_for_image(image))
     assert encoders.asked == {"image": 1}
-    assert same(found, np.frombuffer(precook.digest(image).bytes, np.uint8).astype(np.float32))
+    assert same(found, np.frombuffer(precook.digest(image).bytes, np.uint8).astype(np.float16))
 
 
 def test_a_picture_edited_while_it_is_encoded_is_not_kept(path: Path, samples: list[dict[str, Any]]) -> None:
@@ -186,35 +201,85 @@ def test_training_falls_back_to_live_encoding_and_keeps_it(path: Path) -> None:
         calls.append(1)
         return {"latent": np.arange(3.0)}
 
+    kept = {"latent": np.arange(3, dtype=np.float16)}
     with EmbeddingCacheManager(path) as manager:
-        assert all(
-            same(manager.load_or_encode("pixel_latent", "h", live), {"latent": np.arange(3.0)}) for _ in range(3)
-        )
+        assert all(same(manager.load_or_encode("pixel_latent", "h", live), kept) for _ in range(3))
     with EmbeddingCacheManager(path) as manager:
         manager.load_or_encode("pixel_latent", "h", live)
     assert len(calls) == 1
 
 
-def test_use_cache_in_a_config(path: Path) -> None:
-    """A trainer's config decides: true gives the manager of its folder, anything else gives none."""
-    manager = EmbeddingCacheManager.from_config({"cache": {"use_cache": True, "cache_dir": str(path)}})
-    assert manager is not None
-    assert manager.store.path == path
+@pytest.mark.parametrize(
+    ("config", "folder"),
+    [
+        ({"cache": {"use_cache": True, "cache_dir": "{path}"}}, "{path}"),
+        ({"cache": {"use_cache": False, "cache_dir": "{path}"}}, None),
+        ({"cache": {"cache_dir": "{path}//"}}, "{path}"),
+        ({"cache": {"use_cache": True}}, "cache"),
+        ({"data": {"init_args": {"use_cache": True, "cache_dir": "{path}"}}}, "{path}"),
+        ({"data": {"init_args": {"cache_dir": "elsewhere"}}, "cache": {"cache_dir": "{path}"}}, "{path}"),
+        ({"data": {"init_args": {"use_cache": "${cache.use_cache}"}}, "cache": {"use_cache": False}}, None),
+        ({"logging": {"output_dir": "{path}"}, "cache": {"cache_dir": "${logging.output_dir}/of"}}, "{path}/of"),
+        ({"cache": {"cache_dir": "${oc.env:PLACE}"}}, "{path}"),
+        ({"cache": {"cache_dir": "$PLACE/sub"}}, "{path}/sub"),
+        ({"model": {}}, None),
+        ({}, None),
+    ],
+)
+def test_use_cache_in_a_config(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, folder: str | None
+) -> None:
+    """A trainer's config decides, read from its file as it is: references, defaults and all."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLACE", str(path))
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(config).replace("{path}", str(path)))
+    manager = EmbeddingCacheManager.from_config(file)
+    if folder is None:
+        assert manager is None
+        return
+    assert manager.store.path.resolve() == Path(folder.format(path=path)).resolve()
     manager.close()
-    assert EmbeddingCacheManager.from_config({"cache": {"use_cache": False, "cache_dir": str(path)}}) is None
-    assert EmbeddingCacheManager.from_config({}) is None
-    with pytest.raises(precook.PrecookError, match="cache_dir is missing"):
-        EmbeddingCacheManager.from_config({"cache": {"use_cache": True}})
+
+
+def test_a_config_says_where_encoders_run(path: Path) -> None:
+    """By the trainer's names of today, and by older ones."""
+    today = {"cache": {"cache_dir": str(path), "devices": {"vae": "cuda:1", "text_encoder": None}}}
+    older = {"cache": {"cache_dir": str(path), "vae_encoder_device": "cuda:1", "text_encoder_device": "cpu"}}
+    with EmbeddingCacheManager.from_config(today) as manager:
+        assert manager.devices == {"vae": "cuda:1"}
+    with EmbeddingCacheManager.from_config(older) as manager:
+        assert manager.devices == {"vae": "cuda:1", "text_encoder": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cache: {cache_dir: '${nowhere.at_all}'}", "refers to nothing"),
+        ("cache: {cache_dir: '${cache.cache_dir}'}", "refers to itself"),
+        ("cache: 7", "not a section"),
+        ("[1, 2]", "not a list"),
+        ("cache: [", "not YAML"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_told(tmp_path: Path, text: str, told: str) -> None:
+    """No folder is guessed."""
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(precook.PrecookError, match=told):
+        EmbeddingCacheManager.from_config(file)
+    with pytest.raises(precook.PrecookError, match="nowhere"):
+        EmbeddingCacheManager.from_config(tmp_path / "nowhere.yaml")
 
 
 def test_half_precision_is_a_choice(path: Path) -> None:
-    """Without it tensors stay as they are; with it floats are halved, and ints and masks are not touched."""
+    """Floats are halved as the trainer does, ints and masks are not touched; without it tensors stay as they are."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     tree = {"hidden": torch.linspace(0, 1, 5), "mask": torch.ones(5, dtype=torch.bool), "ids": (torch.arange(5), [1.5])}
-    with EmbeddingCacheManager(path) as manager:
+    with EmbeddingCacheManager(path, dtype=None) as manager:
         manager.save_cache("prompt_embed", "h", tree)
         assert same(manager.load_cache("prompt_embed", "h"), tree)
-    with EmbeddingCacheManager(path, dtype="float16") as manager:
+    with EmbeddingCacheManager(path) as manager:
         assert manager.load_cache("prompt_embed", "h") is None
         manager.save_cache("prompt_embed", "h", tree)
         assert same(manager.load_cache("prompt_embed", "h"), {**tree, "hidden": tree["hidden"].half()})

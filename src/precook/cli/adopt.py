@@ -42,13 +42,16 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
 ) -> int:
     """Take over what another tool has cached of your pictures.
 
-    The tools are sd-scripts, musubi-tuner and ai-toolkit.
+    The tools are sd-scripts, musubi-tuner and ai-toolkit; of qwen-image-finetune, FOLDER is its cache_dir.
 
     The entries are marked: adopted, encoder not verified. No file of the folder is changed.
     """
+    from precook.fs.old_caches import find_embeddings
     from precook.integrations.adopt import plan_adopt
     from precook.integrations.adopt.fill import names_adopted
 
+    if caches is None and next(find_embeddings(folder), None) is not None:
+        return _adopt_embeddings(folder, find_or_new_store(config, store), yes=yes, as_json=as_json)
     plan = plan_adopt(folder, caches=caches, only=only, ignore_times=ignore_times, report=progress.reporter())
     if not as_json:
         _show(plan)
@@ -119,6 +122,40 @@ def _fill(plan: AdoptionPlan, project: Project, *, yes: bool, as_json: bool) -> 
     else:
         adopts = f"--yes adopts {format_count(wanted, 'entry')} for {project.settings.dataset}"
         output.hint(f"nothing is stored yet; {adopts}, where {filling.ready:,} are ready")
+    return SOME_FAILED if left_out else 0
+
+
+def _adopt_embeddings(folder: Path, place: Path, *, yes: bool, as_json: bool) -> int:
+    """Adopt a folder of embeddings for the front that its trainer uses; the exit code."""
+    from precook.integrations.adopt.embeddings import TOOL, plan_adopt_embeddings
+    from precook.open_store import open_store
+
+    plan = plan_adopt_embeddings(folder)
+    if not as_json:
+        samples = format_count(len(plan.samples), "sample")
+        output.line(f"{TOOL}: {samples}, {format_size(plan.nbytes)}; which encoder made them is not known")
+        _show_left_out(plan.left_out)
+    adoption = None
+    if yes and plan.samples:
+        with open_store(place) as store:
+            adoption = plan.execute(store, report=progress.reporter())
+    left_out = (*plan.left_out, *(adoption.failed if adoption is not None else ()))
+    if as_json:
+        output.document(
+            {
+                "tool": TOOL,
+                "bytes": plan.nbytes,
+                "left_out": [{"path": str(file.path), "reason": file.reason} for file in left_out],
+                "store": str(place),
+                "samples": len(plan.samples) if adoption is None else adoption.samples,
+                "adopted": adoption is not None,
+            }
+        )
+    elif adoption is not None:
+        _show_left_out(adoption.failed)
+        output.line(f"adopted {format_count(adoption.samples, 'sample')} in {place}; name it as cache_dir")
+    elif plan.samples:
+        output.hint(f"nothing is stored yet; --yes adopts them in {place}")
     return SOME_FAILED if left_out else 0
 
 

@@ -21,6 +21,7 @@ MUSUBI_TUNER = "musubi-tuner"
 AI_TOOLKIT = "ai-toolkit"
 LATENT_FOLDER = "_latent_cache"
 TEXT_FOLDER = "_t_e_cache"
+EMBEDDING_METADATA = "metadata"
 
 Part = Literal["latent", "prompt"]
 Size = tuple[int, int]
@@ -153,6 +154,12 @@ def _find_shards(folder: Path) -> Iterator[Path]:
     return _files(folder, r"shard_[0-9]{4,}\.pkl")
 
 
+def find_embeddings(folder: Path) -> Iterator[Path]:
+    """`metadata/<hash>.json`, where folders beside it have tensors named by a hash: one sample of many."""
+    if any(next(_files(home, r"[0-9a-f]{32,}\.pt"), None) for home in _folders(folder)):
+        yield from _files(folder / EMBEDDING_METADATA, r"[0-9a-f]{32,}\.json")
+
+
 def _find_beside_pictures(tool: str) -> Callable[[Path], Iterator[Path]]:
     """Files that a tool leaves beside pictures; of those of sd-scripts the names that nothing else has."""
 
@@ -183,6 +190,7 @@ _FORMATS: tuple[tuple[str, Callable[[Path], Iterator[Path]], str], ...] = (
         _find_shards,
         "`precook.integrations.shards.convert_pickled` converts it into a store elsewhere",
     ),
+    ("embeddings of qwen-image-finetune", find_embeddings, _BY_COMMAND),
     ("latents cached by ai-toolkit", _find_beside_pictures(AI_TOOLKIT), _BY_COMMAND),
     ("what musubi-tuner has cached", _find_beside_pictures(MUSUBI_TUNER), _BY_COMMAND),
     ("what sd-scripts has cached", _find_beside_pictures(SD_SCRIPTS), _BY_COMMAND),
