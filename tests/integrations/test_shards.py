@@ -367,3 +367,15 @@ def test_a_lost_shard_is_noticed(tmp_path: Path, path: Path) -> None:
         convert_pickled(folder, path)
     with pytest.raises(precook.SourceError, match=r"no shard_NNNN\.pkl"):
         convert_pickled(tmp_path, path)
+
+
+def test_shards_of_an_earlier_save_are_not_taken_for_samples(tmp_path: Path, path: Path) -> None:
+    """ComfyUI's node leaves them where it saves fewer samples: the metadata counts those that belong to it."""
+    folder = write_shards(tmp_path / "old", *lists(6))
+    fewer = write_shards(tmp_path / "fewer", *lists(3, first=10))
+    for file in fewer.iterdir():
+        file.replace(folder / file.name)
+    with pytest.raises(precook.SourceError, match=r"3 shards where metadata\.json counts 2 .*from shard_0002\.pkl on"):
+        convert_pickled(folder, path)
+    (folder / "shard_0002.pkl").unlink()
+    assert convert_pickled(folder, path) == 3

@@ -30,16 +30,22 @@ def convert_pickled(folder: str | Path, out: str | Path, *, name: str = NAME) ->
     A shard is in memory while it is converted, as it was in its trainer. One that is missing or that says anything but
     tensors and plain values is refused, and then nothing is made.
     """
-    shards = _list(Path(folder))
+    shards = _whole_list(Path(folder))
     load_torch()  # before anything is made: without it no shard can be read
     # Both are asked for in turn, so no more than one sample waits for its other half.
     first, second = tee(_samples(shards))
     return save_dataset((latent for latent, _ in first), (conditioning for _, conditioning in second), out, name=name)
 
 
-def _list(folder: Path) -> list[Path]:
+def list_shards(folder: Path) -> dict[int, Path]:
+    """The shards in a folder by their numbers, in order; nothing is opened."""
+    found = {int(match[1]): path for path in folder.iterdir() if (match := _NAMES.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def _whole_list(folder: Path) -> list[Path]:
     """The shards in their order, none missing."""
-    shards = {int(match[1]): path for path in sorted(folder.iterdir()) if (match := _NAMES.fullmatch(path.name))}
+    shards = list_shards(folder)
     if not shards:
         raise SourceError(folder, "no shard_NNNN.pkl here")
     count = len(shards)
@@ -50,11 +56,14 @@ def _list(folder: Path) -> list[Path]:
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             hint = "remove it: the shards are counted by their names, too"
             raise SourceError(metadata, f"not the metadata of a dataset: {error!r}", hint=hint) from error
-    # The metadata may be older than a second, shorter save; a hole in the numbers is a lost shard either way.
     for number in range(max(count, max(shards) + 1)):
         if number not in shards:
             raise SourceError(folder / f"shard_{number:04d}.pkl", "this shard is missing")
-    return [shards[number] for number in sorted(shards)]
+    if len(shards) > count:
+        # A save of fewer samples leaves the last shards of the one before; one that was cut short leaves old metadata.
+        hint = f"remove shards from shard_{count:04d}.pkl on if they are of an earlier save, else {metadata.name}"
+        raise SourceError(folder, f"{len(shards)} shards where {metadata.name} counts {count}", hint=hint)
+    return list(shards.values())
 
 
 def _samples(shards: list[Path]) -> Iterator[tuple[Tree, Tree]]:

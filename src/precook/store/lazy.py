@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from precook.errors import MissingTorchError
 from precook.store.dtypes import DType, load_torch
 from precook.store.leaves import Library
 from precook.values import Array
+
+_WORTH_PARTS = 1 << 20
 
 
 class LazyTensor:
@@ -45,7 +48,7 @@ class LazyArray(LazyTensor):
     shape: tuple[int, ...]
     _type: DType = field(repr=False)
     _library: Library = field(repr=False)
-    _load: Callable[[], Any] = field(repr=False)
+    _read: Callable[[int | None], Any] = field(repr=False)
 
     @property
     def dtype(self) -> Any:
@@ -59,7 +62,7 @@ class LazyArray(LazyTensor):
 
     def load(self) -> Any:
         """The array, in memory that may be written to."""
-        return self._load()
+        return self._read(None)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
         # It is read for whoever asks, so it is a copy already: `copy=False` would ask for memory that is not there.
@@ -73,15 +76,19 @@ class LazyArray(LazyTensor):
         return f"LazyTensor(shape={self.shape}, dtype={self._type.name})"
 
 
-def lazy_leaf(shape: tuple[int, ...], dtype: DType, library: Library, load: Callable[[], Any]) -> LazyTensor:
-    """A leaf that `load` reads: where it will be a torch tensor and torch is installed, it is one already."""
+def lazy_leaf(shape: tuple[int, ...], dtype: DType, library: Library, read: Callable[[int | None], Any]) -> LazyTensor:
+    """A leaf that `read` reads, or, given a number, one of its parts along the first dimension.
+
+    Where it will be a torch tensor and torch is installed, it is one already.
+    """
     if library == "torch":
         try:
             load_torch()
         except MissingTorchError:
-            return LazyArray(shape, dtype, library, load)  # whoever loads it is told that torch is missing
-        lazy: LazyTensor = importlib.import_module("precook.store.lazy_torch").LazyTorchTensor(
-            shape, dtype.torch_type(), load
-        )
-        return lazy
-    return LazyArray(shape, dtype, library, load)
+            return LazyArray(shape, dtype, library, read)  # whoever loads it is told that torch is missing
+        # Parts of what is small are not worth a read of their own.
+        row = read if shape and math.prod(shape) * dtype.size >= _WORTH_PARTS else None
+        module = importlib.import_module("precook.store.lazy_torch")
+        made: LazyTensor = module.LazyTorchTensor(shape, dtype.torch_type(), functools.partial(read, None), row=row)
+        return made
+    return LazyArray(shape, dtype, library, read)

@@ -285,12 +285,15 @@ class TableFile:
         self.read_into(row, arrays, check=check)
         return arrays
 
-    def read_one(self, row: int, number: int) -> Array:
-        """One leaf of a checked row, read from the disk into memory of its own."""
+    def read_one(self, row: int, number: int, part: int | None = None) -> Array:
+        """One leaf of a row, or one part of it along its first dimension, read from the disk and not checked."""
         leaf = self.table.leaves[number]
-        array = np.empty(leaf.row_shape(row), leaf.dtype.bits)
+        begin, shape = leaf.span(row)[0], leaf.row_shape(row)
+        if part is not None:
+            begin, shape = begin + part * (leaf.span(row)[1] // shape[0]), shape[1:]
+        array = np.empty(shape, leaf.dtype.bits)
         with self.pack.open() as descriptor:
-            _read_span(descriptor, array, leaf.span(row)[0])
+            _read_span(descriptor, array, begin)
         return array
 
     def read_into(self, row: int, arrays: Sequence[Array], *, check: bool) -> None:
@@ -328,6 +331,7 @@ class TableFile:
         if not self.pack.whole:
             raise RowDamagedError("the pack is cut short")
         self._compare(row, [(leaf.row_shape(row), _pieces(descriptor, *leaf.span(row))) for leaf in self.table.leaves])
+        self.checked[row] = 1
 
     def announce(self, *rows: int) -> None:
         """Ask the system to read rows ahead: many small waits for the disk become one."""

@@ -27,6 +27,8 @@ _GIVEN = 1 << 30
 """Bytes handed out before private mappings are let go: a bound on what tensors that were written to keep in memory."""
 _READ_AHEAD = 64 << 20
 """Bytes announced to the system before a bulk read."""
+_WHOLE = 4 << 20
+"""Bytes of an entry from which on it is checked piece by piece when one lazy leaf of it is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,24 +179,28 @@ class Reader:
     def _lazy_tree(self, key: Key, table: TableFile, row: int, tensors: Library | None) -> Tree:
         table.used[row] = USED
 
-        def loader(number: int) -> Callable[[], Any]:
-            def load(table: TableFile, row: int) -> Any:
-                # Into memory of its own, which goes with the tensor: a mapping would stay, and grow with each leaf.
-                if self._verify == "always" or not table.is_mapped(row):
-                    array = table.read(row, check=self._verify is not False)[number]
-                else:
-                    array = table.read_one(row, number)
+        def reader(number: int) -> Callable[[int | None], Any]:
+            def read(part: int | None, table: TableFile, row: int) -> Any:
                 leaf = table.table.leaves[number]
-                return converter(leaf.dtype, tensors or leaf.library)(array)
+                return converter(leaf.dtype, tensors or leaf.library)(self._lazy_array(table, row, number, part))
 
             # Where it lay when it was asked for; it may have been moved to another pack since.
-            return lambda: self._lookup.visit(key, load, place=(table, row))
+            return lambda part: self._lookup.visit(key, functools.partial(read, part), place=(table, row))
 
         leaves = [
-            lazy_leaf(leaf.row_shape(row), leaf.dtype, tensors or leaf.library, loader(number))
+            lazy_leaf(leaf.row_shape(row), leaf.dtype, tensors or leaf.library, reader(number))
             for number, leaf in enumerate(table.table.leaves)
         ]
         return build_tree(table, row, leaves)
+
+    def _lazy_array(self, table: TableFile, row: int, number: int, part: int | None) -> Array:
+        """One leaf, or a part of one, in memory that goes with it: a mapping would stay, and grow with each leaf."""
+        if self._verify is not False and (self._verify == "always" or not table.is_mapped(row)):
+            if part is None and table.row_bytes(row) < _WHOLE:
+                return table.read(row, check=True)[number]
+            with table.pack.open() as descriptor:
+                table.verify_large(descriptor, row)
+        return table.read_one(row, number, part)
 
     def _arrays(self, table: TableFile, row: int) -> list[Array]:
         if not table.is_mapped(row):
