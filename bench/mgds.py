@@ -1,19 +1,22 @@
 """The mgds benchmark: what a cache module costs around an encoder that costs nothing, in CPU seconds.
 
-`python bench/mgds.py` takes 10,000 samples of 250 kB; `--quick` is a smoke run. Where mgds can be imported its own
-DiskCache runs beside ours on the same files; without it a stand-in drives ours, and mgds' figures are those that were
-noted when this project began. Every step is a process of its own, and imports do not count.
+`make bench-mgds CLIENTS=folder` takes 10,000 samples of 250 kB and runs three caches on the same files, one after the
+other: ours, mgds' own DiskCache and the SmartDiskCache of its pull request 49, both from checkouts in that folder by
+the names `mgds` and `mgds-pr49`. Every step is a process of its own; imports and the listing of files do not count.
+`--quick` is a smoke run; without checkouts it runs ours alone, around a stand-in.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,116 +26,132 @@ if not __package__:
 from bench.script import ROOT, facts, fill, folder, parser, tell
 from bench.table import Cell, Column, Section
 
-REAL = importlib.util.find_spec("mgds") is not None
-STEPS = ("cold build", "warm start, first", "warm start", "one file added", "one file edited", "folder renamed")
-NOTED: dict[str, dict[str, str]] = {
-    "DiskCache": {"cold build": "8-14", "warm start": "1.0-1.3", "one file added": "IndexError"}
-    | {"folder renamed": "all again", "item read, ms": "1.1-1.4"},
-    "SmartDiskCache": {"cold build": "41", "warm start": "2.7-3.2", "one file added": "5.1"}
-    | {"one file edited": "5", "folder renamed": "40", "item read, ms": "1.1-1.4"},
-}
-"""On two shared cores, 10,000 samples of 250 kB."""
+STEPS = ("cold build", "first warm start", "warm start", "one file added", "one file edited", "folder renamed")
 _SETTLED = 2.5
 """Seconds after which a file's stamp is trusted."""
 
 
+@dataclass(frozen=True)
+class System:
+    """A cache module, and the checkout it is run from."""
+
+    name: str
+    checkout: str
+
+
+SYSTEMS = (System("precook", "mgds"), System("DiskCache", "mgds"), System("SmartDiskCache", "mgds-pr49"))
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run every step, or one of them."""
+    """Run every step of every cache, or one of one."""
     options = _parse(arguments)
     if options.step:
         print(json.dumps(_step(options)))
         return 0
-    tell(facts(mgds="real" if REAL else "stand-in"))
-    columns = [Column("step", ""), Column("precook", ".2f"), Column("wall", ".2f"), Column("encoded", ",.0f")]
-    if REAL:
-        columns.append(Column("DiskCache, measured", ".2f"))
-    columns += [Column(f"{name}, noted", "") for name in NOTED]
-    title = f"mgds: {options.samples:,} samples of {options.size // 1000} kB, CPU seconds"
-    section = Section("mgds", title, columns)
+    systems = [system for system in SYSTEMS if options.clients and Path(options.clients, system.checkout).is_dir()]
+    tell(facts(mgds="checkouts" if systems else "a stand-in, and no other caches: give --clients"))
     with folder(options.dir) as base:
-        _write(base / "data", options.samples)
-        theirs = {step: _run(base, step, options, theirs=True) for step in STEPS[:3] if REAL}
-        ours = {step: _run(base, step, options) for step in STEPS[: options.steps]}
-    for step, found in ours.items():
-        row: list[Cell] = [step, found["cpu"], found["wall"], found["encoded"]]
-        section.rows.append([*row, *_beside(step, theirs, "cpu")])
-    last = list(ours.values())[-1]
-    row = ["item read, ms", last["item"], last["item_wall"], None]
-    section.rows.append([*row, *_beside("item read, ms", {"item read, ms": theirs.get("warm start", {})}, "item")])
-    print(section)
+        found = {system.name: _run_all(base, system, options) for system in systems or SYSTEMS[:1]}
+    _print(found, f"mgds: {options.samples:,} samples of {options.size // 1000} kB")
     return 0
-
-
-def _beside(step: str, theirs: dict[str, dict[str, Any]], what: str) -> list[Cell]:
-    """What the others need for a step."""
-    measured = [theirs.get(step, {}).get(what)] if REAL else []
-    return [*measured, *(noted.get(step) for noted in NOTED.values())]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     asked = parser(__doc__)
     asked.add_argument("--samples", type=int, help="pictures (default: 10000)")
     asked.add_argument("--size", type=int, help="bytes of a cached sample (default: 250000)")
-    asked.add_argument("--steps", type=int, default=len(STEPS), help="how many of the steps")
+    asked.add_argument("--clients", help="the folder with the checkouts")
     asked.add_argument("--step", help=argparse.SUPPRESS)
-    asked.add_argument("--theirs", action="store_true", help=argparse.SUPPRESS)
+    asked.add_argument("--system", default="precook", help=argparse.SUPPRESS)
     full, quick = {"samples": 10_000, "size": 250_000}, {"samples": 200, "size": 10_000}
     return fill(asked.parse_args(arguments), full=full, quick=quick)
 
 
-def _write(folder: Path, samples: int) -> None:
-    folder.mkdir()
+def _print(found: dict[str, dict[str, dict[str, Any]]], title: str) -> None:
+    """The tables: what each step cost, and how often it encoded."""
+    rows: list[tuple[str, str, str]] = [(step, step, "cpu") for step in STEPS]
+    rows += [("start of epoch 2", "warm start", "second"), ("item read, ms", "warm start", "item")]
+    columns = [Column("step", ""), *(Column(name, ".3f") for name in found)]
+    cpu = Section("mgds", f"{title}, CPU seconds", columns)
+    for label, step, what in rows:
+        values: list[Cell] = [steps.get(step, {}).get(what) for steps in found.values()]
+        cpu.rows.append([label, *values])
+    encoded = Section(
+        "encoded", "Samples that were encoded, or why not", [Column("step", ""), *(Column(name, "") for name in found)]
+    )
+    for step in STEPS:
+        encoded.rows.append(
+            [step, *(str(steps[step].get("encoded", steps[step].get("error"))) for steps in found.values())]
+        )
+    print(cpu)
+    print(encoded)
+
+
+def _run_all(base: Path, system: System, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Every step of one cache, on files of its own."""
+    place = base / system.name
+    (place / "data").mkdir(parents=True)
     old = time.time() - 3600
-    for number in range(samples):
-        path = folder / f"{number:06}.png"
+    for number in range(options.samples):
+        path = place / "data" / f"{number:06}.png"
         path.write_bytes(number.to_bytes(8, "little") * 16)
         os.utime(path, (old, old))
     time.sleep(_SETTLED)
+    found = {}
+    for step in STEPS:
+        if step == "one file added":
+            (place / "data" / "000000-a.png").write_bytes(b"added")
+        if step == "one file edited":
+            (place / "data" / "000005.png").write_bytes(b"edited")
+        if step == "folder renamed":
+            (place / "data").rename(place / "elsewhere")
+        found[step] = _run(place, step, system, options)
+    shutil.rmtree(place)
+    return found
 
 
-def _run(base: Path, step: str, options: argparse.Namespace, *, theirs: bool = False) -> dict[str, Any]:
+def _run(place: Path, step: str, system: System, options: argparse.Namespace) -> dict[str, Any]:
     """One step in a process of its own."""
-    if step == "one file added":
-        (base / "data" / "000000-a.png").write_bytes(b"added")
-    if step == "one file edited":
-        (base / "data" / "000005.png").write_bytes(b"edited")
-    if step == "folder renamed":
-        (base / "data").rename(base / "elsewhere")
-    command = [sys.executable, __file__, "--step", step, "--dir", str(base), "--size", str(options.size)]
-    command += ["--theirs"] if theirs else []
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, __file__, "--step", step, "--system", system.name, "--dir", str(place)]
+    command += ["--size", str(options.size)]
+    checkout = Path(options.clients, system.checkout, "src") if options.clients else None
+    mgds = checkout if checkout is not None and checkout.is_dir() else ROOT / "tests" / "support" / "mgds_stand_in"
+    paths = [str(mgds.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _step(options: argparse.Namespace) -> dict[str, Any]:
-    """Start an epoch, read a part of it, and say what that cost."""
-    if not REAL:
-        sys.path.insert(1, str(ROOT / "tests" / "support" / "mgds_stand_in"))
-    from tests.support.mgds_pipelines import Theirs  # noqa: PLC0415 - the step's own imports
-
+    """Start an epoch, read a part of it, start the next one, and say what that cost."""
     base = Path(options.dir)
     folder = base / ("elsewhere" if options.step == "folder renamed" else "data")
-    data, cache, encoder = _pipeline(base, folder, options, Theirs if options.theirs else None)
-    cpu, wall = time.process_time(), time.perf_counter()
-    data.start_next_epoch()
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    data, cache, encoder = _pipeline(base, folder, options)
+    cpu = time.process_time()
+    try:
+        data.start_next_epoch()
+    except Exception as error:  # noqa: BLE001 - a cache that cannot do the step: its row says so
+        return {"error": type(error).__name__}
+    cpu = time.process_time() - cpu
+    encoded = len(encoder.calls)
     length = cache.length()
     chosen = [at * 7919 % length for at in range(min(length, 4000))]
-    item, item_wall = time.process_time(), time.perf_counter()
-    for index in chosen:
-        # A number of each page: what is mapped only costs when it is touched.
-        cache.get_item(index, "latent_image")["latent_image"].view(-1).numpy()[::2048].max()
-    item, item_wall = time.process_time() - item, time.perf_counter() - item_wall
-    return {
-        "cpu": cpu,
-        "wall": wall,
-        "encoded": len(encoder.calls),
-        "item": 1000 * item / len(chosen),
-        "item_wall": 1000 * item_wall / len(chosen),
-    }
+    item = time.process_time()
+    try:
+        for index in chosen:
+            # A number of each page: what is mapped only costs when it is touched.
+            cache.get_item(index, "latent_image")["latent_image"].view(-1).numpy()[::2048].max()
+    except Exception as error:  # noqa: BLE001 - as above
+        return {"error": f"{type(error).__name__} at an item"}
+    item = time.process_time() - item
+    second = time.process_time()
+    data.start_next_epoch()
+    second = time.process_time() - second
+    return {"cpu": cpu, "encoded": encoded, "item": 1000 * item / len(chosen), "second": second}
 
 
-def _pipeline(base: Path, folder: Path, options: argparse.Namespace, theirs: Any) -> tuple[Any, Any, Any]:
+def _pipeline(base: Path, folder: Path, options: argparse.Namespace) -> tuple[Any, Any, Any]:
     import torch  # noqa: PLC0415
     from tests.support import mgds_pipelines as parts  # noqa: PLC0415
 
@@ -166,12 +185,14 @@ def _pipeline(base: Path, folder: Path, options: argparse.Namespace, theirs: Any
         "variations_group_in_name": parts.IMAGE_GROUP,
         "group_enabled_in_name": "concept.enabled",
     }
-    if theirs is not None:
-        cache = theirs(cache_dir=str(base / "theirs"), **names, **group)
+    arguments = {"cache_dir": str(base / "cache"), **names, **group}
+    if options.system == "DiskCache":
+        cache = parts.Theirs(**arguments)
+    elif options.system == "SmartDiskCache":
+        smart = importlib.import_module("mgds.pipelineModules.SmartDiskCache").SmartDiskCache
+        cache = smart(**arguments, source_path_in_name="image_path", modeltype="bench")
     else:
-        cache = parts.DiskCache(
-            cache_dir=str(base / "ours"), **names, **group, source_path_in_name="image_path", report=SILENT
-        )
+        cache = parts.DiskCache(**arguments, source_path_in_name="image_path", report=SILENT)
     collect = parts.collect_pictures(but=())
     modules = [collect, encoder, cache, parts.OutputPipelineModule(names=["latent_image"])]
     state = parts.PipelineState(2)
