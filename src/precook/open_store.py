@@ -112,6 +112,15 @@ class LocalStore(Store):
         )
 
 
+class RunStore(LocalStore):
+    """A bounded store that keeps a run whole: old entries make room as far as they go, and nothing new is refused."""
+
+    def make_room(self, nbytes: int) -> None:
+        """Evict so that a pack of this size fits, or all that may go."""
+        assert self.max_bytes is not None
+        make_room(self.internals(), nbytes, self.max_bytes, strict=False)
+
+
 def open_store(
     path: str | os.PathLike[str],
     *,
@@ -120,6 +129,7 @@ def open_store(
     flush_bytes: int = FLUSH_BYTES,
     flush_seconds: float = FLUSH_SECONDS,
     max_bytes: int | None = None,
+    keep_run: bool = False,
 ) -> LocalStore:
     """Open the store at `path`; where there is none, it is created by the first write.
 
@@ -127,7 +137,8 @@ def open_store(
     "always" at every read, False never.
     `flush_bytes` and `flush_seconds` say when a writer commits what it has gathered. `max_bytes` bounds the packs:
     before a commit would pass it, the least recently used entries go; where all that is left is in use,
-    `StoreFullError`.
+    `StoreFullError`. With `keep_run` that is no error: what this process has written or read may take more than the
+    bound, until another one makes room.
 
     >>> import tempfile, numpy
     >>> from precook import Recipe, open
@@ -146,7 +157,8 @@ def open_store(
     if verify_reads not in (True, False, "always"):
         message = f'verify_reads is True, False or "always", not {verify_reads!r}'
         raise ValueError(message)
-    return LocalStore(
+    kind = RunStore if keep_run else LocalStore
+    return kind(
         Path(path),
         read_only=read_only,
         verify_reads=verify_reads,

@@ -17,6 +17,8 @@ OLD = {
     "variation-12/7.pt": "a DiskCache of mgds",
     "0123456789ab_512x768_1.pt": "a SmartDiskCache of mgds",
     "shard_0003.pkl": "ComfyUI",
+    f"entries/ab/abcd.{'0' * 12}.seq512.npz": "sections that dlm has tokenized",
+    f"ab/{'ab' * 32}.{'0' * 12}.224x224.npz": "pictures that dlm has processed",
     "_latent_cache/cat_AAAAAAAAAAAAAAAAAAAAAA.safetensors": "ai-toolkit",
     "cat_qi_te.safetensors": "musubi-tuner",
     "cats/cat_1024x0768_sdxl.npz": "sd-scripts",

@@ -155,6 +155,9 @@ files.publish = fail
 def test_what_failed_in_the_background_is_told_at_the_end(tmp_path: Path) -> None:
     """A commit that failed after the last call has nobody else to tell."""
     script = """
+put('before')
+for front in (tokenized, pictures, embeddings):
+    front.close()
 from precook.store import files
 def fail(*_, **__):
     raise OSError(28, "No space left on device")

@@ -15,6 +15,8 @@ import pytest
 import precook
 from precook.integrations.tokenized import CachedTokens, CacheKey, TokenizedCache, tokenizer_identity
 from precook.integrations.vl import VlCache, VlCacheKey
+from precook.store import files
+from tests.support.commands import run
 
 KEY = CacheKey("section", "tokenizer", 512)
 
@@ -216,20 +218,105 @@ def test_the_least_recently_used_sections_make_room(path: Path) -> None:
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-def test_a_run_that_does_not_fit_goes_on_without(
-    path: Path, caplog: pytest.LogCaptureFixture, *, flushed: bool
-) -> None:
-    """Where this run alone fills the cache, its first sections stay, later ones are not kept, and the log says so."""
+def test_a_run_that_is_larger_than_the_bound_is_kept_whole(path: Path, *, flushed: bool) -> None:
+    """Of what this run has put nothing goes, though older sections all do; the next run that puts makes room again."""
+    with TokenizedCache.open(path, max_bytes=300_000) as cache:
+        cache.put(CacheKey("older", "t", 8), large(99))
     with TokenizedCache.open(path, max_bytes=300_000) as cache:
         for number in range(8):
             cache.put(CacheKey(f"section {number}", "t", 8), large(number))
             if flushed:
                 cache.flush()
+        assert all(same(cache.get(CacheKey(f"section {n}", "t", 8)), large(n)) for n in range(8))
+        assert cache.get(CacheKey("older", "t", 8)) is None
+        assert cache.entry_count == 8
+    with TokenizedCache.open(path, max_bytes=300_000) as cache:
+        cache.put(CacheKey("newer", "t", 8), large(100))
+        cache.flush()
+        assert cache.store.stats().pack_bytes <= 300_000
+        assert cache.get(CacheKey("newer", "t", 8)) is not None
+
+
+def test_a_bound_that_is_another_stores_is_kept(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In a store that its owner has bounded, what does not fit is not kept, the log says so, and the run goes on."""
+    with precook.open(path, max_bytes=300_000, flush_bytes=1) as store, TokenizedCache.open(store) as cache:
+        for number in range(8):
+            cache.put(CacheKey(f"section {number}", "t", 8), large(number))
+            cache.flush()
         found = [cache.get(CacheKey(f"section {n}", "t", 8)) is not None for n in range(8)]
     assert found[0]
     assert not found[-1]
-    assert found == sorted(found, reverse=True)
     assert "not kept" in caplog.text
+
+
+def test_a_disk_that_fails_does_not_end_the_run(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sections that cannot be written are not kept, the log says so, and later ones are."""
+    with TokenizedCache.open(path) as cache:
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(files, "publish", fail)
+            cache.put(KEY, tokens(1))
+            assert cache.get(KEY) is None
+        assert "not kept" in caplog.text
+        cache.put(KEY, tokens(1))
+        assert same(cache.get(KEY), tokens(1))
+
+
+def test_save_manifest_makes_what_was_put_durable(path: Path) -> None:
+    """As its trainer ends a run: another object finds everything, though nobody has closed the first."""
+    cache = TokenizedCache.open(path, flush_seconds=3600)
+    cache.put(KEY, tokens(1, 2))
+    cache.save_manifest(tokenizer_sha="tokenizer")
+    with TokenizedCache.open(path) as other:
+        assert other.root == cache.root == path
+        assert other.entry_count == 1
+        assert same(other.get(KEY), tokens(1, 2))
+    cache.close()
+
+
+def test_old_names_are_those_of_its_files() -> None:
+    """A key says the name and the folder that dlm's own cache would use."""
+    key = CacheKey("ab12cd34ef567890", "c" * 64, 2048)
+    assert (key.shard(), key.as_filename()) == ("ab", "ab12cd34ef567890.cccccccccccc.seq2048.npz")
+
+
+def test_the_counts_of_the_last_run_are_shown(path: Path) -> None:
+    """`precook status` shows what the last runs found and missed; an object that nobody asked adds nothing."""
+    for sections in (2, 3):
+        with TokenizedCache.open(path) as cache:
+            for number in range(sections):
+                key = CacheKey(f"section {number}", "t", 8)
+                if cache.get(key) is None:
+                    cache.put(key, tokens(number))
+            cache.save_manifest()
+    with TokenizedCache.open(path) as cache:
+        assert cache.entry_count == 3
+    runs = run("status", "--store", path, "--json").document["runs"]
+    assert [(one["dataset"], one["reused"], one["encoded"]) for one in runs] == [
+        ("tokenized-sections", 0, 2),
+        ("tokenized-sections", 2, 1),
+    ]
+    assert [one["hit_rate"] for one in runs] == [0.0, pytest.approx(2 / 3)]
+    assert "66.7%" in run("status", "--store", path).out
+
+
+def test_a_folder_with_dlms_own_files_is_used_beside_them(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever swaps the import has an old cache there: it stays as it is, the log says how to adopt it, once."""
+    (path / "entries").mkdir(parents=True)
+    (path / "manifest.json").write_text("{}")
+    for _ in range(2):
+        with TokenizedCache.open(path) as cache:
+            cache.put(KEY, tokens(1))
+            assert cache.root == path
+            assert same(cache.get(KEY), tokens(1))
+    assert caplog.text.count("sections that dlm has tokenized") == 1
+    assert "precook adopt" in caplog.text
+    assert sorted(entry.name for entry in path.iterdir()) == ["entries", "manifest.json", "precook"]
 
 
 def test_options_of_a_store_that_is_open_are_refused(store: precook.Store) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,11 +90,101 @@ def test_the_class_that_runs_counts(tmp_path: Path) -> None:
     assert processor_identity(one) != processor_identity(other)
 
 
-def test_what_cannot_be_identified_is_refused() -> None:
-    """An object of unknown behaviour has no identity, rather than one by its name."""
+class Grey:
+    """A processor of somebody's own."""
 
-    class Strange:
-        image_mean = 0.5
+    weights = (0.3, 0.6, 0.1)
 
-    with pytest.raises(precook.IdentityError, match="Strange"):
-        processor_identity(Strange())
+    def __init__(self, size: int, *, scale: float = 1.0, inner: object = None) -> None:
+        self.size = size
+        self.scale = scale
+        self.inner = inner
+
+    def __call__(self, image: Any) -> Any:
+        return (image[: self.size, : self.size] @ np.array(self.weights)) * self.scale
+
+
+def test_a_processor_of_ones_own_is_known_by_code_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal settings are the same processor, also in another process; other settings, parts or code are another."""
+    identity = processor_identity(Grey(8))
+    assert processor_identity(Grey(8)) == identity
+    changed = Grey(8)
+    changed.scale = 2.0
+    others = [Grey(9), Grey(8, scale=0.5), changed, Grey(8, inner=Grey(2)), SimpleNamespace(size=8, scale=1.0)]
+    assert len({identity, *map(processor_identity, others)}) == 6
+    source = "class Own:\n    def __call__(self, image):\n        return image * {}\n"
+    identities = []
+    monkeypatch.syspath_prepend(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f"own_{number}").mkdir()
+        (tmp_path / f"own_{number}" / "processing.py").write_text(source.format(number))
+        with monkeypatch.context() as path:
+            path.syspath_prepend(tmp_path / f"own_{number}")
+            path.delitem(sys.modules, "processing", raising=False)
+            identities.append(processor_identity(importlib.import_module("processing").Own()))
+    monkeypatch.delitem(sys.modules, "processing")
+    assert identities[0] != identities[1]
+
+
+def test_namespaces_of_settings_are_known_by_them() -> None:
+    """Settings in a namespace, nested as they may be, are told apart by every one of them."""
+    made = [SimpleNamespace(image_processor=SimpleNamespace(size={"edge": 224}, mean=mean)) for mean in (0.5, 0.5, 0.4)]
+    identities = list(map(processor_identity, made))
+    assert identities[0] == identities[1] != identities[2]
+
+
+def make_closed_over(scale: float) -> Any:
+    class Scaled:
+        def __call__(self, image: Any) -> Any:
+            return image * scale
+
+    return Scaled()
+
+
+class Slots:
+    """Its state is not in a dict."""
+
+    __slots__ = ("size",)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [object(), make_closed_over(2.0), Slots(), Grey(8, inner=object()), Grey(8, inner=lambda image: image), iter([])],
+    ids=["object", "closure", "slots", "part", "function", "builtin"],
+)
+def test_what_cannot_be_identified_is_refused(strange: object) -> None:
+    """An object whose code or state nobody can read has no identity, rather than one by its name."""
+    with pytest.raises(precook.IdentityError) as refused:
+        processor_identity(strange)
+    assert refused.value.hint
+
+
+def test_paths_say_where_a_picture_lies(path: Path) -> None:
+    """`put` gives the folder, `path_for` the file that holds the picture; without one, there is no file."""
+    cache = VlCache(path, flush_seconds=3600)
+    assert not cache.path_for(KEY).exists()
+    folder = cache.put(KEY, pixels())
+    assert folder == path == cache.root
+    assert folder.is_dir()
+    file = cache.path_for(KEY)
+    assert file.is_file()
+    assert file.is_relative_to(folder)
+    file.write_bytes(b"not a pack")
+    assert cache.get(KEY) is None
+    assert not cache.exists(KEY)
+    cache.close()
+
+
+def test_old_names_are_those_of_its_files() -> None:
+    """A key says the name and the folder that dlm's own cache would use."""
+    key = VlCacheKey("ab" * 32, "c" * 64, 224, 336)
+    assert (key.shard(), key.as_filename()) == ("ab", f"{'ab' * 32}.cccccccccccc.224x336.npz")
+
+
+def test_hits_are_counted(path: Path) -> None:
+    """As for sections: what `get` found, and what it did not."""
+    with VlCache(path) as cache:
+        cache.get(KEY)
+        cache.put(KEY, pixels())
+        cache.get(KEY)
+        assert (cache.hits, cache.misses, cache.hit_rate) == (1, 1, 0.5)

@@ -189,7 +189,7 @@ def _document(view: StoreView) -> dict[str, Any]:
             if (status := snapshot.status()) is not None
         ],
         "failures": view.failures,
-        "runs": [{**asdict(run), "started": utc_time(run.started)} for run in view.runs],
+        "runs": [{**asdict(run), "started": utc_time(run.started), "hit_rate": run.hit_rate} for run in view.runs],
         "leases": [{**asdict(holder), "since": utc_time(holder.since)} for holder in view.leases],
         "verified": None
         if verified is None
@@ -351,7 +351,7 @@ def _show_parts(heading: str, parts: list[UsagePart], whole: int) -> None:
 
 
 def _show_runs(runs: list[Run], now: float) -> None:
-    """The last builds: how much they found, and how much they made."""
+    """The last builds and runs of fronts: how much they found, and how much they made."""
     rows: list[list[Line]] = []
     for run in reversed(runs[-_MOST_RUNS:]):
         processes = f"{run.processes:,} processes" if run.processes > 1 else ""
@@ -361,12 +361,13 @@ def _show_runs(runs: list[Run], now: float) -> None:
                 format_age(now - run.started),
                 f"{run.reused:,}",
                 f"{run.encoded:,}",
+                f"{run.hit_rate:.1%}",
                 f"{run.failed:,}" if run.failed else "",
                 format_duration(run.seconds),
                 ", ".join(note for note in (processes, "stopped" if run.stopped else "") if note),
             ]
         )
-    _show_table("build", ("began", "hits", "misses", "failed", "took"), rows, last=True)
+    _show_table("build", ("began", "hits", "misses", "hit rate", "failed", "took"), rows, last=True)
 
 
 def _show_leases(leases: list[Holder], now: float) -> None:

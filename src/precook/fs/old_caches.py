@@ -57,6 +57,12 @@ _SD_TEXT_ENDINGS = {
 _SD_LATENT_NAME = re.compile(r"(.+)_([0-9]{4,})x([0-9]{4,})_(sd|sdxl|sd3|flux|lumina|hi|anima)")
 _MUSUBI_LATENT_NAME = re.compile(r"(.+)_([0-9]{4,})x([0-9]{4,})_([a-z0-9]+)")
 _MUSUBI_TEXT_NAME = re.compile(r"(.+)_([a-z0-9]+)_te")
+SECTION_NAME = r"(.+)\.([0-9a-f]{12})\.seq([0-9]+)\.npz"
+"""What dlm calls the tokens of a section: the section, twelve digits of the tokenizer's digest, the length."""
+PROCESSED_NAME = r"([0-9a-f]{64})\.([0-9a-f]{12})\.([0-9]+)x([0-9]+)\.npz"
+"""What dlm calls a processed picture: the picture's digest, twelve digits of the processor's, height and width."""
+DLM_SECTIONS = "sections that dlm has tokenized"
+DLM_PICTURES = "pictures that dlm has processed"
 _TOOLKIT_NAME = re.compile(r"(.+)_[A-Za-z0-9_-]{22}")
 """A base64 MD5 after the stem; greedy, because the hash itself may hold underscores."""
 
@@ -160,6 +166,23 @@ def find_embeddings(folder: Path) -> Iterator[Path]:
         yield from _files(folder / EMBEDDING_METADATA, r"[0-9a-f]{32,}\.json")
 
 
+def _find_sections(folder: Path) -> Iterator[Path]:
+    """`manifest.json` or `entries`, and nothing that is not dlm's beside them but our own store."""
+    try:
+        names = set(os.listdir(folder))  # noqa: PTH208 - names are all that is asked for
+    except OSError:
+        return
+    if names <= {"manifest.json", "manifest.json.tmp", "entries", "precook"}:
+        for home in _folders(folder / "entries", "..") if "entries" in names else ():
+            yield from _files(home, SECTION_NAME)
+        yield from (folder / name for name in ("manifest.json", "entries") if name in names)
+
+
+def _find_processed(folder: Path) -> Iterator[Path]:
+    for home in _folders(folder, "[0-9a-f]{2}"):
+        yield from _files(home, PROCESSED_NAME)
+
+
 def _find_beside_pictures(tool: str) -> Callable[[Path], Iterator[Path]]:
     """Files that a tool leaves beside pictures; of those of sd-scripts the names that nothing else has."""
 
@@ -191,6 +214,8 @@ _FORMATS: tuple[tuple[str, Callable[[Path], Iterator[Path]], str], ...] = (
         "`precook.integrations.shards.convert_pickled` converts it into a store elsewhere",
     ),
     ("embeddings of qwen-image-finetune", find_embeddings, _BY_COMMAND),
+    (DLM_SECTIONS, _find_sections, _BY_COMMAND),
+    (DLM_PICTURES, _find_processed, _BY_COMMAND),
     ("latents cached by ai-toolkit", _find_beside_pictures(AI_TOOLKIT), _BY_COMMAND),
     ("what musubi-tuner has cached", _find_beside_pictures(MUSUBI_TUNER), _BY_COMMAND),
     ("what sd-scripts has cached", _find_beside_pictures(SD_SCRIPTS), _BY_COMMAND),

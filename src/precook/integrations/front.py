@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from precook.errors import PrecookError
+from precook.fs.old_caches import name_old_cache
 from precook.identity.recipe import Recipe, recipe_digest
+from precook.maintain.build_log import Run, record_run
 from precook.maintain.prune import plan_clear, plan_prune
 from precook.open_store import open_store
 from precook.store import exit as exits
@@ -25,7 +30,10 @@ Place = str | os.PathLike[str] | Store
 
 MISSING: Any = object()
 """What `read` gives where there is no entry; None can be an entry."""
+BESIDE = "precook"
+"""The folder for a store in one that holds another cache's files."""
 _Self = TypeVar("_Self", bound="Front")
+_log = logging.getLogger("precook")
 
 
 class Front:
@@ -161,3 +169,90 @@ class Front:
             # After a fork the group that was being gathered is the parent's, and so is whoever held the lock.
             self._pid, self._lock = os.getpid(), threading.RLock()
             self._drop_writer()
+
+
+class CountingFront(Front):
+    """A front that counts what it finds; `precook status` shows the counts of its last runs, one for each object."""
+
+    def __init__(self, place: Place, kind: str, *, old: str, **options: Any) -> None:
+        self._root = place.path if isinstance(place, Store) else Path(place)
+        super().__init__(place if isinstance(place, Store) else beside_old_cache(self._root, old), kind, **options)
+        self._hits = 0
+        self._misses = 0
+        self._began = time.time()
+        self._noted: tuple[int, int] | None = None
+        """The counts that the log has."""
+        self._note: bytes | None = None
+        """Where it has them."""
+
+    @property
+    def root(self) -> Path:
+        """The folder it was opened with."""
+        return self._root
+
+    @property
+    def hits(self) -> int:
+        """Calls of `get` that found something."""
+        return self._hits
+
+    @property
+    def misses(self) -> int:
+        """Calls of `get` that found nothing."""
+        return self._misses
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the calls of `get` that found something; 0 before the first."""
+        asked = self._hits + self._misses
+        return self._hits / asked if asked else 0.0
+
+    def read(self, key: Key) -> Tree:
+        """The tree under a key, or `MISSING`; counted."""
+        tree = super().read(key)
+        with self._lock:
+            if tree is MISSING:
+                self._misses += 1
+            else:
+                self._hits += 1
+        return tree
+
+    def close(self) -> None:
+        """Flush, note the counts, and close the store if this object opened it."""
+        try:
+            self.flush()
+            self.note_counts()
+        finally:
+            super().close()
+
+    def finish(self) -> None:
+        """Note the counts and what was read, before the process ends."""
+        if self._pid == os.getpid():
+            self.note_counts()
+        super().finish()
+
+    def note_counts(self) -> None:
+        """Have the store's log say what this object has found so far; where there are no entries, there is no store."""
+        counts = self._hits, self._misses
+        if counts in ((0, 0), self._noted) or self.store.closed or not len(self.store):
+            return
+        hits, misses = counts
+        run = Run(int(self._began), self._kind, misses, hits, 0, 0, time.time() - self._began, stopped=False)
+        try:
+            self._note, self._noted = record_run(self.store, run, instead=self._note), counts
+        except PrecookError as error:
+            _log.warning("the counts of this run are not noted: %s", error)
+
+
+def beside_old_cache(folder: Path, what: str) -> Path:
+    """Where a front keeps its store: in the folder, or in `precook` below it where the cache lies whose place it takes.
+
+    Nothing of that is changed, so going back stays possible; the log says what it is and how to adopt it.
+    """
+    if not folder.is_dir() or (folder / "store.toml").exists():
+        return folder
+    old = name_old_cache(folder)
+    if old is None or old.what != what:
+        return folder
+    if not (folder / BESIDE).exists():
+        _log.warning("%s holds %s; what is new goes to %s in it; %s", folder, old.what, BESIDE, old.adopt)
+    return folder / BESIDE

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.errors import StoreFullError
-from precook.identity.canonical import canonical
-from precook.identity.digest import digest
-from precook.identity.identify import identify
+from precook.errors import NoSpaceError, StoreWriteError
+from precook.fs.old_caches import DLM_SECTIONS
 from precook.identity.recipe import Recipe
-from precook.integrations.front import MISSING, Front, Place
+from precook.integrations.front import MISSING, CountingFront, Place
+from precook.integrations.processor import processor_digest
 from precook.store.store import FLUSH_BYTES, Store
 from precook.store.tree import Tree
 from precook.values import Key
@@ -38,6 +37,14 @@ class CacheKey:
     """`tokenizer_identity` of the tokenizer."""
     sequence_len: int
 
+    def as_filename(self) -> str:
+        """What dlm's own cache calls the section's file, as `precook adopt` finds it. Here no file has this name."""
+        return f"{self.section_id}.{self.tokenizer_sha[:12]}.seq{self.sequence_len}.npz"
+
+    def shard(self) -> str:
+        """The folder in which dlm's own cache has it."""
+        return self.section_id[:2]
+
 
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
@@ -48,11 +55,18 @@ class CachedTokens:
 
 
 def tokenizer_identity(tokenizer: object) -> str:
-    """A digest of everything that decides what a tokenizer returns: class, vocabulary, special tokens, settings."""
-    return digest(canonical(identify(tokenizer))).hex
+    """A digest of everything that decides what a tokenizer returns: class, vocabulary, special tokens, settings.
+
+    Of a class of your own, its code too; what cannot be identified raises `IdentityError`.
+    """
+    return processor_digest(tokenizer)
 
 
-class TokenizedCache(Front):
+tokenizer_sha256 = tokenizer_identity
+"""The same under the name that dlm imports."""
+
+
+class TokenizedCache(CountingFront):
     """Tokens by section, tokenizer and sequence length. Opened with `TokenizedCache.open`.
 
     >>> import tempfile, numpy
@@ -67,40 +81,22 @@ class TokenizedCache(Front):
 
     def __init__(self, place: Place, **options: Any) -> None:
         if not isinstance(place, Store):
-            options = {"max_bytes": MAX_BYTES, **options}
+            options = {"max_bytes": MAX_BYTES, "keep_run": True, **options}
             if options["max_bytes"] is not None:
-                # A commit that does not fit is refused as a whole: small ones let a small cache fill up, too.
+                # What is in one commit comes and goes together: small ones let a small cache be full, and no fuller.
                 options.setdefault("flush_bytes", min(FLUSH_BYTES, max(1, options["max_bytes"] // _MIN_COMMITS)))
-        super().__init__(place, KIND, **options)
-        self._hits = 0
-        self._misses = 0
+        super().__init__(place, KIND, old=DLM_SECTIONS, **options)
         self._recipes: dict[str, Recipe] = {}
 
     @classmethod
     def open(cls, root: Place, **options: Any) -> TokenizedCache:
         """Open the cache in a store; a folder without one becomes a store at the first put.
 
-        The packs in a folder take `max_bytes` at most, 10 GiB if you do not say otherwise: the least recently used
-        entries make room for new ones. What this run has put or read stays; where that fills the cache, the rest of
-        the run is not kept, and the log says so.
+        The packs in a folder take `max_bytes`, 10 GiB if you do not say otherwise: the least recently used entries
+        make room for new ones. What this run has put or read stays, also where that alone is more; the next run that
+        puts something makes room.
         """
         return cls(root, **options)
-
-    @property
-    def hits(self) -> int:
-        """Calls of `get` that found tokens."""
-        return self._hits
-
-    @property
-    def misses(self) -> int:
-        """Calls of `get` that found none."""
-        return self._misses
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the calls of `get` that found tokens; 0 before the first."""
-        asked = self._hits + self._misses
-        return self._hits / asked if asked else 0.0
 
     @property
     def entry_count(self) -> int:
@@ -116,9 +112,7 @@ class TokenizedCache(Front):
         """The tokens under a key, in arrays of the caller's own, or None."""
         tree = self.read(self._key(key))
         if tree is MISSING:
-            self._misses += 1
             return None
-        self._hits += 1
         return CachedTokens(tree["input_ids"], tree["attention_mask"])
 
     def put(self, key: CacheKey, tokens: CachedTokens) -> None:
@@ -135,6 +129,16 @@ class TokenizedCache(Front):
         """Return when everything is durable that there is room for."""
         with _while_there_is_room():
             super().flush()
+
+    def save_manifest(self, *, tokenizer_sha: str | None = None) -> None:
+        """Return when everything put so far is durable, and what was read is noted as used.
+
+        There is no list of entries that would have to be saved, and each section's key has its `tokenizer_sha`.
+        """
+        del tokenizer_sha
+        self.flush()
+        self.note_counts()
+        self.store.record_uses()
 
     def prune(self, *, older_than_seconds: float) -> int:
         """Remove the sections that nobody has put or read for so long; how many."""
@@ -153,8 +157,8 @@ class TokenizedCache(Front):
 
 @contextmanager
 def _while_there_is_room() -> Iterator[None]:
-    """A full cache costs tokenizing again, and is no reason to end a training run."""
+    """A full cache or disk costs tokenizing again, and is no reason to end a training run."""
     try:
         yield
-    except StoreFullError as error:
+    except (NoSpaceError, StoreWriteError) as error:
         _log.warning("%s; these sections are not kept", error)

@@ -35,10 +35,11 @@ _TRIES = 3
 """How often room is looked for."""
 
 
-def make_room(internals: StoreInternals, nbytes: int, max_bytes: int) -> None:
+def make_room(internals: StoreInternals, nbytes: int, max_bytes: int, *, strict: bool = True) -> None:
     """Evict what was used least recently so that a pack of this size fits; `StoreFullError` where nothing may go.
 
-    What this process has written or read is not touched: a run that does not fit stops before it eats itself.
+    What this process has written or read is not touched: a run that does not fit stops before it eats itself. Where it
+    is not `strict`, all that may go does, and the run goes on.
     """
     target = max_bytes - nbytes
     least = max(0, target - max_bytes // _SLACK)
@@ -55,11 +56,13 @@ def make_room(internals: StoreInternals, nbytes: int, max_bytes: int) -> None:
             # The slack is not to be had: no more goes than must.
             plan = plan_eviction(internals, target, touched=touched)
         size = plan.size_after
-        if size > target:
+        if size > target and strict:
             break
         plan.execute(SILENT)
+        if size > target:
+            return
         size = internals.index.pack_bytes()
-    if size > target:
+    if size > target and strict:
         taken, asked = format_size(size), format_size(nbytes)
         message = f"max_bytes is {format_size(max_bytes)}: {taken} are protected and {asked} are to be written"
         raise StoreFullError(internals.layout.root, message)

@@ -131,6 +131,11 @@ class Store:
         return self._read_only
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
     def max_bytes(self) -> int | None:
         """What its packs may take together; None for no bound."""
         return self._max_bytes

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from precook.identity.recipe import Recipe
 
 _log = logging.getLogger("precook")
+_LOOK_EVERY = 2.0
+"""Seconds after which a thread that waits for more entries looks whether it still should."""
 
 
 class Writer:
@@ -54,6 +56,8 @@ class Writer:
         self._committing: _PendingGroup | None = None
         self._wanted = -1
         """Groups up to this number are to be committed without waiting for more."""
+        self._hurried = False
+        """Whether all of them are."""
         self.durable = -1
         """Groups up to this number are durable."""
         self._error: PrecookError | None = None
@@ -109,13 +113,13 @@ class Writer:
                 self._check_usable()
 
     def hurry(self) -> None:
-        """Have what was put so far committed as soon as can be, and wait for nothing: not even for the lock.
+        """Have what was put committed soon, and from now on at once; waits for nothing, not even for the lock.
 
         For whoever lets go of a writer in the middle of anything, as the garbage collector does.
         """
+        self._hurried = True
         if self._pid == os.getpid() and self._lock.acquire(blocking=False):
             try:
-                self._wanted = max(self._wanted, self._group.number)
                 self._changed.notify_all()
             finally:
                 self._lock.release()
@@ -203,7 +207,8 @@ class Writer:
                     self._thread = None
                     exits.let_go(self)
                     return None
-                self._changed.wait(self._patience())
+                # Not longer than this: who hurries us while we hold the lock can set a flag, and cannot wake us.
+                self._changed.wait(min(self._patience(), _LOOK_EVERY))
             group, self._group = self._group, _PendingGroup(self._group.number + 1)
             self._committing = group
             self._changed.notify_all()
@@ -213,7 +218,8 @@ class Writer:
         group = self._group
         if not group.entries:
             return False
-        return group.is_full(self._flush_bytes) or group.number <= self._wanted or self._patience() == 0
+        wanted = self._hurried or group.number <= self._wanted
+        return wanted or group.is_full(self._flush_bytes) or self._patience() == 0
 
     def _patience(self) -> float:
         """Seconds until the group at hand is committed for its age."""
