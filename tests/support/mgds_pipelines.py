@@ -398,6 +398,18 @@ class Run:
         self.close()
 
 
+def without_sources(folder: Path, concepts: list[dict[str, Any]], *, more: tuple[str, ...] = (), **options: Any) -> Run:
+    """A run whose pipeline has no sources: caches and output, and modules of these classes."""
+    sourceless = {"sourceless": True}
+    made = Run(folder, concepts, image_options=sourceless, text_options=sourceless, **options)
+    pipeline = made.data.loading_pipeline
+    kept = ("ConceptPipelineModule", "SettingsPipelineModule", "DiskCache", "OutputPipelineModule", *more)
+    pipeline.modules[:] = [module for module in pipeline.modules if type(module).__name__ in kept]
+    for place, module in enumerate(pipeline.modules):
+        module.init(pipeline, 42, place, made.state)
+    return made
+
+
 def shown(items: list[dict[str, Any]]) -> list[Any]:
     """Items as plain data, to be compared."""
     return [{name: _plain(value) for name, value in item.items()} for item in items]

@@ -11,19 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import precook
 from tests.support.forged import name_of, pack_of
-from tests.support.mgds_pipelines import Run, concept, pictures, shown
-
-
-def _sourceless(folder: Path, concepts: list[dict[str, Any]], *, more: tuple[str, ...] = (), **options: Any) -> Run:
-    """A run whose pipeline has no sources: caches and output, and modules of these classes."""
-    sourceless = {"sourceless": True}
-    made = Run(folder, concepts, image_options=sourceless, text_options=sourceless, **options)
-    pipeline = made.data.loading_pipeline
-    kept = ("ConceptPipelineModule", "SettingsPipelineModule", "DiskCache", "OutputPipelineModule", *more)
-    pipeline.modules[:] = [module for module in pipeline.modules if type(module).__name__ in kept]
-    for place, module in enumerate(pipeline.modules):
-        module.init(pipeline, 42, place, made.state)
-    return made
+from tests.support.mgds_pipelines import Run, concept, pictures, shown, without_sources
 
 
 def test_sourceless_training_shows_what_was_built_without_a_file_of_it(tmp_path: Path, cats: Path) -> None:
@@ -33,13 +21,13 @@ def test_sourceless_training_shows_what_was_built_without_a_file_of_it(tmp_path:
     with Run(tmp_path, made) as with_sources:
         epochs = [shown(with_sources.epoch()) for _ in range(4)]
     cats.rename(tmp_path / "gone")
-    with _sourceless(tmp_path, made) as without:
+    with without_sources(tmp_path, made) as without:
         assert without.image_cache.length() == 2
         assert [shown(without.epoch()) for _ in range(4)] == epochs
     more = [concept(cats, image_variations=3)]
-    with _sourceless(tmp_path, more, epoch=2) as never, pytest.raises(precook.IncompleteError, match="variation 2"):
+    with without_sources(tmp_path, more, epoch=2) as never, pytest.raises(precook.IncompleteError, match="variation 2"):
         never.start()
-    with _sourceless(tmp_path, [concept(cats, seed=8)]) as unknown, pytest.raises(precook.NoSnapshotError):
+    with without_sources(tmp_path, [concept(cats, seed=8)]) as unknown, pytest.raises(precook.NoSnapshotError):
         unknown.start()
 
 
@@ -50,7 +38,7 @@ def test_an_entry_that_is_lost_cannot_be_made_without_sources(tmp_path: Path, ca
     for pack in (tmp_path / "image" / "precook" / "packs").glob("*/*.safetensors"):
         pack.unlink()
     with (
-        _sourceless(tmp_path, [concept(cats)]) as without,
+        without_sources(tmp_path, [concept(cats)]) as without,
         pytest.raises(precook.IncompleteError, match="4 entries of image are missing or damaged"),
     ):
         without.start()
@@ -62,10 +50,10 @@ def test_every_concept_of_a_group_must_be_given(tmp_path: Path, cats: Path) -> N
     with Run(tmp_path, both) as with_sources:
         expected = [shown(with_sources.epoch()) for _ in range(2)]
     assert [{item["concept_name"] for item in epoch} for epoch in expected] == [{"cats"}, {"again"}]
-    with _sourceless(tmp_path, both) as without:
+    with without_sources(tmp_path, both) as without:
         assert [shown(without.epoch()) for _ in range(2)] == expected
     with (
-        _sourceless(tmp_path, both[:1]) as without,
+        without_sources(tmp_path, both[:1]) as without,
         pytest.raises(precook.IncompleteError, match="was built from 2 concepts, and 1 are given"),
     ):
         without.start()
@@ -84,7 +72,7 @@ def test_a_sorting_behind_the_caches_sorts_nothing_a_second_time(tmp_path: Path,
     with Run(tmp_path, made) as with_sources:
         expected = [shown(with_sources.epoch()) for _ in range(3)]
     for first in (0, 2):
-        with _sourceless(tmp_path, made, more=SORTING, epoch=first) as without:
+        with without_sources(tmp_path, made, more=SORTING, epoch=first) as without:
             assert [shown(without.epoch()) for _ in range(3 - first)] == expected[first:]
 
 
@@ -96,7 +84,7 @@ def test_prompts_are_there_without_sources(tmp_path: Path, cats: Path) -> None:
         with Run(folder, made, text_options=options) as with_sources:
             with_sources.epoch()
             with_sources.epoch()
-        with _sourceless(folder, made, more=SORTING) as without:
+        with without_sources(folder, made, more=SORTING) as without:
             without.start()
             for index in range(without.text_cache.length()):
                 tokens = without.text_cache.get_item(index, "tokens")["tokens"].tolist()
@@ -111,10 +99,10 @@ def test_a_folder_that_is_elsewhere_now_is_known_by_its_settings(tmp_path: Path,
     with Run(tmp_path, [concept(cats), dogs]) as with_sources:
         expected = shown(with_sources.epoch())
     moved = [concept(tmp_path / "elsewhere" / name) for name in ("cats", "dogs")]
-    with _sourceless(tmp_path, moved) as without:
+    with without_sources(tmp_path, moved) as without:
         assert shown(without.epoch()) == expected
     with (
-        _sourceless(tmp_path, [concept(tmp_path / "birds")]) as without,
+        without_sources(tmp_path, [concept(tmp_path / "birds")]) as without,
         pytest.raises(precook.IncompleteError, match="2 groups of image were built with these settings"),
     ):
         without.start()
@@ -141,7 +129,7 @@ def test_a_snapshot_that_is_not_of_a_cache_is_named(tmp_path: Path, cats: Path, 
             content = pack_of({**tree, "mgds": form})
             file.path.with_name(f"00000009-{name_of(content)}.safetensors").write_bytes(content)
     with (
-        _sourceless(tmp_path, [concept(cats)]) as without,
+        without_sources(tmp_path, [concept(cats)]) as without,
         pytest.raises(precook.DamagedPackError, match="not a snapshot"),
     ):
         without.start()

@@ -12,25 +12,49 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from precook.errors import StoppedError
 from precook.integrations.mgds.build import BuildingCache
 from precook.integrations.mgds.cache import Cache, CacheOptions, MgdsPipeline
+from precook.integrations.mgds.gc import collect, gc_clean, gc_preview, plan_collection
 from precook.integrations.mgds.groups import GroupNames
 from precook.integrations.mgds.sourceless import PROMPTS, SourcelessCache
-from precook.integrations.mgds.upstream import inspect_modules
-from precook.maintain.gc import GRACE, plan_gc
+from precook.integrations.mgds.upstream import COLLECT_PATHS, inspect_modules, qualified_name
+from precook.maintain.gc import GRACE
 from precook.maintain.remove import Removal, RemovalPlan
 from precook.report import SILENT, Reporter, Task
 from precook.store.store import Store
 
+__all__ = ["IMPLIED", "CachingStoppedException", "DiskCache", "SmartDiskCache", "gc_clean", "gc_preview"]
+
 DiskCache: Any
 """The class; see `_disk_cache` for what it takes."""
+SmartDiskCache: Any
+"""The same class, under the name that some imports have."""
+CachingStoppedException = StoppedError
+"""What `SmartDiskCache` raises when it is stopped, under the name that is caught."""
+
+IMPLIED = {
+    "modeltype": "every key holds what the encoders are",
+    "trust_cache": "files are known by their stamps, and entries are checked once",
+    "tolerate_missing_source": "that a file is not there is a fact like any other",
+    "resolution_from_upstream": "all values of a sample are drawn together",
+    "bucket_method_provider": "entries of several resolutions stay beside each other",
+    "rebucket_provider": "entries of several resolutions stay beside each other",
+    "aspect_bucketing": "the pipeline itself draws the resolution of each sample",
+}
+"""Arguments of `SmartDiskCache` that say what holds anyway, and why."""
+
+_log = logging.getLogger("precook")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "SmartDiskCache":
+        return __getattr__("DiskCache") if "DiskCache" not in globals() else globals()["DiskCache"]
     if name != "DiskCache":
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
@@ -64,7 +88,12 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
         - `model_identity`: stands for the weights of all encoders, which are then not looked at
         - `snapshot`: a name for what a run needs: a collection keeps what the latest run of each name needs
         - `identities`: stands for single attributes of modules, such as `{"MapData.map_fn": 1}`
+        - `skip_failed`: a sample that cannot be encoded is left out of the whole pipeline, with a warning
+        - `build_max_workers`: so many threads build at a time, rather than those of the pipeline's pool
         - `report`: shows progress; by default tqdm does
+
+        The arguments of mgds' `SmartDiskCache` are taken as well: `stop_check_fun` is `stop_callback`, and the others
+        say what holds anyway (`IMPLIED`).
         """
 
         is_precook_cache = True
@@ -90,9 +119,30 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
             model_identity: object = None,
             snapshot: str | None = None,
             identities: Mapping[str, object] | None = None,
+            skip_failed: bool = False,
+            build_max_workers: int | None = None,
             report: Reporter | None = None,
+            stop_check_fun: Callable[[], bool] | None = None,
+            modeltype: str = "",
+            trust_cache: bool = False,
+            tolerate_missing_source: bool = False,
+            resolution_from_upstream: bool = False,
+            bucket_method_provider: Callable[[], str] | None = None,
+            rebucket_provider: Callable[[float], list[str]] | None = None,
+            aspect_bucketing: object = None,
         ) -> None:
             super().__init__()
+            implied = {
+                "modeltype": modeltype,
+                "trust_cache": trust_cache,
+                "tolerate_missing_source": tolerate_missing_source,
+                "resolution_from_upstream": resolution_from_upstream,
+                "bucket_method_provider": bucket_method_provider,
+                "rebucket_provider": rebucket_provider,
+                "aspect_bucketing": aspect_bucketing,
+            }
+            for name in [name for name, value in implied.items() if value]:
+                _log.info("%s of the cache in %s is not needed: %s", name, cache_dir, IMPLIED[name])
             group = variations_group_in_name or []
             self._options = CacheOptions(
                 cache_dir=os.fspath(cache_dir),
@@ -109,11 +159,13 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
                 store=store,
                 sources=(*([source_path_in_name] if source_path_in_name else []), *extra_watched_paths_in_names),
                 content=content_key_in_name,
-                stop=stop_callback,
+                stop=stop_callback or stop_check_fun,
                 sourceless=sourceless,
                 model=model_identity,
                 snapshot=snapshot,
                 identities=identities or {},
+                skip_failed=skip_failed,
+                workers=build_max_workers,
                 report=report or _bars(),
             )
             self._cache: Cache | None = None
@@ -141,6 +193,7 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
                 device=pipeline.device,
                 prepare_threads=_prepare_threads,
                 next_caches=lambda: _caches_behind(pipeline.modules, module_index),
+                leave_out=lambda indices, epoch: _leave_out(pipeline.modules, module_index, indices, epoch),
             )
             self._cache = (SourcelessCache if self._options.sourceless else BuildingCache)(self._options, given)
 
@@ -170,12 +223,12 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
             return self._cache
 
         def gc_preview(self, *, grace: float = GRACE) -> RemovalPlan:
-            """What a collection of the store would remove: what the latest build of no cache and no dataset needs."""
-            return plan_gc(self.cache.store, grace=grace)
+            """What a collection of the store would remove: entries of files that are gone, and what nobody needs."""
+            return plan_collection(self.cache.store, grace=grace)
 
         def gc_clean(self, *, grace: float = GRACE) -> Removal:
             """Remove that; what was written or used less than `grace` seconds ago stays."""
-            return self.gc_preview(grace=grace).execute(self._options.report)
+            return collect(self.cache.store, grace=grace, report=self._options.report)
 
         def close(self) -> None:
             """Let go of the store; the end of the process does so too."""
@@ -220,6 +273,27 @@ def _pass_by_sorting(modules: Sequence[Any]) -> None:
         ):
             module.get_outputs = list
             module.start = lambda _: None
+
+
+def _leave_out(modules: Sequence[Any], position: int, indices: Sequence[int], epoch: int) -> bool:
+    """Take samples out of the list that every module of a pipeline goes by; whether that can be done.
+
+    Everything behind the list counts anew then, and the caches that have started already start once more.
+    """
+    lists = [module for module in modules[:position] if qualified_name(module) == COLLECT_PATHS]
+    if len(lists) != 1:
+        return False
+    for index in sorted(indices, reverse=True):
+        del lists[0].paths[index]
+        del lists[0].concepts[index]
+    for module in modules:
+        module.clear_item_cache()
+    caches = [(at, module) for at, module in enumerate(modules) if getattr(type(module), "is_precook_cache", False)]
+    for _, module in caches:
+        module.cache.forget()
+    for _, module in caches[: [at for at, _ in caches].index(position)]:
+        module.cache.start(epoch)
+    return True
 
 
 def _caches_behind(modules: Sequence[Any], position: int) -> list[Cache]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, wait
-from contextlib import AbstractContextManager
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSetting
 from precook.integrations.mgds.keys import KeyMaker, KeyRules, key_rules
 from precook.integrations.mgds.sourceless import PROMPTS, GroupSnapshot, OtherPath, snapshot_name, write_group
 from precook.integrations.mgds.sources import Sources, learn_sources, list_paths
-from precook.integrations.mgds.upstream import only_traced
+from precook.integrations.mgds.upstream import collected_path, only_traced
 from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.values import Bytes, Digest, Key
 
+_log = logging.getLogger("precook")
 _ENCODERS = "mgds encoders/1"
 """By the half of a VAE that encodes, the digest of all its weights when it was met first."""
 _MAX_LOOPS = 64
@@ -54,6 +56,8 @@ class BuildingCache(Cache):
         self._rules: KeyRules | None = None
         """As they were when the groups were found; `_inputs` has those that count."""
         self._inputs: _Inputs | None = None
+        self._source = collected_path(pipeline.modules)
+        """The name of the path of the file that a sample is made of."""
         self._paths: dict[str, list[str]] = {}
         self._shared: dict[str, dict[int, Any]] = {}
         self._recorded = frozenset[GroupVariation]()
@@ -82,7 +86,8 @@ class BuildingCache(Cache):
                 return index_map
             paths = set(self._rules.draw.paths)
             self._path_names = frozenset((self._rules.upstream.path_outputs | paths) & set(options.names))
-            self._paths = list_paths(pipeline.get_previous, sorted(paths | self._path_names), length)
+            listed = sorted(paths | self._path_names | {name for name in [self._source] if name is not None})
+            self._paths = list_paths(pipeline.get_previous, listed, length)
             self._map = index_map
         return self._map
 
@@ -131,11 +136,42 @@ class BuildingCache(Cache):
             assert rules is not None
             self._look_at_inputs(rules, memory)
             missing = self._missing(wanted, memory)
-        made = self._build(missing, memory) if missing else {}
+        try:
+            made = self._build(missing, memory) if missing else {}
+        except FailedSamplesError as error:
+            # Later, modules that are started once have counted the samples already.
+            if (
+                looked_before
+                or not self._options.skip_failed
+                or error.hopeless
+                or not self._leave_out(error, missing, epoch)
+            ):
+                raise
+            self.prepare(epoch, memory)
+            return
         self._load_aggregates(wanted, made, memory)
         if missing or self._recorded != frozenset(self._keys):
             self._record(memory)
             self._recorded = frozenset(self._keys)
+
+    def forget(self) -> None:
+        super().forget()
+        self._inputs = None
+        self._paths, self._shared = {}, {}
+        self._recorded = frozenset()
+        self._built_before = {}
+
+    def _leave_out(self, error: FailedSamplesError, missing: list[tuple[GroupVariation, int]], epoch: int) -> bool:
+        """Go on without samples that failed, and without those of the same content; whether that can be done."""
+        indices = set()
+        for (group, variation), member in missing:
+            if self._keys[group, variation][member].tobytes() in error.keys:
+                indices.add(int(self.index_map().groups[group].members[member]))
+        if not self._pipeline.leave_out(sorted(indices), epoch):
+            return False
+        _log.warning("left out of the training: %s", error.message)
+        self.index_map()
+        return True
 
     @property
     def inputs(self) -> _Inputs:
@@ -219,17 +255,23 @@ class BuildingCache(Cache):
                 writer.put_parts(task.key, parts, recipe=inputs.rules.recipe)
                 aggregates[task.key.bytes] = aggregate
 
-            with self._only_traced():
+            with self._only_traced(), self._builders() as executor:
                 build_tasks(
                     tasks,
                     lambda task: in_thread(lambda: make(task)),
-                    self._pipeline.executor,
+                    executor,
                     stop=self._options.stop,
                     report=self._options.report,
                 )
         built = np.frombuffer(b"".join(task.key.bytes for task in tasks), np.uint8).reshape(-1, 32)
         self._checks.check(self.store, built, memory, self._pipeline.executor, written=True)
         return aggregates
+
+    def _builders(self) -> AbstractContextManager[Executor]:
+        """Where entries are made: in the pool that all modules share, or in one of as many threads as are asked for."""
+        if self._options.workers is None:
+            return nullcontext(self._pipeline.executor)
+        return ThreadPoolExecutor(self._options.workers, thread_name_prefix="precook-mgds")
 
     def _tasks(self, missing: list[tuple[GroupVariation, int]]) -> list[BuildTask]:
         """What to make: an entry that several samples share is made once."""
@@ -273,10 +315,12 @@ class BuildingCache(Cache):
         # In the order in which they first appear: the concepts that a run without sources gives have no other name.
         concepts = {number: concept for concept, number in enumerate(dict.fromkeys(numbers))}
         aggregates = {variation: aggregates_key(rows) for variation, rows in keys.items()}
+        recorded = sorted(self._path_names | {name for name in [self._source] if name is not None})
         return GroupSnapshot(
             other_path=OtherPath.of(self._options, shared, numbers[0]),
             keys=keys,
-            paths={name: [self._paths[name][index] for index in members] for name in sorted(self._path_names)},
+            source=self._source,
+            paths={name: [self._paths[name][index] for index in members] for name in recorded},
             concepts=np.array([concepts[number] for number in numbers], np.int32),
             aggregates={
                 variation: np.frombuffer(key.bytes, np.uint8)
@@ -309,6 +353,17 @@ class BuildTask:
     """For messages: the path of its source."""
 
 
+class FailedSamplesError(EncodeError):
+    """Samples that could not be encoded; the others were."""
+
+    hint = "mend or remove these samples and start again, or go on without them: skip_failed=True"
+
+    def __init__(self, message: str, keys: set[bytes], *, hopeless: bool) -> None:
+        super().__init__(message)
+        self.keys = keys
+        self.hopeless = hopeless
+
+
 @dataclass(slots=True)
 class _BuildState:
     """What the threads of one build share."""
@@ -319,20 +374,24 @@ class _BuildState:
     done: int = 0
     failed: list[tuple[BuildTask, Exception]] = field(default_factory=list)
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether it is rather the encoder that fails."""
+        return len(self.failed) >= _HOPELESS and 2 * len(self.failed) > self.done
+
     def next_task(self) -> BuildTask | None:
         """What a thread is to do next; None when it is to end."""
         with self.lock:
-            hopeless = len(self.failed) >= _HOPELESS and 2 * len(self.failed) > self.done
-            return None if self.over or hopeless else next(self.tasks, None)
+            return None if self.over or self.hopeless else next(self.tasks, None)
 
-    def failure(self, total: int) -> EncodeError:
+    def failure(self, total: int) -> FailedSamplesError:
         """One error for all tasks that failed."""
         reasons = [f"{printable(task.name)}: {described(error)}" for task, error in self.failed[:_SHOWN]]
         more = len(self.failed) - len(reasons)
         rest = f"; and {more} more" if more else ""
         kept = f"{self.done - len(self.failed)} of {total} are made and kept"
-        hint = "mend or remove these samples, then start again"
-        error = EncodeError(f"samples could not be cached: {'; '.join(reasons)}{rest} ({kept})", hint=hint)
+        message = f"samples could not be cached: {'; '.join(reasons)}{rest} ({kept})"
+        error = FailedSamplesError(message, {task.key.bytes for task, _ in self.failed}, hopeless=self.hopeless)
         error.__cause__ = self.failed[0][1]
         return error
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,9 @@ class CacheOptions:
     model: object
     snapshot: str | None
     identities: Mapping[str, object]
+    skip_failed: bool
+    workers: int | None
+    """How many threads build, where it is not the pipeline's pool that does."""
     report: Reporter
 
     @property
@@ -82,6 +85,8 @@ class MgdsPipeline:
     """Called before a build; what it returns runs one item in a thread of the pool, as torch wants it."""
     next_caches: Callable[[], list[Cache]]
     """Gives the caches that start right after this one."""
+    leave_out: Callable[[Sequence[int], int], bool]
+    """Takes samples out of the whole pipeline at an epoch's start; whether it could."""
 
 
 class Cache(abc.ABC):
@@ -110,6 +115,11 @@ class Cache(abc.ABC):
     @abc.abstractmethod
     def path(self, group: int, member: int, name: str) -> str:
         """A path of a member of a group."""
+
+    def forget(self) -> None:
+        """Know nothing of the pipeline's samples any more: the next start finds them anew."""
+        self._map = None
+        self._keys, self._aggregates = {}, {}
 
     @abc.abstractmethod
     def prepare(self, epoch: int, memory: Memory) -> None:

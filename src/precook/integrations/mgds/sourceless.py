@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,8 @@ class GroupSnapshot:
     """By variation, the key of the entry that holds the aggregates of all members, where there is one."""
     other_path: OtherPath | None = None
     """None in snapshots of versions that did not keep it."""
+    source: str | None = None
+    """Which of the paths is that of the file a member is made of; None in snapshots of such versions, too."""
 
     @property
     def concept_count(self) -> int:
@@ -90,20 +92,25 @@ def snapshot_name(options: CacheOptions, group: str) -> str:
 
 def write_group(store: Store, name: str, snapshot: GroupSnapshot, group: CacheGroup, recipe: Recipe) -> None:
     """Keep a snapshot; one that is the latest already is not written again."""
+    concepts = [f"{group.key}-{concept}" for concept in range(snapshot.concept_count)]
+    store.freeze(name, _content(name, snapshot, recipe.form.decode("ascii"), group.variations, concepts))
+
+
+def _content(
+    name: str, snapshot: GroupSnapshot, recipe: str, group_variations: int, concepts: Sequence[str]
+) -> SnapshotContent:
+    """A group as every snapshot is written."""
     count, variations = len(snapshot.concepts), sorted(snapshot.keys)
     keys = np.concatenate([snapshot.keys[variation] for variation in variations])
     targets = np.zeros((len(keys), 2), np.int32)
     targets[:, 1] = np.repeat(variations, count)
     other = snapshot.other_path
-    content = SnapshotContent(
+    return SnapshotContent(
         dataset=name,
-        image=FrozenImage(resolutions=[], variations=group.variations, pick="random"),
-        concepts=[
-            FrozenConcept(f"{group.key}-{concept}", loss_weight=1.0, repeats=1.0)
-            for concept in range(snapshot.concept_count)
-        ],
+        image=FrozenImage(resolutions=[], variations=group_variations, pick="random"),
+        concepts=[FrozenConcept(concept, loss_weight=1.0, repeats=1.0) for concept in concepts],
         encoders={
-            "entry": FrozenEncoder("image", recipe.form.decode("ascii")),
+            "entry": FrozenEncoder("image", recipe),
             **{f"aggregates-{variation}": FrozenEncoder("image", recipe="") for variation in snapshot.aggregates},
         },
         samples=SampleColumns(
@@ -123,10 +130,10 @@ def write_group(store: Store, name: str, snapshot: GroupSnapshot, group: CacheGr
                 "variations": variations,
                 "paths": {name: _pack(texts) for name, texts in snapshot.paths.items()},
                 **({} if other is None else {"likeness": other.likeness, "folder": other.folder}),
+                **({} if snapshot.source is None else {"source": snapshot.source}),
             }
         },
     )
-    store.freeze(name, content)
 
 
 def read_group(store: Store, name: str) -> GroupSnapshot:
@@ -155,7 +162,30 @@ def _read_group(content: SnapshotContent) -> GroupSnapshot:
     shaped = keys.reshape(len(variations), len(concepts), 32)
     likeness, folder = form.get("likeness"), form.get("folder")
     other = OtherPath(likeness, folder) if isinstance(likeness, str) and isinstance(folder, str) else None
-    return GroupSnapshot(dict(zip(variations, shaped, strict=True)), paths, concepts, {}, other)
+    source = form.get("source")
+    source = source if isinstance(source, str) and source in paths else None
+    return GroupSnapshot(dict(zip(variations, shaped, strict=True)), paths, concepts, {}, other, source)
+
+
+def write_members(store: Store, name: str, stays: npt.NDArray[np.bool_]) -> None:
+    """Keep a group's latest snapshot once more, without the members that do not stay."""
+    content = store.snapshot(name).content
+    group = read_group(store, name)
+    shown = stays.tolist()
+    left = replace(
+        group,
+        keys={variation: keys[stays] for variation, keys in group.keys.items()},
+        paths={
+            path: [text for text, kept in zip(texts, shown, strict=True) if kept] for path, texts in group.paths.items()
+        },
+        concepts=group.concepts[stays],
+    )
+    settings = (
+        content.encoders["entry"].recipe,
+        content.image.variations,
+        [concept.name for concept in content.concepts],
+    )
+    store.freeze(name, _content(name, left, *settings))
 
 
 def _pack(texts: Sequence[str]) -> dict[str, Any]:

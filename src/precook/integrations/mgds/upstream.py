@@ -34,18 +34,17 @@ from precook.identity.plain import plain
 from precook.identity.processors import is_tokenizer, processor_kind
 from precook.values import Digest
 
+COLLECT_PATHS = "mgds.pipelineModules.CollectPaths.CollectPaths"
 _ENUMERATORS = frozenset(
     {
         "mgds.ConceptPipelineModule.ConceptPipelineModule",
         "mgds.SettingsPipelineModule.SettingsPipelineModule",
-        "mgds.pipelineModules.CollectPaths.CollectPaths",
+        COLLECT_PATHS,
         "mgds.pipelineModules.DownloadHuggingfaceDatasets.DownloadHuggingfaceDatasets",
     }
 )
 """Modules whose attributes say which samples there are; what these become is in the values they hand on."""
-_PATH_MAKERS = frozenset(
-    {"mgds.pipelineModules.CollectPaths.CollectPaths", "mgds.pipelineModules.ModifyPath.ModifyPath"}
-)
+_PATH_MAKERS = frozenset({COLLECT_PATHS, "mgds.pipelineModules.ModifyPath.ModifyPath"})
 """Modules whose outputs are paths."""
 _LOADERS = frozenset(
     f"mgds.pipelineModules.{name}.{name}" for name in ("LoadImage", "LoadVideo", "LoadText", "LoadMultipleTexts")
@@ -60,6 +59,8 @@ _TEXT_FUNCTIONS = {
 """Modules that call a function on the text they ask for, and the attribute that holds it."""
 _ENCODING_HALVES = {"mgds.pipelineModules.EncodeVAE.EncodeVAE": "vae"}
 """Modules that encode with an autoencoder of diffusers, and the attribute that holds it."""
+_BATCHES = "mgds.TextEncoderBatching.BatchCollector"
+"""Puts the texts of several threads into one batch: that says how a module runs, and nothing about what it makes."""
 _SET_BY_MGDS = frozenset({"pipeline", "_state", "started", "current_variation", "current_index"})
 """Attributes that mgds itself gives to every module."""
 _NO_SETTING: Any = object()
@@ -137,9 +138,14 @@ def inspect_modules(modules: Sequence[Any]) -> tuple[UpstreamModule, ...]:
     return tuple(_inspect(module) for module in modules)
 
 
+def qualified_name(module: Any) -> str:
+    """A module's class, with the file that defines it."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
 def _inspect(module: Any) -> UpstreamModule:
     class_name = type(module).__name__
-    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    kind = qualified_name(module)
     if getattr(type(module), "is_precook_cache", False):
         # A cache of ours in front of this one adds nothing: whoever reads through it depends on what stands before it.
         attributes = {}
@@ -190,7 +196,7 @@ def _setting(value: Any, where: str) -> Any:
         # Switched off, autocast is no context at all.
         enabled = is_autocast and value._enabled  # noqa: SLF001
         return {"autocast": plain(value.fast_dtype, where), "device": value.device} if enabled else None
-    if type_name == "torch.device" or isinstance(value, _MACHINERY):
+    if type_name in ("torch.device", _BATCHES) or isinstance(value, _MACHINERY):
         return _NO_SETTING
     if is_function(value) or callable(value):
         raise IdentityError(where, "code does not say what it will do")
@@ -304,6 +310,14 @@ def _path_outputs(modules: Sequence[UpstreamModule]) -> frozenset[str]:
         if module.kind in _PATH_MAKERS
         for attribute, text in module.texts
         if text in module.outputs and attribute in ("path_out_name", "out_name")
+    )
+
+
+def collected_path(modules: Sequence[UpstreamModule]) -> str | None:
+    """The name under which the files of the samples are listed."""
+    collected = [module for module in modules if module.kind == COLLECT_PATHS]
+    return next(
+        (text for module in collected for attribute, text in module.texts if attribute == "path_out_name"), None
     )
 
 
