@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -145,3 +146,65 @@ def state(folder: Path) -> dict[str, tuple[bytes, int, int]]:
         content = path.read_bytes() if path.is_file() else b""
         found[str(path.relative_to(folder))] = (content, status.st_mtime_ns, status.st_mode)
     return found
+
+
+def disk_cache(
+    folder: Path, pictures: list[Path], *, variations: int = 1, group: str = "3f" * 32, texts: bool = False
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """mgds: the files of one group, numbered, and what says which pictures they were made of; nothing, of texts."""
+    made = {}
+    for variation in range(variations):
+        home = folder / group / f"variation-{variation}"
+        home.mkdir(parents=True)
+        noted = []
+        for number, picture in enumerate(pictures):
+            width, height = _size(picture)
+            if texts:
+                item = {"tokens_1": torch.arange(7), "text_encoder_1_hidden_state": torch.ones(7, 4)}
+            else:
+                item = {
+                    "latent_image": torch.full((4, 8, 12), 10.0 * number + variation).bfloat16(),
+                    "original_resolution": (height, width),
+                    "crop_offset": (0, number),
+                }
+            made[picture.name, variation] = item
+            torch.save(item, home / f"{number}.pt")
+            noted.append({} if texts else {"crop_resolution": (64, 96), "image_path": str(picture)})
+        torch.save(noted, home / "aggregate.pt")
+    return made
+
+
+def smart_disk_cache(
+    folder: Path, pictures: list[Path], *, variations: int = 1, texts: bool = False, model: str = "SDXL"
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """mgds, pull request 49: files named by their source's content, and an index of the sources."""
+    folder.mkdir(parents=True)
+    entries, made = {}, {}
+    for number, picture in enumerate(pictures):
+        source = picture.with_suffix(".txt") if texts else picture
+        content = xxhash.xxh64(source.read_bytes()).hexdigest()
+        beginning = content[:12] if texts else f"{content[:12]}_64x96"
+        for variation in range(variations):
+            notes: dict[str, Any] = {"concept": {"name": "cats", "loss_weight": 1.0}}
+            if texts:
+                item = {"tokens": torch.arange(number, 7), "hidden": torch.full((7, 4), float(number))}
+                notes["prompt"] = source.read_text().strip()
+            else:
+                item = {"latent_image": torch.full((4, 8, 12), 10.0 * number + variation), "crop_resolution": (64, 96)}
+            made[picture.name, variation] = item
+            path = {} if texts else {"image_path": str(picture)}
+            kept = {**item, **path, "__cache_version": 3, "__modeltype": model, "__sourceless_values": notes}
+            torch.save(kept, folder / f"{beginning}_{variation + 1}.pt")
+        entries[str(source)] = {
+            "filename": source.name,
+            "hash": content,
+            "mtime": source.stat().st_mtime,
+            "modeltype": model,
+            "variants": {"_" if texts else "64x96": {"cache_file": beginning, "crop_resolution": [64, 96]}},
+            "sourceless": {
+                "source_path_in_name": "sample_prompt_path" if texts else "image_path",
+                "linked_paths": {"image_path": str(picture), "sample_prompt_path": str(picture.with_suffix(".txt"))},
+            },
+        }
+    (folder / "cache.json").write_text(json.dumps({"version": 3, "entries": entries, "hash_index": {}}))
+    return made

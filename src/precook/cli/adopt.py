@@ -42,7 +42,8 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
 ) -> int:
     """Take over what another tool has cached of your pictures.
 
-    The tools are sd-scripts, musubi-tuner and ai-toolkit; of qwen-image-finetune, FOLDER is its cache_dir.
+    The tools are sd-scripts, musubi-tuner, ai-toolkit, and mgds (OneTrainer) with its two disk caches; of
+    qwen-image-finetune, FOLDER is its cache_dir.
 
     The entries are marked: adopted, encoder not verified. No file of the folder is changed.
     """

@@ -19,9 +19,13 @@ from precook.errors import printable
 SD_SCRIPTS = "sd-scripts"
 MUSUBI_TUNER = "musubi-tuner"
 AI_TOOLKIT = "ai-toolkit"
+MGDS = "mgds"
+TOOLS = (SD_SCRIPTS, MUSUBI_TUNER, AI_TOOLKIT, MGDS)
 LATENT_FOLDER = "_latent_cache"
 TEXT_FOLDER = "_t_e_cache"
 EMBEDDING_METADATA = "metadata"
+PICTURE_PATH = "image_path"
+"""What mgds calls the path of a picture."""
 
 Part = Literal["latent", "prompt"]
 Size = tuple[int, int]
@@ -34,7 +38,7 @@ _FEW = 20
 
 @dataclass(frozen=True, slots=True)
 class OldName:
-    """What the name of a cache file says."""
+    """What the name of a cache file says, or the index beside it."""
 
     tool: str
     part: Part
@@ -44,6 +48,11 @@ class OldName:
     """As the tool shortens it; None where only the file itself says it."""
     size: Size | None = None
     """Width and height of the picture."""
+    crop: Size | None = None
+    """Height and width of the cut, where an index beside the file says it; the same goes for the others."""
+    variation: int | None = None
+    content: str | None = None
+    """xxh64 of the picture."""
 
 
 _SD_TEXT_ENDINGS = {

@@ -89,7 +89,7 @@ class _Storage:
     """None where the tensors say it."""
 
 
-def read_torch_file(path: Path) -> Any:
+def read_torch_file(path: Path, *, max_pickle: int = MAX_PICKLE) -> Any:
     """What `torch.save` wrote, if it is nothing but dicts, lists, tuples, sets, plain values and tensors.
 
     `ValueError` says why it is refused. Everything is in memory at once; shared parts stay shared.
@@ -103,8 +103,8 @@ def read_torch_file(path: Path) -> Any:
         pickles = [name for name in archive.names if name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise NotPlainError("it was not written by torch.save: it has no data.pkl, or several")
-        if archive.member_size(pickles[0]) > MAX_PICKLE:
-            raise NotPlainError(f"its pickle is larger than {format_size(MAX_PICKLE)}")
+        if archive.member_size(pickles[0]) > max_pickle:
+            raise NotPlainError(f"its pickle is larger than {format_size(max_pickle)}")
         folder = pickles[0].removesuffix("data.pkl")
         order = f"{folder}byteorder"
         if order in archive.names and archive.read(order, limit=8) != b"little":

@@ -3,6 +3,7 @@
 sd-scripts     cat_1024x0768_sdxl.npz, cat.npz (old), cat_te_outputs.npz, cat_flux_te.npz …, beside cat.png
 musubi-tuner   cat_1024x0768_qi.safetensors, cat_qi_te.safetensors, beside cat.png or in a folder of their own
 ai-toolkit     _latent_cache/cat_<hash>.safetensors, _t_e_cache/cat_<hash>.safetensors, in folders beside cat.png
+mgds           variation-0/3.pt or <hash>_1.pt, in folders of their own with an index (`mgds.py`)
 
 A file is checked against its picture by its headers, then read as it is. Each tool's own names are kept for the
 tensors; only the parts of a name that repeat a shape or a type are dropped.
@@ -22,13 +23,17 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from precook.fs.old_caches import AI_TOOLKIT, MUSUBI_TUNER, SD_SCRIPTS, OldName, Size
+from precook.fs.old_caches import AI_TOOLKIT, MGDS, MUSUBI_TUNER, PICTURE_PATH, SD_SCRIPTS, OldName, Size
 from precook.fs.read import NotAFileError, bytes_there, open_source
 from precook.integrations.adopt.npz import NpzFile
+from precook.integrations.torch_file import read_torch_file
 from precook.store.dtypes import DTYPES, load_torch
+from precook.store.leaves import is_tensor
 from precook.store.tree import Tree
 from precook.units import format_size
 
+UNKNOWN = "unknown"
+"""The architecture of what does not say it."""
 _MAX_HEADER = 4 << 20
 _MAX_HOLES = 64 << 20
 _MAX_NUMBER = 1 << 31
@@ -85,6 +90,9 @@ def load(path: Path, part: OldPart) -> Tree:
             with NpzFile(path) as arrays:
                 read = {field: arrays.read(stored) for field, stored in part.fields.items()}
             return {field: array.astype(array.dtype.newbyteorder("="), copy=False) for field, array in read.items()}
+        if path.suffix == ".pt":
+            data = read_torch_file(path)
+            return {field: data[stored] for field, stored in part.fields.items()}
         load_torch()
         _check_file(path)
         with safe_open(str(path), framework="pt") as tensors:
@@ -286,6 +294,55 @@ def _text(metadata: Mapping[str, str], field: str) -> str:
     return metadata[field]
 
 
+# mgds: what modules of its pipeline made, under the names they gave it, as torch.save writes it.
+
+_NOTES = "__"
+"""How names begin under which SmartDiskCache keeps its own notes in a file."""
+
+
+def _mgds_latent(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:
+    """What mgds cached of a picture."""
+    data, fields = _mgds_data(path)
+    size = frame_size(data.get("crop_resolution")) or name.crop
+    if size is None:
+        raise UnusableError("nothing says how large the cut is that it was made of")
+    original = frame_size(data.get("original_resolution"))
+    if original is not None:
+        picture.check_size((original[1], original[0]))
+    cut = {"size": list(size), "variation": name.variation}
+    return [OldPart(name.architecture or UNKNOWN, fields, size, cut)]
+
+
+def _mgds_text(path: Path, name: OldName, picture: CachedPicture) -> list[OldPart]:  # noqa: ARG001 - a text has no size
+    """What mgds cached of a text, which the file holds."""
+    data, fields = _mgds_data(path)
+    noted = data.get("__sourceless_values")
+    caption = noted.get("prompt") if isinstance(noted, dict) else None
+    if not isinstance(caption, str):
+        raise UnusableError("it does not say which text it was made of")
+    return [OldPart(name.architecture or UNKNOWN, fields, (0, 0), {"variation": name.variation}, caption)]
+
+
+def _mgds_data(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What a file holds, and the names in it that are worth to be kept."""
+    data = read_torch_file(path)
+    if not isinstance(data, dict):
+        raise UnusableError("it holds no dict, as mgds writes them")
+    names = [name for name in data if isinstance(name, str) and not name.startswith(_NOTES) and name != PICTURE_PATH]
+    if not any(is_tensor(data[name]) for name in names):
+        raise UnusableError("it holds no tensor")
+    return data, {name: name for name in sorted(names)}
+
+
+def frame_size(value: object) -> Size | None:
+    """Height and width, of a picture or of the frames of a video."""
+    match value:
+        case [*_, int(height), int(width)] if height > 0 and width > 0:
+            return height, width
+        case _:
+            return None
+
+
 _INSPECTORS: dict[tuple[str, str], Callable[[Path, OldName, CachedPicture], list[OldPart]]] = {
     (SD_SCRIPTS, "latent"): _sd_latents,
     (SD_SCRIPTS, "prompt"): _sd_text,
@@ -293,4 +350,6 @@ _INSPECTORS: dict[tuple[str, str], Callable[[Path, OldName, CachedPicture], list
     (MUSUBI_TUNER, "prompt"): _musubi_text,
     (AI_TOOLKIT, "latent"): _toolkit_latent,
     (AI_TOOLKIT, "prompt"): _toolkit_text,
+    (MGDS, "latent"): _mgds_latent,
+    (MGDS, "prompt"): _mgds_text,
 }

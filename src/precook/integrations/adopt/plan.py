@@ -7,12 +7,12 @@ of a config gives, and they are reached through one snapshot only: that of the d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from precook.errors import PrecookError, SourceError, TreeError
-from precook.fs.old_caches import AI_TOOLKIT, SD_SCRIPTS
+from precook.errors import PrecookError, SourceError, TreeError, printable
+from precook.fs.old_caches import AI_TOOLKIT, SD_SCRIPTS, TOOLS
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.integrations.adopt.formats import UnusableError, load
@@ -111,24 +111,24 @@ def plan_adopt(
 ) -> AdoptionPlan:
     """Look for old caches of the pictures in a folder and check them; nothing is changed.
 
-    `caches` is a folder of their own, as musubi-tuner can have one. `only` chooses a tool, or a tool and architecture,
-    where several left caches. A cache that is older than its picture or caption is left out, unless `ignore_times`: a
-    copy that did not keep the times.
+    `caches` is a folder of their own, as mgds has one and musubi-tuner can. `only` chooses a tool, or a tool and
+    architecture, where several left caches. A cache that is older than its picture or caption is left out, unless
+    `ignore_times`: a copy that did not keep the times.
     """
     if not folder.is_dir():
         raise SourceError(folder, "no such folder")
     pictures = find_pictures(folder)
-    files, without_picture = find_caches(caches or folder, pictures, beside=caches is None)
-    usable = find_usable(pictures, files, ignore_times=ignore_times, report=report)
-    tool, architecture = _choose(usable.latents, only, folder)
+    found = find_caches(caches or folder, pictures, beside=caches is None)
+    usable = find_usable(pictures, found.of_pictures, ignore_times=ignore_times, report=report)
+    tool, architecture = _choose(usable.latents, only, folder, [*found.left_out, *usable.left_out])
     samples, left_out = _complete_samples(usable, tool, architecture)
     paths = {cache.path for sample in samples for _, cache in sample.caches}
     return AdoptionPlan(
         tool=tool,
         architecture=architecture,
         samples=tuple(samples),
-        left_out=(*usable.left_out, *left_out),
-        without_picture=without_picture,
+        left_out=(*found.left_out, *usable.left_out, *left_out),
+        without_picture=found.without_picture,
         nbytes=sum(path.stat().st_size for path in paths),
     )
 
@@ -165,14 +165,19 @@ def _adopt(writer: Writer, sample: AdoptedSample, recipes: Mapping[str, Recipe])
     return ListedSample(sample.content, cuts, {part: key for part, _, key, _ in entries if part == "prompt"})
 
 
-def _choose(latents: Mapping[Path, list[OldCache]], only: str | None, folder: Path) -> tuple[str, str]:
+def _choose(
+    latents: Mapping[Path, list[OldCache]], only: str | None, folder: Path, left_out: Sequence[LeftOut]
+) -> tuple[str, str]:
     """The tool and architecture to adopt: those that were asked for, or the only ones there are."""
     counts = Counter((cache.tool, cache.part.architecture) for caches in latents.values() for cache in caches)
     kinds = ", ".join(f"{tool}/{architecture} ({count:,})" for (tool, architecture), count in sorted(counts.items()))
     if only is not None:
         counts = Counter({kind: count for kind, count in counts.items() if only in (kind[0], "/".join(kind))})
     if not counts:
-        hint = f"there are {kinds}" if kinds else "sd-scripts, musubi-tuner and ai-toolkit are known; look at --caches"
+        hint = f"{', '.join(TOOLS)} are known; look at --caches"
+        if left_out:
+            hint = f"{printable(left_out[0].path)} was left out: {left_out[0].reason}"
+        hint = f"there are {kinds}" if kinds else hint
         raise SourceError(folder, f"no latents of {only or 'any known tool'} here that could be adopted", hint=hint)
     if len(counts) > 1:
         raise SourceError(folder, f"latents of several kinds: {kinds}", hint="choose one with --only TOOL/ARCHITECTURE")

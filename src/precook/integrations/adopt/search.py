@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from xxhash import xxh64
+
 from precook.errors import SourceError
 from precook.fs.old_caches import LATENT_FOLDER, TEXT_FOLDER, OldName, recognise
 from precook.fs.read import NotAFileError, TooLargeError, read_small
 from precook.identity.digest import digest
 from precook.integrations.adopt.formats import CachedPicture, OldPart, UnusableError, inspect
+from precook.integrations.adopt.mgds import INDEX, VARIATION, find_disk_cache, find_smart_disk_cache
 from precook.report import Reporter
 from precook.sources.captions import MAX_BYTES, CaptionError, decode_caption
 from precook.sources.facts import LARGEST
@@ -95,19 +98,46 @@ def find_pictures(folder: Path) -> dict[PictureName, list[Path]]:
     return pictures
 
 
-def find_caches(
-    folder: Path, pictures: Mapping[PictureName, list[Path]], *, beside: bool
-) -> tuple[dict[PictureName, list[tuple[Path, OldName]]], int]:
-    """The cache files below a folder by their pictures, and how many have none.
+@dataclass(slots=True)
+class FoundCaches:
+    """The cache files below a folder."""
 
-    The picture lies `beside` its caches; or elsewhere, and then its name must be the only one of its kind.
+    of_pictures: dict[PictureName, list[tuple[Path, OldName]]] = field(default_factory=dict)
+    without_picture: int = 0
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Folders of which nobody can tell what their files were made of."""
+
+
+def find_caches(folder: Path, pictures: Mapping[PictureName, list[Path]], *, beside: bool) -> FoundCaches:
+    """The cache files below a folder by their pictures.
+
+    The picture lies `beside` its caches; or elsewhere, and then its name must be the only one of its kind. Where an
+    index says where it lay, that counts.
     """
     by_stem: dict[str, list[PictureName]] = {}
-    for place in pictures:
+    by_path: dict[str, PictureName] = {}
+    for place, paths in pictures.items():
         by_stem.setdefault(place[1], []).append(place)
-    caches: dict[PictureName, list[tuple[Path, OldName]]] = {}
-    without_picture = 0
+        by_path.update({os.path.realpath(path): place for path in paths})
+    found = FoundCaches()
+    caches = found.of_pictures
     for root, files in _walk(folder):
+        finder = (
+            find_disk_cache if VARIATION.fullmatch(root.name) else find_smart_disk_cache if INDEX in files else None
+        )
+        try:
+            for path, source, noted in finder(root, files) if finder is not None else ():
+                # A picture that is where it was is that one; of one that was moved, the name must be the only one.
+                indexed = by_path.get(os.path.realpath(source))
+                moved = [] if os.path.exists(source) else by_stem.get(noted.stem, [])  # noqa: PTH110
+                if indexed is None and len(moved) == 1:
+                    indexed = moved[0]
+                if indexed is not None:
+                    caches.setdefault(indexed, []).append((path, noted))
+                else:
+                    found.without_picture += 1
+        except UnusableError as error:
+            found.left_out.append(LeftOut(root, str(error)))
         for name in files:
             known = recognise(name, root.name)
             if known is None:
@@ -117,8 +147,8 @@ def find_caches(
             if len(places) == 1 and places[0] in pictures:
                 caches.setdefault(places[0], []).append((root / name, known))
             else:
-                without_picture += 1
-    return caches, without_picture
+                found.without_picture += 1
+    return found
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -148,13 +178,16 @@ def _check(path: Path, files: list[tuple[Path, OldName]], usable: UsableCaches, 
     for file, name in files:
         source, time = ("picture", picture_time) if name.part == "latent" else ("caption", caption_time)
         try:
+            if name.content is not None and xxh64(content).hexdigest() != name.content:
+                raise UnusableError("it was made of another picture, or of this one before it was changed")  # noqa: TRY301
             parts = inspect(file, name, picture)
             noted = next((part.caption for part in parts if part.caption is not None), None)
             if noted is not None and caption_time and noted.strip() != caption:
                 shown = ascii(noted.strip())
                 shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}…"
                 raise UnusableError(f"it was made of another caption: {shown}")  # noqa: TRY301
-            if noted is None and time > file.stat().st_mtime_ns and not ignore_times:
+            proven = noted is not None or name.content is not None
+            if not proven and time > file.stat().st_mtime_ns and not ignore_times:
                 raise UnusableError(f"it is older than its {source}")  # noqa: TRY301
         except UnusableError as error:
             usable.left_out.append(LeftOut(file, str(error)))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from precook.errors import printable
+from precook.fs.old_caches import name_old_cache
 from precook.integrations.mgds.entries import Aggregates, Values, load_aggregates, split_values
 from precook.integrations.mgds.groups import GetPrevious, GroupNames, IndexMap
 from precook.integrations.mgds.packs import PackChecks
@@ -25,6 +28,8 @@ from precook.report import Reporter
 from precook.store.lease import Lease
 from precook.store.store import Store
 from precook.values import Bytes, Key
+
+_log = logging.getLogger("precook")
 
 FOLDER = "precook"
 """Where the store lies in the folder that a cache is given."""
@@ -132,6 +137,11 @@ class Cache(abc.ABC):
             # A folder of its own: what mgds has left in the cache's folder may stay there.
             place = self._options.store if self._options.store is not None else Path(self._options.cache_dir, FOLDER)
             assert not isinstance(place, Store)
+            if not os.path.exists(place):  # noqa: PTH110 - told once, when the folder changes hands
+                old = name_old_cache(Path(self._options.cache_dir))
+                if old is not None:
+                    where = printable(self._options.cache_dir)
+                    _log.warning("%s holds %s (%s), which stays unused; %s", where, old.what, old.found, old.adopt)
             self._store = open_store(place)
         return self._store
 
