@@ -33,6 +33,12 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     ignore_times: Annotated[
         bool, typer.Option("--ignore-times", help="Also caches that look older than their picture or caption.")
     ] = False,
+    digest: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OLD[=NEW]", help="Of dlm's: the digest in old names, and the one your keys have, if another."
+        ),
+    ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Store them; without it, only show what would be adopted.")
     ] = False,
@@ -43,16 +49,19 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     """Take over what another tool has cached of your pictures.
 
     The tools are sd-scripts, musubi-tuner, ai-toolkit, and mgds (OneTrainer) with its two disk caches; of
-    qwen-image-finetune, FOLDER is its cache_dir.
+    qwen-image-finetune, FOLDER is its cache_dir, of dlm its tokenized-cache folder or that of its processed pictures.
 
     The entries are marked: adopted, encoder not verified. No file of the folder is changed.
     """
-    from precook.fs.old_caches import find_embeddings
+    from precook.fs.old_caches import DLM_PICTURES, DLM_SECTIONS, find_embeddings, name_old_cache
     from precook.integrations.adopt import plan_adopt
     from precook.integrations.adopt.fill import names_adopted
 
     if caches is None and next(find_embeddings(folder), None) is not None:
         return _adopt_embeddings(folder, find_or_new_store(config, store), yes=yes, as_json=as_json)
+    old = name_old_cache(folder) if caches is None else None
+    if old is not None and old.what in (DLM_SECTIONS, DLM_PICTURES):
+        return _adopt_dlm(folder, find_or_new_store(config, store), digest or [], yes=yes, as_json=as_json)
     plan = plan_adopt(folder, caches=caches, only=only, ignore_times=ignore_times, report=progress.reporter())
     if not as_json:
         _show(plan)
@@ -156,6 +165,40 @@ def _adopt_embeddings(folder: Path, place: Path, *, yes: bool, as_json: bool) ->
         _show_left_out(adoption.failed)
         output.line(f"adopted {format_count(adoption.samples, 'sample')} in {place}; name it as cache_dir")
     elif plan.samples:
+        output.hint(f"nothing is stored yet; --yes adopts them in {place}")
+    return SOME_FAILED if left_out else 0
+
+
+def _adopt_dlm(folder: Path, place: Path, digests: list[str], *, yes: bool, as_json: bool) -> int:
+    """Adopt sections or pictures for the front that takes the place of dlm's cache; the exit code."""
+    from precook.integrations.adopt.dlm import TOOL, plan_adopt_dlm
+    from precook.open_store import open_store
+
+    pairs = [(old, new or old) for old, _, new in (text.partition("=") for text in digests)]
+    plan = plan_adopt_dlm(folder, digests=dict(pairs))
+    if not as_json:
+        output.line(f"{TOOL}: {format_count(len(plan.entries), plan.part)}, {format_size(plan.nbytes)}")
+        _show_left_out(plan.left_out)
+    adoption = None
+    if yes and plan.entries:
+        with open_store(place) as store:
+            adoption = plan.execute(store, report=progress.reporter())
+    left_out = (*plan.left_out, *(adoption.failed if adoption is not None else ()))
+    if as_json:
+        output.document(
+            {
+                "tool": TOOL,
+                "bytes": plan.nbytes,
+                "left_out": [{"path": str(file.path), "reason": file.reason} for file in left_out],
+                "store": str(place),
+                f"{plan.part}s": len(plan.entries) if adoption is None else adoption.entries,
+                "adopted": adoption is not None,
+            }
+        )
+    elif adoption is not None:
+        _show_left_out(adoption.failed)
+        output.line(f"adopted {format_count(adoption.entries, plan.part)} in {place}")
+    elif plan.entries:
         output.hint(f"nothing is stored yet; --yes adopts them in {place}")
     return SOME_FAILED if left_out else 0
 

@@ -176,14 +176,14 @@ def find_embeddings(folder: Path) -> Iterator[Path]:
 
 
 def _find_sections(folder: Path) -> Iterator[Path]:
-    """`manifest.json` or `entries`, and nothing that is not dlm's beside them but our own store."""
+    """Tokens by their name; before the first there are a manifest and a folder for them, and nothing else but ours."""
+    for home in _folders(folder / "entries", ".."):
+        yield from _files(home, SECTION_NAME)
     try:
         names = set(os.listdir(folder))  # noqa: PTH208 - names are all that is asked for
     except OSError:
         return
     if names <= {"manifest.json", "manifest.json.tmp", "entries", "precook"}:
-        for home in _folders(folder / "entries", "..") if "entries" in names else ():
-            yield from _files(home, SECTION_NAME)
         yield from (folder / name for name in ("manifest.json", "entries") if name in names)
 
 
