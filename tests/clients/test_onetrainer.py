@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from precook.integrations.mgds import gc_clean, gc_preview
+from tests.clients.checkouts import checkout
 from tests.clients.onetrainer import FAMILIES, DiskCache, Loader, Theirs, concept, embedding, pictures, plain, tiny
+from tests.support.pages import ROOT
 
 EPOCHS = 5
 
@@ -186,3 +192,57 @@ def _sorted(items: list[Any]) -> list[Any]:
 
 def _without(item: dict[str, Any], names: set[str]) -> Any:
     return plain({name: value for name, value in item.items() if name not in names})
+
+
+def test_a_few_samples_of_each_epoch_are_drawn_from_the_whole_pool(tmp_path: Path) -> None:
+    """Two of five: each epoch goes on where the last ended, as on mgds' own cache, and all five are shown in turn."""
+    made = [concept(pictures(tmp_path / "cats", 5), balancing=2, balancing_strategy="SAMPLES", text_variations=2)]
+    model = tiny("sdxl")
+    given = []
+    for cache in (Theirs, DiskCache):
+        with Loader("sdxl", tmp_path / cache.__module__, made, cache=cache, model=model) as loader:
+            given.append([loader.epoch() for _ in range(EPOCHS)])
+    assert plain(given[1]) == plain(given[0])
+    assert len({item["image_path"][0] for epoch in given[1] for item in epoch}) == 5
+
+
+def test_a_bad_picture_is_left_out_of_every_epoch(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    """With the option, the training goes on with the others, and their prompts stay theirs."""
+    cats, dogs = folders
+    (cats / "cats 01.png").write_bytes(b"no picture")
+    made = [concept(cats, balancing=2.0, source="filename"), concept(dogs, source="filename", balancing=0.7)]
+    model = tiny("sdxl")
+    with Loader("sdxl", tmp_path / "cache", made, model=model, options={"skip_failed": True}) as loader:
+        for _ in range(3):
+            items = loader.epoch()
+            assert len(items) == 6 + 2
+            for item in items:
+                tokens = [token for token in item["tokens_1"][0].tolist() if token > 2]
+                assert model.tokenizer_1.decode(tokens) == Path(item["image_path"][0]).stem != "cats 01"
+
+
+def test_a_removed_picture_is_cleaned_up_without_a_training(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    """The two calls of the button, and the next start encodes nothing."""
+    made = [concept(folder) for folder in folders]
+    with Loader("sdxl", tmp_path / "cache", made) as loader:
+        loader.epoch()
+    (folders[0] / "cats 02.png").unlink()
+    for part in ("image", "text"):
+        assert gc_preview(tmp_path / "cache" / part, grace=0).entries >= 1
+        assert gc_clean(tmp_path / "cache" / part, grace=0).entries >= 1
+    with Loader("sdxl", tmp_path / "cache", made) as loader, loader.counting() as count:
+        assert len(loader.epoch()) == 6
+        assert count == {"image": 0, "text": 0}
+
+
+def test_the_change_that_the_guide_shows_can_be_applied(tmp_path: Path) -> None:
+    """The diff fits the files of the checkout, and what it imports is there."""
+    page = (ROOT / "docs" / "guides" / "patch_onetrainer.md").read_text("utf-8")
+    (diff,) = re.findall("^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    for name in re.findall(r"^--- a/(.*)$", diff, re.MULTILINE):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(checkout("OneTrainer", "Nerogar/OneTrainer") / name, tmp_path / name)
+    done = subprocess.run(["patch", "-p1"], cwd=tmp_path, input=diff, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    changed = [file for file in tmp_path.rglob("*.py") if "precook.integrations.mgds" in file.read_text("utf-8")]
+    assert len(changed) == 2
