@@ -98,11 +98,11 @@ def document(tmp_path: Path) -> Path:
     return path
 
 
-def pretokenize(whose: str, document: Path, home: Path, *more: str) -> Any:
+def pretokenize(whose: str, document: Path, home: Path, *more: str, digests: bool = True) -> Any:
     """Run dlm's step in a process of its own; what it printed."""
     ended = subprocess.run(
         [sys.executable, str(HERE / "dlm_pretokenize.py"), whose, str(document), str(home), *more],
-        env=environment(SWAP_DIGESTS="1"),
+        env=environment(SWAP_DIGESTS="1" if digests else ""),
         capture_output=True,
         text=True,
         check=False,
@@ -120,14 +120,8 @@ def test_the_second_run_of_its_trainer_finds_every_section(document: Path, tmp_p
     assert first["rows"] == second["rows"] == theirs["rows"]
     assert first["counts"] == theirs["counts"] == [0, len(theirs["rows"])]
     assert second["counts"] == [len(theirs["rows"]), 0]
-    shown = subprocess.run(
-        [sys.executable, "-m", "precook", "status", "--store", second["folder"], "--json"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert [(run["reused"], run["encoded"]) for run in json.loads(shown.stdout)["runs"]] == [
+    shown = json.loads(precook("status", "--store", second["folder"], "--json"))
+    assert [(run["reused"], run["encoded"]) for run in shown["runs"]] == [
         (0, len(theirs["rows"])),
         (len(theirs["rows"]), 0),
     ]
@@ -171,3 +165,67 @@ def test_its_commands_show_and_clear_our_cache(document: Path, tmp_path: Path) -
     assert "pruned 0" in command("prune", str(document), "--older-than", "1h")
     assert f"cleared {len(rows)}" in command("clear", str(document), "--force")
     assert json.loads(command("show", str(document), "--json"))["entry_count"] == 0
+
+
+def precook(*words: object) -> str:
+    """Run a command of ours; what it printed."""
+    command = [sys.executable, "-m", "precook", *map(str, words)]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_its_own_cache_is_adopted_and_found(document: Path, tmp_path: Path) -> None:
+    """Sections that dlm has tokenized itself are hits of our cache, in the same folder, from its first run on."""
+    home = tmp_path / "home"
+    theirs = pretokenize("theirs", document, home)
+    folder = Path(theirs["folder"])
+    old = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    precook("adopt", folder, "--store", folder / "precook", "--yes")
+    ours = pretokenize("ours", document, home, digests=False)
+    assert ours["rows"] == theirs["rows"]
+    assert ours["counts"] == [len(theirs["rows"]), 0]
+    assert {path: path.read_bytes() for path in old} == old
+    assert pretokenize("theirs", document, home)["counts"] == [len(theirs["rows"]), 0]
+
+
+def test_its_own_cache_is_adopted_for_our_digest(document: Path, tmp_path: Path) -> None:
+    """Where keys have our digest of the tokenizer, the command is told which of dlm's it takes the place of."""
+    home = tmp_path / "home"
+    theirs = pretokenize("theirs", document, home)
+    folder = Path(theirs["folder"])
+    assert pretokenize("ours", document, tmp_path / "fresh")["counts"] == [0, len(theirs["rows"])]
+    old = json.loads((folder / "manifest.json").read_text())["tokenizer_sha256"]
+    program = "import dlm_pretokenize as step; from precook.integrations.tokenized import tokenizer_sha256;"
+    program += "print(tokenizer_sha256(step.tokenizer(step.TEMPLATE)))"
+    new = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
+    ).stdout.split()[-1]
+    precook("adopt", folder, "--store", folder / "precook", "--digest", f"{old}={new}", "--yes")
+    assert pretokenize("ours", document, home)["counts"] == [len(theirs["rows"]), 0]
+
+
+def test_its_own_pictures_are_adopted_and_found(tmp_path: Path) -> None:
+    """What its `VlCache` has written, under the digest that its keys have."""
+    program = """
+import sys, numpy as np
+from pathlib import Path
+if sys.argv[1] == "ours":
+    import dlm_swapped
+from dlm.data.vl_cache import VlCache, VlCacheKey
+cache = VlCache(Path(sys.argv[2]))
+for number in range(3):
+    key = VlCacheKey(f"{number:02x}" * 32, "5e" * 32, 224, 336)
+    pixels = np.random.default_rng(number).normal(size=(1, 3, 8, 8)).astype(np.float32)
+    if sys.argv[1] == "ours":
+        assert np.array_equal(cache.get(key), pixels)
+    else:
+        cache.put(key, pixels)
+"""
+    folder = tmp_path / "vl"
+    for whose in ("theirs", "ours"):
+        command = [sys.executable, "-c", program, whose, str(folder)]
+        ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        if whose == "theirs":
+            precook("adopt", folder, "--store", folder / "precook", "--digest", "5e" * 32, "--yes")

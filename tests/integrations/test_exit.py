@@ -187,6 +187,36 @@ put('b')
     assert sorted(path.name for path in tmp_path.iterdir()) == ["embeddings", "tokenized", "vl"]
 
 
+def test_a_folder_that_is_gone_is_nobodys_concern(tmp_path: Path) -> None:
+    """Whoever removes a cache while the program runs hears nothing of it at the end, if nothing is to be stored."""
+    script = """
+put('a')
+for front in (tokenized, pictures, embeddings): front.flush()
+tokenized.get(CacheKey('a', 'tokenizer', 8))
+shutil.rmtree(root)
+"""
+    ended = run(tmp_path / "gone", script)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not (tmp_path / "gone").exists()
+
+
+def test_one_that_cannot_finish_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
+    """A fault of one front is told, and what another has put is stored all the same."""
+    script = """
+put('a')
+from precook.store.writer import Writer
+finish = Writer.finish
+def fail_once(writer, left=[True]):
+    if left and left.pop():
+        raise RuntimeError('a fault')
+    finish(writer)
+Writer.finish = fail_once
+"""
+    ended = run(tmp_path, script)
+    assert "a fault" in ended.stderr
+    assert sorted(found(tmp_path)) == [False, True, True]
+
+
 def last_use(folder: Path) -> int:
     """When an entry of a store was used last, as far as it is recorded."""
     with precook.open(folder) as store:

@@ -233,14 +233,15 @@ class CountingFront(Front):
     def note_counts(self) -> None:
         """Have the store's log say what this object has found so far; where there are no entries, there is no store."""
         counts = self._hits, self._misses
-        if counts in ((0, 0), self._noted) or self.store.closed or not len(self.store):
+        if counts in ((0, 0), self._noted) or self.store.closed:
             return
-        hits, misses = counts
-        run = Run(int(self._began), self._kind, misses, hits, 0, 0, time.time() - self._began, stopped=False)
+        run = Run(int(self._began), self._kind, *reversed(counts), 0, 0, time.time() - self._began, stopped=False)
         try:
-            self._note, self._noted = record_run(self.store, run, instead=self._note), counts
+            if len(self.store):
+                self._note, self._noted = record_run(self.store, run, instead=self._note), counts
         except PrecookError as error:
-            _log.warning("the counts of this run are not noted: %s", error)
+            # The folder may be gone, or the disk full: whoever needs to know hears it about what was put.
+            _log.debug("the counts of this run are not noted: %s", error)
 
 
 def beside_old_cache(folder: Path, what: str) -> Path:

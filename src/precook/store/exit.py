@@ -7,10 +7,13 @@ after an exception nobody caught, and after `sys.exit`. A kill and `os._exit` as
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import weakref
 from typing import Protocol
+
+_log = logging.getLogger("precook")
 
 
 class Finishable(Protocol):
@@ -21,7 +24,7 @@ class Finishable(Protocol):
 
 _HELD: set[Finishable] = set()
 """Those that have work to do, whether or not anybody else still knows them."""
-_REMEMBERED: weakref.WeakSet[Finishable] = weakref.WeakSet()
+_REMEMBERED: set[weakref.ref[Finishable]] = set()
 """Those that have something to write down, if they are there at the end."""
 _announced: list[int] = []
 """The process in which multiprocessing knows of us."""
@@ -40,7 +43,7 @@ def let_go(finishable: Finishable) -> None:
 
 def remember(finishable: Finishable) -> None:
     """Have this object finish at the end if it is still there, after those that are held."""
-    _REMEMBERED.add(finishable)
+    _REMEMBERED.add(weakref.ref(finishable, _REMEMBERED.discard))
     _announce()
 
 
@@ -57,8 +60,12 @@ def _announce() -> None:
 
 
 def _finish() -> None:
-    for finishable in [*_HELD, *_REMEMBERED]:
-        finishable.finish()
+    remembered = [finishable for reference in list(_REMEMBERED) if (finishable := reference()) is not None]
+    for finishable in [*_HELD, *remembered]:
+        try:
+            finishable.finish()
+        except Exception as error:  # noqa: BLE001 - the others have work to finish, too
+            _log.error("at the end of the process: %r", error)
 
 
 def _in_child() -> None:
