@@ -235,7 +235,8 @@ class CountingFront(Front):
         counts = self._hits, self._misses
         if counts in ((0, 0), self._noted) or self.store.closed:
             return
-        run = Run(int(self._began), self._kind, *reversed(counts), 0, 0, time.time() - self._began, stopped=False)
+        hits, misses = counts
+        run = Run(int(self._began), self._kind, misses, hits, 0, 0, time.time() - self._began, stopped=False)
         try:
             if len(self.store):
                 self._note, self._noted = record_run(self.store, run, instead=self._note), counts
