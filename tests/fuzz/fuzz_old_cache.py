@@ -2,7 +2,7 @@
 
 The first byte of an input says what the rest is: `n` the .npz of a latent, `t` the .npz of a text, `m` a .safetensors
 of a latent, `s` an old shard; `a` the header of an array and `p` the pickle of a shard, each in a good file of its
-sort.
+sort; `d` a file of an mgds DiskCache, `g` the pickle of the index beside it, `j` the index of a SmartDiskCache.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from PIL import Image
 from safetensors.torch import save
 
@@ -32,6 +33,10 @@ from tests.fuzz.frame import Target, mutate_bytes, mutate_json
 
 NAMES = {b"n": "p_0096x0064_sdxl.npz", b"a": "p_0096x0064_sdxl.npz", b"t": "p_te_outputs.npz"}
 SAFETENSORS = "p_0096x0064_qi.safetensors"
+GONE = "/gone/p.png"
+PICTURE = io.BytesIO()
+Image.new("RGB", (96, 64)).save(PICTURE, "png")
+CONTENT = xxhash.xxh64(PICTURE.getvalue()).hexdigest()
 
 
 @functools.cache
@@ -47,11 +52,28 @@ def check(data: bytes) -> bool:
     folder = home() / "data"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    Image.new("RGB", (96, 64)).save(folder / "p.png")
+    (folder / "p.png").write_bytes(PICTURE.getvalue())
+    if kind in (b"d", b"g", b"j"):
+        fill_mgds(folder / "old", kind, rest)
+        return adopt(folder)
     if kind == b"t":
         (folder / NAMES[b"n"]).write_bytes(latent_file())
     (folder / NAMES.get(kind, SAFETENSORS)).write_bytes(npz_around(rest) if kind == b"a" else rest)
     return adopt(folder)
+
+
+def fill_mgds(folder: Path, kind: bytes, rest: bytes) -> None:
+    """A cache of mgds with this file, of a picture that is no longer where it was."""
+    if kind == b"j":
+        folder.mkdir()
+        (folder / f"{CONTENT[:12]}_64x96_1.pt").write_bytes(mgds_file())
+        (folder / "cache.json").write_bytes(rest)
+        return
+    folder = folder / "variation-0"
+    folder.mkdir(parents=True)
+    index = torch_file([{"crop_resolution": (64, 96), "image_path": GONE}])
+    (folder / "0.pt").write_bytes(rest if kind == b"d" else mgds_file())
+    (folder / "aggregate.pt").write_bytes(index if kind == b"d" else with_pickle(index, rest))
 
 
 def adopt(folder: Path) -> bool:
@@ -119,10 +141,28 @@ def npz_around(header: bytes) -> bytes:
     return file.getvalue()
 
 
+def torch_file(value: Any) -> bytes:
+    """As torch.save writes it."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def mgds_file() -> bytes:
+    """What mgds cached of a picture."""
+    latent = {"latent_image": torch.zeros(4, 8, 12), "original_resolution": (64, 96), "crop_resolution": (64, 96)}
+    return torch_file({**latent, "__cache_version": 3})
+
+
 def shard_around(pickled: bytes) -> bytes:
     """A shard with this pickle and the storages of a good one."""
+    return with_pickle(good_shards()[0], pickled)
+
+
+def with_pickle(saved: bytes, pickled: bytes) -> bytes:
+    """A file of torch.save with this pickle, and with its own storages."""
     file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(good_shards()[0])) as good, zipfile.ZipFile(file, "w") as archive:
+    with zipfile.ZipFile(io.BytesIO(saved)) as good, zipfile.ZipFile(file, "w") as archive:
         for name in good.namelist():
             archive.writestr(name, pickled if name.endswith("data.pkl") else good.read(name))
     return file.getvalue()
@@ -136,25 +176,28 @@ def good_shards() -> list[bytes]:
     latents += [{"samples": torch.zeros(2, dtype=torch.uint16), "mask": torch.ones(1).expand(3)}]
     latents += [OrderedDict(samples=torch.zeros(1, dtype=torch.bfloat16), size=torch.Size([1, 2]))]
     shared = [[torch.zeros(2, 3), {"pooled": torch.zeros(())}]]
-    found = []
-    for count in (3, 1):
-        file = io.BytesIO()
-        torch.save({"latents": latents[:count], "conditioning": [shared] * count}, file)
-        found.append(file.getvalue())
-    return found
+    return [torch_file({"latents": latents[:count], "conditioning": [shared] * count}) for count in (3, 1)]
 
 
 def seeds() -> list[bytes]:
     """A good file of each sort."""
     metadata = {"architecture": "qwen_image", "width": "96", "height": "64"}
     musubi = save({"latents_1x8x12_bfloat16": torch.zeros(2, 1, 8, 12, dtype=torch.bfloat16)}, metadata=metadata)
-    with zipfile.ZipFile(io.BytesIO(good_shards()[0])) as archive:
-        pickled = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    index = {"entries": {GONE: {"hash": CONTENT, "modeltype": "SDXL", "variants": {"64x96": {}}}}}
+    index["entries"][GONE]["variants"]["64x96"] = {"cache_file": f"{CONTENT[:12]}_64x96", "crop_resolution": [64, 96]}
+    paths = torch_file([{"crop_resolution": (64, 96), "image_path": GONE}])
+    mgds = [b"d" + mgds_file(), b"g" + pickle_of(paths), b"j" + json.dumps(index).encode()]
     with zipfile.ZipFile(io.BytesIO(latent_file())) as archive:
         array = archive.read("latents.npy")
     header = array[10 : 10 + int.from_bytes(array[8:10], "little")]
     files = [b"n" + latent_file(), b"t" + text_file(), b"m" + musubi, *(b"s" + shard for shard in good_shards())]
-    return [*files, b"a" + header, b"p" + pickled]
+    return [*files, b"a" + header, b"p" + pickle_of(good_shards()[0]), *mgds]
+
+
+def pickle_of(saved: bytes) -> bytes:
+    """The pickle in a file of torch.save."""
+    with zipfile.ZipFile(io.BytesIO(saved)) as archive:
+        return next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -164,6 +207,8 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
         length = int.from_bytes(rest[:8], "little")
         header = mutate_json(rest[8 : 8 + length], rng)
         return kind + struct.pack("<Q", len(header)) + header + rest[8 + length :]
+    if kind == b"j" and rng.randrange(4):
+        return kind + mutate_json(rest, rng)
     if rng.randrange(3):
         return kind + mutate_bytes(rest, rng)
     place = rng.randrange(len(rest) + 1)
