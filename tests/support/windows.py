@@ -9,6 +9,7 @@
 - `MoveFileExW` replaces a file only if it is told to.
 - What is locked by `LockFileEx` cannot be read by others, so nobody locks what they read; the lock is of one handle.
 - A read at the end of a file is an error of its own.
+- `os.stat` has the time at which a file was made where POSIX has that of its last change.
 
 It is called before precook is imported, and after the libraries that would look for Windows in their own way.
 """
@@ -52,8 +53,10 @@ _NUMBERS = {2: errno.ENOENT, 3: errno.ENOENT, 5: errno.EACCES, 32: errno.EACCES,
 _FIRST_HANDLE = 0x1000
 
 _open, _close, _unlink, _rename, _preadv = os.open, os.close, os.unlink, os.rename, os.preadv
-_flock, _statvfs = fcntl.flock, os.statvfs
+_flock, _statvfs, _fstat = fcntl.flock, os.statvfs, os.fstat
 _last_error = [0]
+VOLUME = ["NTFS", 3]
+"""The file system of every folder, and whether its drive is a local one (3) or elsewhere (4)."""
 
 
 def windows_error(number: int) -> OSError:
@@ -84,10 +87,12 @@ class _Call:
         return self._function(*arguments)
 
 
-def _create_file(path: str, access: int, share: int, _: None, disposition: int, __: int, ___: None) -> int | None:
+def _create_file(
+    path: str, access: int, share: int, _: None, disposition: int, attributes: int, __: None
+) -> int | None:
     assert isinstance(path, str)
     assert share == 1 | 2 | 4, "others could not rename or remove it"
-    if os.path.isdir(path):
+    if os.path.isdir(path) and attributes != 0x02000000:
         return _fail(5) or None
     if access == 0x00010000:  # to be removed
         number = _reason_to_stay(path)
@@ -173,6 +178,33 @@ def _read_file(handle: int, memory: Any, size: int, read: Any, place: Any) -> in
     return 1 if count else _fail(38)
 
 
+def _basic_info(handle: int, kind: int, info: Any, size: int) -> int:
+    assert (kind, size) == (0, ctypes.sizeof(info._obj))
+    info._obj.ChangeTime = _fstat(handle - _FIRST_HANDLE).st_ctime_ns // 100 + 116_444_736_000_000_000
+    return 1
+
+
+def _made_long_ago(function: Any) -> Any:
+    def look(*arguments: Any, **options: Any) -> Any:
+        status = function(*arguments, **options)
+        named = {name: getattr(status, name) for name in dir(status) if name.startswith("st_")}
+        return os.stat_result(status[:10], {**named, "st_ctime": 1.0, "st_ctime_ns": 10**9})
+
+    return look
+
+
+def _volume_path(path: str, root: Any, size: int) -> int:
+    assert len(path) < size
+    root.value = "C:\\"
+    return 1
+
+
+def _volume_information(*arguments: Any) -> int:
+    assert arguments[0] == "C:\\"
+    arguments[6].value = VOLUME[0]
+    return 1
+
+
 def _memory_info(_: int, counters: Any, size: int) -> int:
     assert size == ctypes.sizeof(counters._obj)
     counters._obj.PeakWorkingSetSize = 123 << 20
@@ -207,6 +239,10 @@ def install() -> None:
         UnlockFileEx=_Call(_unlock_file),
         ReadFile=_Call(_read_file),
         MoveFileExW=_Call(_move_file),
+        GetFileInformationByHandleEx=_Call(_basic_info),
+        GetVolumePathNameW=_Call(_volume_path),
+        GetDriveTypeW=_Call(lambda root: VOLUME[1]),
+        GetVolumeInformationW=_Call(_volume_information),
         GetCurrentProcess=_Call(lambda: -1),
         K32GetProcessMemoryInfo=_Call(_memory_info),
     )
@@ -218,6 +254,7 @@ def install() -> None:
     ctypes.get_last_error = lambda: _last_error[0]
     stat.IO_REPARSE_TAG_MOUNT_POINT = 0xA0000003
     os.O_BINARY, os.O_NOINHERIT = 1 << 28, 1 << 27
+    os.stat, os.fstat, os.lstat = (_made_long_ago(function) for function in (os.stat, os.fstat, os.lstat))
     os.unlink = os.remove = _checked(_unlink)
     os.rename = _checked(_rename)
     os.replace = _checked(os.replace)

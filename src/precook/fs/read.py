@@ -37,7 +37,7 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_res
     """A descriptor of the regular file at a path, and how it looks; never waits for the other end of a FIFO."""
     descriptor = calls.open(path, os.O_RDONLY | calls.O_CLOEXEC | calls.O_NONBLOCK)
     try:
-        status = os.fstat(descriptor)
+        status = calls.fstat(descriptor)
         if reason := why_not_a_file(status.st_mode):
             raise NotAFileError(reason)
         yield descriptor, status

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from precook.fs.stat_names import numbers
+from precook.fs.system import calls
 from precook.memo.columns import Kind
 from precook.values import Bytes, Flags, Numbers
 
@@ -58,7 +59,7 @@ def read_stamps(paths: Sequence[Path]) -> Stamps:
     """The stamps of a few files; an `OSError` where one is not there or no regular file."""
     stamps = []
     for path in paths:
-        status = path.stat()
+        status = calls.stat(path)
         if reason := why_not_a_file(status.st_mode):
             raise OSError(errno.EINVAL, reason, str(path))
         stamps.append(stamp_of(status))

@@ -36,6 +36,8 @@ def stat_many(folders: Sequence[FolderNames], *, helpers: int | None = None) -> 
     With None there is one process for each core, up to four, if there are many files.
     """
     count = sum(len(names) for _, names in folders)
+    if sys.platform == "win32":
+        helpers = 0  # another process would have to import what asks for the times of change
     if helpers is None:
         helpers = min(os.cpu_count() or 1, 4) - 1 if count >= _MANY else 0
     parts = 1 + helpers if helpers and _can_start_python() else 1

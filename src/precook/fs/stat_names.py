@@ -22,7 +22,11 @@ if sys.platform != "win32":
 def stat_names(folder: bytes | str, names: list[bytes] | list[str]) -> array[int]:
     """Six numbers for each name in a folder; links are followed."""
     rows = array("q")
-    extend, stat = rows.extend, os.stat
+    extend = rows.extend
+    if sys.platform == "win32":
+        from precook.fs.windows import stat  # noqa: PLC0415 - the program, which has nothing else, is not started there
+    else:
+        stat = os.stat
     descriptor: int | None = None
     try:
         if sys.platform == "win32":

@@ -21,6 +21,7 @@ import numpy as np
 
 from precook.errors import SourceError
 from precook.fs.stamps import DEVICE, Stamps, settled
+from precook.fs.system import system
 from precook.values import Flags
 
 _TRUSTED = frozenset(
@@ -37,6 +38,7 @@ _TRUSTED = frozenset(
         "ntfs3",
         "overlay",
         "ramfs",
+        "refs",
         "reiserfs",
         "rootfs",
         "tmpfs",
@@ -106,17 +108,16 @@ class FileSystems:
 def stamps_are_reliable(path: Path) -> bool:
     """Whether a stamp that has not changed means content that has not changed.
 
-    On macOS, where nothing tells what a file system is, it is taken for a local one. On Windows the time of change is
-    not in a stamp, and a copy over a file can leave the rest of it as it was.
+    On macOS, where nothing tells what a file system is, it is taken for a local one.
     """
-    if sys.platform == "win32":
-        return False
     kind = file_system_type(path)
-    return kind in _TRUSTED if kind or sys.platform == "linux" else True
+    return kind in _TRUSTED if kind or sys.platform in ("linux", "win32") else True
 
 
 def file_system_type(path: Path) -> str:
     """The type of the file system that holds a path, or nothing where the system does not tell."""
+    if sys.platform == "win32":
+        return system.volume_type(path)
     mount = find_mount(path)
     return mount.kind if mount is not None else ""
 

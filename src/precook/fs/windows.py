@@ -22,7 +22,7 @@ import errno
 import mmap
 import msvcrt
 import os
-import stat
+import stat as modes
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import wintypes
@@ -56,7 +56,12 @@ _MOST = 1 << 30
 _READ, _WRITE, _DELETE = 0x80000000, 0x40000000, 0x00010000
 _SHARE_ALL = 1 | 2 | 4
 _CREATE_NEW, _OPEN_EXISTING, _OPEN_ALWAYS = 1, 3, 4
-_ATTRIBUTES = 0x80
+_NORMAL_ATTRIBUTES, _FOLDER_TOO = 0x80, 0x02000000
+_READ_ATTRIBUTES = 0x80
+_FIRST_TIME = 116_444_736_000_000_000
+"""1970 in tenths of a microsecond since 1601."""
+_LOCAL_DRIVES = (2, 3)
+_LONGEST_PATH = 32_768
 _INVALID = ctypes.c_void_p(-1).value
 _LOCK_NOW, _LOCK_EXCLUSIVE = 1, 2
 _MOVE_OVER, _MOVE_THROUGH = 1, 8
@@ -73,6 +78,15 @@ class _Overlapped(ctypes.Structure):
         ("Offset", wintypes.DWORD),
         ("OffsetHigh", wintypes.DWORD),
         ("hEvent", wintypes.HANDLE),
+    )
+
+
+class _BasicInfo(ctypes.Structure):
+    """The times of a file, in tenths of a microsecond since 1601."""
+
+    _fields_ = (
+        *((name, ctypes.c_longlong) for name in ("CreationTime", "LastAccessTime", "LastWriteTime", "ChangeTime")),
+        ("FileAttributes", wintypes.DWORD),
     )
 
 
@@ -98,6 +112,14 @@ def _find_calls() -> Any:
     kernel.UnlockFileEx.argtypes = [handle, number, number, number, place]
     kernel.ReadFile.argtypes = [handle, ctypes.c_void_p, number, ctypes.POINTER(number), place]
     kernel.MoveFileExW.argtypes = [wintypes.LPCWSTR, wintypes.LPCWSTR, number]
+    kernel.GetFileInformationByHandleEx.argtypes = [handle, ctypes.c_int, ctypes.POINTER(_BasicInfo), number]
+    kernel.GetVolumePathNameW.argtypes = [wintypes.LPCWSTR, wintypes.LPWSTR, number]
+    kernel.GetDriveTypeW.argtypes = [wintypes.LPCWSTR]
+    kernel.GetVolumeInformationW.argtypes = [
+        *(wintypes.LPCWSTR, wintypes.LPWSTR, number),
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+        *(wintypes.LPWSTR, number),
+    ]
     kernel.GetCurrentProcess.restype = handle
     kernel.K32GetProcessMemoryInfo.argtypes = [handle, ctypes.POINTER(_MemoryCounters), number]
     return kernel
@@ -118,8 +140,10 @@ def _at(offset: int) -> _Overlapped:
     return _Overlapped(Offset=offset & 0xFFFFFFFF, OffsetHigh=offset >> 32)
 
 
-def _create_file(path: str | os.PathLike[str], access: int, disposition: int) -> int:
-    handle = _KERNEL.CreateFileW(os.fspath(path), access, _SHARE_ALL, None, disposition, _ATTRIBUTES, None)
+def _create_file(
+    path: str | os.PathLike[str], access: int, disposition: int, attributes: int = _NORMAL_ATTRIBUTES
+) -> int:
+    handle = _KERNEL.CreateFileW(os.fspath(path), access, _SHARE_ALL, None, disposition, attributes, None)
     if handle is None or handle == _INVALID:
         error = _error(path)
         if isinstance(error, PermissionError) and os.path.isdir(path):  # noqa: PTH112
@@ -146,6 +170,41 @@ def open(path: str | os.PathLike[str], flags: int, mode: int = 0o777) -> int:  #
     except BaseException:
         _KERNEL.CloseHandle(handle)
         raise
+
+
+def stat(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> os.stat_result:
+    """`os.stat`, but with the time at which a file was last changed where Python has that at which it was made."""
+    status = os.stat(path, dir_fd=dir_fd)
+    handle = _create_file(path, _READ_ATTRIBUTES, _OPEN_EXISTING, _FOLDER_TOO)
+    try:
+        return _with_change_time(status, handle)
+    finally:
+        _KERNEL.CloseHandle(handle)
+
+
+def fstat(descriptor: int) -> os.stat_result:
+    """The same of an open file."""
+    return _with_change_time(os.fstat(descriptor), msvcrt.get_osfhandle(descriptor))
+
+
+def _with_change_time(status: os.stat_result, handle: int) -> os.stat_result:
+    info = _BasicInfo()
+    if not _KERNEL.GetFileInformationByHandleEx(handle, 0, ctypes.byref(info), ctypes.sizeof(info)):
+        raise _error()
+    changed = (info.ChangeTime - _FIRST_TIME) * 100
+    named = {name: getattr(status, name) for name in dir(status) if name.startswith("st_")}
+    return os.stat_result(status[:10], {**named, "st_ctime": changed / 1e9, "st_ctime_ns": changed})
+
+
+def volume_type(path: Path) -> str:
+    """The type of the local file system that holds a path, such as `ntfs`; nothing where it is none, or not told."""
+    root, name = (ctypes.create_unicode_buffer(_LONGEST_PATH) for _ in range(2))
+    if not _KERNEL.GetVolumePathNameW(os.path.realpath(path), root, _LONGEST_PATH):
+        return ""
+    if _KERNEL.GetDriveTypeW(root.value) not in _LOCAL_DRIVES:
+        return ""
+    told = _KERNEL.GetVolumeInformationW(root.value, None, 0, None, None, None, name, _LONGEST_PATH)
+    return name.value.lower() if told else ""
 
 
 def preadv(descriptor: int, buffers: Sequence[Any], offset: int) -> int:
@@ -269,7 +328,7 @@ def unlink_inside(root: Path, path: Path) -> None:
 def _refuse_link(folder: Path) -> None:
     # A junction is no symbolic link, and leads elsewhere all the same.
     status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or getattr(status, "st_reparse_tag", 0) == stat.IO_REPARSE_TAG_MOUNT_POINT:
+    if not modes.S_ISDIR(status.st_mode) or getattr(status, "st_reparse_tag", 0) == modes.IO_REPARSE_TAG_MOUNT_POINT:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(folder))
 
 

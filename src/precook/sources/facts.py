@@ -26,6 +26,7 @@ from PIL import features
 from precook.errors import SourceError
 from precook.fs.read import NotAFileError, bytes_there, open_source, read_all
 from precook.fs.stamps import COLUMNS, FILES, SIZE, Stamp, Stamps, read_stamps, settled, stamp_keys, stamp_of
+from precook.fs.system import calls
 from precook.fs.trust import FileSystem, FileSystems, file_system_time, resource_error, stamps_are_reliable
 from precook.identity.digest import digest_files
 from precook.interrupt import interruption
@@ -209,7 +210,7 @@ def _stamp_and_content(path: str) -> tuple[Stamp, bytes]:
             if status.st_size > _MAX_HOLES and bytes_there(descriptor, status.st_size) < status.st_size - _MAX_HOLES:
                 raise _UnreadableError(f"{status.st_size:,} bytes, most of which are not on the disk: copy it again")
             content = read_all(descriptor)
-            stamp, after = stamp_of(status), stamp_of(os.fstat(descriptor))
+            stamp, after = stamp_of(status), stamp_of(calls.fstat(descriptor))
         if stamp != after:
             reason = "changed while it was being read"
         elif len(content) != stamp[SIZE]:

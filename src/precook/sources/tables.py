@@ -6,7 +6,6 @@ cannot be used is a problem of that row. A table whose rows cannot be told apart
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from precook.config.concept import TABLES
 from precook.errors import SourceChangedError, SourceError
 from precook.fs.read import NotAFileError, bytes_there, open_source, read_all
 from precook.fs.stamps import stamp_of
+from precook.fs.system import calls
 from precook.identity.digest import digest
 from precook.sources.captions import CaptionError, checked
 from precook.sources.table_formats import Cells, RowError, RowProblem, TableColumns, kind_name, quoted, read_rows
@@ -95,7 +95,7 @@ def _read(path: Path) -> bytes:
                 hint = "split it, or check what it is; a table holds paths and texts, not pictures"
                 raise SourceError(path, f"{format_size(size)}, or mostly holes: more than a table may have", hint=hint)
             content = read_all(descriptor)
-            after = os.fstat(descriptor)
+            after = calls.fstat(descriptor)
     except NotAFileError as error:
         raise SourceError(path, error.reason, hint="name a file that holds a table") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

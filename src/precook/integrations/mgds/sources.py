@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from precook.errors import SourceChangedError, SourceError
 from precook.fs.stamps import Stamps, stamp_of
+from precook.fs.system import calls
 from precook.fs.trust import FileSystem
 from precook.integrations.mgds.groups import GetPrevious
 from precook.integrations.mgds.upstream import PathUse
@@ -64,7 +65,7 @@ class Sources:
         for name, stamps in self.stamps.items():
             path = self.paths[name][index]
             try:
-                now = stamp_of(os.stat(path)) if path else None  # noqa: PTH116
+                now = stamp_of(calls.stat(path)) if path else None
             except (FileNotFoundError, NotADirectoryError):
                 now = None
             known = tuple(stamps[index].tolist())
