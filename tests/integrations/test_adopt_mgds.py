@@ -140,6 +140,15 @@ def test_pictures_that_were_moved_are_found_by_name(tmp_path: Path, images: list
     assert len(plan_adopt(tmp_path / "moved", caches=tmp_path / "old").samples) == 3
 
 
+def test_a_cache_without_its_pictures_is_named(tmp_path: Path, images: list[Path]) -> None:
+    """Whoever gives the cache alone is told what it is, and that its pictures are to be given, too."""
+    old.disk_cache(tmp_path / "old" / "image", images)
+    with pytest.raises(precook.PrecookError) as caught:
+        plan_adopt(tmp_path / "old")
+    assert "a DiskCache of mgds" in (caught.value.hint or "")
+    assert "precook adopt PICTURES --caches" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize("content", ["[]", "{", '{"entries": 3}', '{"entries": {"a": 1}}', "[" * 100_000])
 def test_an_index_that_is_none_is_named(tmp_path: Path, images: list[Path], content: str) -> None:
     """Whatever a file called cache.json holds, nothing but an error of ours comes of it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precook.errors import PrecookError, SourceError, TreeError, printable
-from precook.fs.old_caches import AI_TOOLKIT, SD_SCRIPTS, TOOLS
+from precook.fs.old_caches import AI_TOOLKIT, SD_SCRIPTS, TOOLS, name_old_cache
 from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.integrations.adopt.formats import UnusableError, load
@@ -25,6 +25,7 @@ from precook.store.snapshot import Snapshot
 from precook.store.store import Store
 from precook.store.tree import Parts, Tree, take_apart
 from precook.store.writer import Writer
+from precook.units import format_count
 from precook.values import Digest
 
 
@@ -120,7 +121,12 @@ def plan_adopt(
     pictures = find_pictures(folder)
     found = find_caches(caches or folder, pictures, beside=caches is None)
     usable = find_usable(pictures, found.of_pictures, ignore_times=ignore_times, report=report)
-    tool, architecture = _choose(usable.latents, only, folder, [*found.left_out, *usable.left_out])
+    try:
+        tool, architecture = _choose(usable.latents, only, folder, [*found.left_out, *usable.left_out])
+    except SourceError as error:
+        if found.without_picture and not usable.latents:
+            error.hint = _say_without_pictures(folder, caches, found.without_picture)
+        raise
     samples, left_out = _complete_samples(usable, tool, architecture)
     paths = {cache.path for sample in samples for _, cache in sample.caches}
     return AdoptionPlan(
@@ -182,6 +188,15 @@ def _choose(
     if len(counts) > 1:
         raise SourceError(folder, f"latents of several kinds: {kinds}", hint="choose one with --only TOOL/ARCHITECTURE")
     return next(iter(counts))
+
+
+def _say_without_pictures(folder: Path, caches: Path | None, count: int) -> str:
+    """What to do about caches none of which has its picture in the folder."""
+    old = name_old_cache(caches or folder)
+    holds = f"{old.what} lies" if old is not None else f"{format_count(count, 'cache file')} lie"
+    if caches is None:
+        return f"{holds} here without pictures: `precook adopt PICTURES --caches {printable(folder)}`"
+    return f"{holds} in {printable(caches)}, made of pictures that are not here"
 
 
 def _complete_samples(usable: UsableCaches, tool: str, architecture: str) -> tuple[list[AdoptedSample], list[LeftOut]]:
