@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import precook
-from precook.integrations.mgds.groups import GroupNames, IndexMap, gather_groups
+from precook.integrations.mgds.groups import GroupNames, IndexMap, SharedSettings, gather_groups
 from precook.report import SILENT
 from tests.support.mgds_pipelines import (
     MGDS,
@@ -132,7 +132,8 @@ def test_1_to_3_the_index_map_reads_one_endless_tape_per_group(samples: list[Any
         for group, variations, (strategy, balancing), enabled in samples
     ]
     names = GroupNames("concept.v", "concept.b", "concept.s", ("concept.g",), "concept.on")
-    found = IndexMap(gather_groups(lambda _, name, index: concepts[index], names, len(concepts)))
+    shared = SharedSettings(lambda _, name, index: concepts[index], names.all)
+    found = IndexMap(gather_groups(shared, names, len(concepts)))
     expected = []
     for group in dict.fromkeys(one["g"] for one in concepts if one["on"]):
         members = [at for at, one in enumerate(concepts) if one["on"] and one["g"] == group]

@@ -177,7 +177,11 @@ def _disk_cache() -> Any:  # noqa: C901 - a whole class, made here because its b
                 _pass_by_sorting(behind)
             asking = _past_caches(pipeline.modules, module_index)
 
+            lists = _lists(pipeline.modules, module_index)
+
             def get_previous(variation: int, name: str, index: int) -> Any:
+                if name in lists:
+                    return lists[name].get_item(variation, index, name)[name]
                 return asking(name)._get_previous_item(variation, name, index)  # noqa: SLF001 - mgds' own way
 
             def length(name: str) -> int | None:
@@ -258,6 +262,18 @@ def _past_caches(modules: Sequence[Any], position: int) -> Callable[[str], Any]:
         return known[root]
 
     return asking
+
+
+def _lists(modules: Sequence[Any], position: int) -> dict[str, Any]:
+    """The module that lists files, by its outputs as far as no later module makes them anew.
+
+    It is asked directly: for thousands of samples the walk through a pipeline takes longer than all else at a start.
+    """
+    made: dict[str, Any] = {}
+    for module in modules[:position]:
+        if not getattr(type(module), "is_precook_cache", False):
+            made.update(dict.fromkeys(module.get_outputs(), module))
+    return {name: module for name, module in made.items() if qualified_name(module) == COLLECT_PATHS}
 
 
 def _pass_by_sorting(modules: Sequence[Any]) -> None:

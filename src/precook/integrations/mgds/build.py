@@ -21,7 +21,7 @@ from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSetting
 from precook.integrations.mgds.keys import KeyMaker, KeyRules, key_rules
 from precook.integrations.mgds.sourceless import PROMPTS, GroupSnapshot, OtherPath, snapshot_name, write_group
 from precook.integrations.mgds.sources import Sources, learn_sources, list_paths
-from precook.integrations.mgds.upstream import collected_path, only_traced
+from precook.integrations.mgds.upstream import collected_path, only_traced, same_for_all
 from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.values import Bytes, Digest, Key
@@ -60,8 +60,12 @@ class BuildingCache(Cache):
         """The name of the path of the file that a sample is made of."""
         self._paths: dict[str, list[str]] = {}
         self._shared: dict[str, dict[int, Any]] = {}
+        self._shared_settings: list[SharedSettings] = []
+        self._same_for_all = same_for_all(pipeline.modules)
         self._recorded = frozenset[GroupVariation]()
         """What the snapshots on disk cover."""
+        self._read_now = frozenset[GroupVariation]()
+        """What the epoch reads, all of which is in the store."""
         self._built_before: dict[GroupVariation, Bytes | None] = {}
         """Keys of variations that no epoch of this run has read yet; None for those that are not in the store whole."""
 
@@ -79,7 +83,7 @@ class BuildingCache(Cache):
             if not self._counted_name:
                 raise IdentityError("", "a cache without names", hint="give split_names or aggregate_names")
             length = pipeline.length(self._counted_name) or 0
-            index_map = IndexMap(gather_groups(self._get_shared, options.groups, length))
+            index_map = IndexMap(gather_groups(self._share(options.groups.all), options.groups, length))
             self._rules = self._key_rules()
             if self._rules is None:
                 self._map = index_map
@@ -150,6 +154,7 @@ class BuildingCache(Cache):
             self.prepare(epoch, memory)
             return
         self._load_aggregates(wanted, made, memory)
+        self._read_now = frozenset(wanted)
         if missing or self._recorded != frozenset(self._keys):
             self._record(memory)
             self._recorded = frozenset(self._keys)
@@ -157,8 +162,8 @@ class BuildingCache(Cache):
     def forget(self) -> None:
         super().forget()
         self._inputs = None
-        self._paths, self._shared = {}, {}
-        self._recorded = frozenset()
+        self._paths, self._shared, self._shared_settings = {}, {}, []
+        self._recorded, self._read_now = frozenset(), frozenset()
         self._built_before = {}
 
     def _leave_out(self, error: FailedSamplesError, missing: list[tuple[GroupVariation, int]], epoch: int) -> bool:
@@ -179,9 +184,18 @@ class BuildingCache(Cache):
         assert self._inputs is not None
         return self._inputs
 
+    def _share(self, names: Sequence[str]) -> SharedSettings:
+        """What knows the values of names that samples of a concept share; made once."""
+        for known in self._shared_settings:
+            if known.has(names):
+                return known
+        self._shared_settings.append(SharedSettings(self._get_shared, names))
+        return self._shared_settings[-1]
+
     def _get_shared(self, _: int, name: str, index: int) -> Any:
         """The concept of a sample and the like, asked for once: the walk through a pipeline is slow."""
         known = self._shared.setdefault(name, {})
+        index = 0 if name in self._same_for_all else index
         if index not in known:
             known[index] = self._pipeline.get_previous(0, name, index)
         return known[index]
@@ -197,8 +211,7 @@ class BuildingCache(Cache):
             rules,
             sources,
             self._pipeline.get_previous,
-            get_shared=self._get_shared,
-            present=self.store.present,
+            share=self._share,
         )
         self._inputs = _Inputs(rules, sources, keys)
         self._built_before.clear()
@@ -216,16 +229,26 @@ class BuildingCache(Cache):
                 if pair not in self._keys:
                     self._keys[pair] = self._make_keys(pair, memory)
         missing = self._absent(wanted, memory)
+        if missing and self._take_earlier(missing):
+            missing = self._absent(wanted, memory)
         if missing and self.inputs.rules.texts_count:
             # The text that was drawn first cannot be made any more, if its sample stands elsewhere now.
-            rows: dict[GroupVariation, list[int]] = {}
-            for pair, member in missing:
-                rows.setdefault(pair, []).append(member)
             with self._only_traced():
-                for pair, members in rows.items():
+                for pair, members in _by_pair(missing).items():
                     self._keys[pair][members] = self._make_keys(pair, memory, redraw=members)
             missing = self._absent(wanted, memory)
         return missing
+
+    def _take_earlier(self, missing: list[tuple[GroupVariation, int]]) -> bool:
+        """Go by the keys of earlier versions where entries lie under these; whether there are any."""
+        found = False
+        for pair, rows in _by_pair(missing).items():
+            members = self.index_map().groups[pair[0]].members[rows].tolist()
+            keys = self.inputs.keys.earlier_keys(members, pair[1])
+            if keys is not None and (there := self.store.present(keys)).any():
+                self._keys[pair][np.array(rows)[there]] = keys[there]
+                found = True
+        return found
 
     def _make_keys(self, wanted: GroupVariation, memory: Memory, *, redraw: list[int] | None = None) -> Bytes:
         """The keys of all members, or of some whose texts are drawn anew."""
@@ -264,7 +287,7 @@ class BuildingCache(Cache):
                     report=self._options.report,
                 )
         built = np.frombuffer(b"".join(task.key.bytes for task in tasks), np.uint8).reshape(-1, 32)
-        self._checks.check(self.store, built, memory, self._pipeline.executor, written=True)
+        self._checks.check_written(self.store, built, memory, self._pipeline.executor)
         return aggregates
 
     def _builders(self) -> AbstractContextManager[Executor]:
@@ -293,7 +316,7 @@ class BuildingCache(Cache):
         """Keep what each group is made of, so that it can be trained on without its sources."""
         if self.store.read_only:
             return
-        shared = SharedSettings(self._get_shared, self._options.groups.all)
+        shared = self._share(self._options.groups.all)
         for number, group in enumerate(self.index_map().groups):
             snapshot = self._group_snapshot(number, group, shared, memory)
             if snapshot is not None:
@@ -331,6 +354,8 @@ class BuildingCache(Cache):
 
     def _built_keys(self, wanted: GroupVariation, memory: Memory) -> Bytes | None:
         """The keys of a variation that is in the store as a whole, also where this run has not come to it yet."""
+        if wanted in self._read_now:
+            return self._keys[wanted]
         if wanted in self._keys:
             # Made in an earlier epoch, perhaps, of files or by weights that are others now.
             return self._keys[wanted] if bool(self.store.present(self._keys[wanted]).all()) else None
@@ -340,6 +365,13 @@ class BuildingCache(Cache):
             whole = keys is not None and bool(self.store.present(keys).all())
             self._built_before[wanted] = keys if whole else None
         return self._built_before[wanted]
+
+
+def _by_pair(missing: list[tuple[GroupVariation, int]]) -> dict[GroupVariation, list[int]]:
+    rows: dict[GroupVariation, list[int]] = {}
+    for pair, member in missing:
+        rows.setdefault(pair, []).append(member)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

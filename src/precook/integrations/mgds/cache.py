@@ -106,7 +106,8 @@ class Cache(abc.ABC):
         self._map: IndexMap | None = None
         self._keys: dict[GroupVariation, Bytes] = {}
         """The key of each member's entry."""
-        self._aggregates: dict[GroupVariation, Aggregates] = {}
+        self._held_aggregates: dict[GroupVariation, tuple[Bytes, Aggregates]] = {}
+        """Those of an epoch, each after the keys of the entries that they belong to."""
         self._path_names = frozenset[str]()
         """Cached names that are paths: where a file lies today is known without a cache, and no part of any key."""
         self._unmade = frozenset[str]()
@@ -124,7 +125,7 @@ class Cache(abc.ABC):
     def forget(self) -> None:
         """Know nothing of the pipeline's samples any more: the next start finds them anew."""
         self._map = None
-        self._keys, self._aggregates = {}, {}
+        self._keys, self._held_aggregates = {}, {}
 
     @abc.abstractmethod
     def prepare(self, epoch: int, memory: Memory) -> None:
@@ -178,8 +179,8 @@ class Cache(abc.ABC):
         values: Values = {}
         if name in self._options.aggregate:
             names = self._options.aggregate
-            aggregates = self._aggregates.get((group, variation))
-            values = aggregates.get(member) if aggregates is not None else {}
+            held = self._held_aggregates.get((group, variation))
+            values = held[1].get(member) if held is not None else {}
         elif name in self._options.split:
             names = self._options.split
             if not (self._path_names | self._unmade).issuperset(names):
@@ -205,8 +206,7 @@ class Cache(abc.ABC):
             self._lease = self.store.lease(f"mgds {self._options.label}")
         if self._lease is not None:
             self._lease.protect(keys)
-        self._checks.check(self.store, keys, memory, self._pipeline.executor)
-        absent = np.flatnonzero(~self.store.present(keys))
+        absent = self._checks.absent(self.store, keys, memory, self._pipeline.executor)
         sizes = [len(self._keys[pair]) for pair in wanted]
         ends = np.cumsum(sizes)
         owners = np.searchsorted(ends, absent, side="right")
@@ -217,9 +217,13 @@ class Cache(abc.ABC):
         """Hold the aggregates of an epoch in memory; `made` has those of entries that were just built."""
         left_out = self._path_names | self._unmade
         stored = [name for name in self._options.aggregate if name not in left_out]
-        loaded: dict[GroupVariation, Aggregates] = {}
+        loaded: dict[GroupVariation, tuple[Bytes, Aggregates]] = {}
         for number, variation in wanted if stored else []:
             group = f"{self._options.label}/{self.index_map().groups[number].key}/{variation}/{sorted(stored)}"
             keys = self._keys[number, variation]
-            loaded[number, variation] = load_aggregates(self.store, keys, stored, group=group, made=made, memory=memory)
-        self._aggregates = loaded
+            held = self._held_aggregates.get((number, variation))
+            if held is None or not np.array_equal(held[0], keys):
+                found = load_aggregates(self.store, keys, stored, group=group, made=made, memory=memory)
+                held = (keys.copy(), found)
+            loaded[number, variation] = held
+        self._held_aggregates = loaded

@@ -117,15 +117,22 @@ class SharedSettings:
         self._roots = tuple(dict.fromkeys(name.partition(".")[0] for name in names))
         self._numbers: dict[tuple[int, ...], int] = {}
         self._values: list[tuple[Any, ...]] = []  # kept, so that Python gives no id to another object
+        self._by_index: dict[int, int] = {}
+
+    def has(self, names: Sequence[str]) -> bool:
+        """Whether it knows the values of these names."""
+        return {name.partition(".")[0] for name in names} <= set(self._roots)
 
     def number(self, index: int) -> int:
         """The number of what a sample's names stand for: samples with equal numbers have the same objects there."""
-        values = tuple(self._get_previous(0, root, index) for root in self._roots)
-        ids = tuple(map(id, values))
-        number = self._numbers.get(ids)
+        number = self._by_index.get(index)
         if number is None:
-            number = self._numbers[ids] = len(self._values)
-            self._values.append(values)
+            values = tuple([self._get_previous(0, root, index) for root in self._roots])
+            ids = tuple(map(id, values))
+            number = self._numbers.setdefault(ids, len(self._values))
+            if number == len(self._values):
+                self._values.append(values)
+            self._by_index[index] = number
         return number
 
     def value(self, number: int, name: str) -> Any:
@@ -139,11 +146,10 @@ class SharedSettings:
         return value
 
 
-def gather_groups(get_previous: GetPrevious, names: GroupNames, length: int) -> list[CacheGroup]:
+def gather_groups(shared: SharedSettings, names: GroupNames, length: int) -> list[CacheGroup]:
     """Sort inputs into groups, in the order in which the groups first appear."""
     if names.variations is None:
         return [CacheGroup("", np.arange(length), 1, length)]
-    shared = SharedSettings(get_previous, names.all)
     by_number: dict[int, GroupSettings | None] = {}
     by_key: dict[str, GroupSettings] = {}
     members: dict[str, list[int]] = {}

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from precook.errors import EncodeError, IdentityError
@@ -149,7 +148,7 @@ def _with_declared(upstream: Upstream, declared: Sequence[str]) -> dict[str, Pat
 class KeyMaker:
     """Makes the keys of a pipeline's samples.
 
-    `get_shared` asks for `concept` and the like, which stay the same in a run, and may answer from what it knows.
+    `share` gives what knows the values of names such as `concept.image.flip`, which stay the same in a run.
     """
 
     def __init__(
@@ -158,17 +157,13 @@ class KeyMaker:
         sources: Sources,
         get_previous: GetPrevious,
         *,
-        get_shared: GetPrevious,
-        present: Callable[[Bytes], npt.NDArray[np.bool_]],
+        share: Callable[[Sequence[str]], SharedSettings],
     ) -> None:
         self._rules = rules
         self._sources = sources
         self._get_previous = get_previous
-        self._present = present
         parts = [part for part in (rules.draw, rules.beside_text, rules.earlier) if part is not None]
-        self._shared = SharedSettings(get_shared, [name for part in parts for name in part.options.names])
-        self._numbers: dict[int, int] = {}
-        """By index, the number that `SharedSettings` gives it."""
+        self._shared = share([name for part in parts for name in part.options.names])
         self._settings: dict[tuple[int, int], object] = {}
         """Digests of the options that matter, by that number and the id of the inputs."""
         self._identities: dict[int, bytes] = {}
@@ -228,28 +223,30 @@ class KeyMaker:
     def _draw_keys(self, indices: Sequence[int], variation: int, memory: Memory | None = None) -> Bytes:
         """What decides a draw; without a content key and functions, the keys of the entries themselves.
 
-        With `memory`, a draw that was made or an entry that lies under a key of earlier versions has that one.
+        With `memory`, a text that was drawn under a key of earlier versions has that one.
         """
         rules = self._rules
         keys = self._make(rules.draw, indices, self._source_digests(indices), variation=variation)
-        if memory is None or rules.earlier is None or rules.functions:
-            return keys
-
-        def is_known(keys: Bytes) -> npt.NDArray[np.bool_]:
-            return self._present(keys) if rules.content is None else memory.recall(_TEXTS, keys)[0]
-
-        unknown = np.flatnonzero(~is_known(keys))
-        if unknown.size:
-            some = [indices[row] for row in unknown.tolist()]
-            earlier = self._make(rules.earlier, some, self._source_digests(some), variation=variation)
-            known = is_known(earlier)
+        if memory is not None and rules.content is not None and rules.earlier is not None and not rules.functions:
+            unknown = np.flatnonzero(~memory.recall(_TEXTS, keys)[0])
+            earlier = self._earlier_keys([indices[row] for row in unknown.tolist()], variation)
+            known = memory.recall(_TEXTS, earlier)[0]
             keys[unknown[known]] = earlier[known]
         return keys
 
+    def earlier_keys(self, indices: Sequence[int], variation: int) -> Bytes | None:
+        """The keys that entries had in earlier versions; None where they had the same, or none."""
+        if self._rules.texts_count or self._rules.earlier is None:
+            return None
+        return self._earlier_keys(indices, variation)
+
+    def _earlier_keys(self, indices: Sequence[int], variation: int) -> Bytes:
+        assert self._rules.earlier is not None
+        return self._make(self._rules.earlier, indices, self._source_digests(indices), variation=variation)
+
     def _source_digests(self, indices: Sequence[int]) -> list[bytes]:
-        for index in indices:
-            if index not in self._identities:
-                self._identities[index] = self._sources.identity(index, self._rules.draw.paths)
+        unknown = [index for index in indices if index not in self._identities]
+        self._identities.update(zip(unknown, self._sources.identities(unknown, self._rules.draw.paths), strict=True))
         return [self._identities[index] for index in indices]
 
     def _function_texts(self, draw: bytes, index: int, variation: int, memory: Memory, *, redraw: bool) -> list[str]:
@@ -299,9 +296,10 @@ class KeyMaker:
     def _text_keys(self, indices: Sequence[int], texts: Sequence[bytes], values: Sequence[bytes] | None) -> Bytes:
         beside = self._rules.beside_text
         assert beside is not None
+        sources = self._sources.identities(indices, beside.paths)
         digests = [
-            blake3(text + self._sources.identity(index, beside.paths) + (values[row] if values else b"")).digest()
-            for row, (index, text) in enumerate(zip(indices, texts, strict=True))
+            blake3(text + source + (values[row] if values else b"")).digest()
+            for row, (source, text) in enumerate(zip(sources, texts, strict=True))
         ]
         return self._make(beside, indices, digests)
 
@@ -309,9 +307,7 @@ class KeyMaker:
         """Keys in bulk, for all samples at a time that share their settings."""
         rows_by_number: dict[int, list[int]] = {}
         for row, index in enumerate(indices):
-            if index not in self._numbers:
-                self._numbers[index] = self._shared.number(index)
-            rows_by_number.setdefault(self._numbers[index], []).append(row)
+            rows_by_number.setdefault(self._shared.number(index), []).append(row)
         keys = np.zeros((len(indices), 32), np.uint8)
         for number, rows in rows_by_number.items():
             if (number, id(inputs)) not in self._settings:

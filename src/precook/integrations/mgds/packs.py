@@ -15,11 +15,12 @@ from precook.fs.stamps import read_stamps, settled, stamp_keys
 from precook.fs.trust import file_system_time, stamps_are_reliable
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
+from precook.store.entry_table import EntryTable
 from precook.store.internals import StoreInternals
 from precook.store.keysets import split
 from precook.store.packfile import TableFile
 from precook.store.store import Store
-from precook.values import Bytes
+from precook.values import Bytes, Numbers
 
 _SOUND = Kind("sound packs/1", key=72, value=0)
 """Packs that were checked: the id of each and the stamp it had."""
@@ -32,10 +33,45 @@ class PackChecks:
     def __init__(self) -> None:
         self._known: dict[str, bytes] = {}
         """By id, the row of `_SOUND` that a pack had when it was found sound."""
+        self._held: tuple[str, Bytes, list[TableFile]] | None = None
+        """The keys that were all there last, at which generation of the store, and a table of each of their packs."""
 
-    def check(self, store: Store, keys: Bytes, memory: Memory, executor: Executor, *, written: bool = False) -> None:
+    def absent(self, store: Store, keys: Bytes, memory: Memory, executor: Executor) -> Numbers:
+        """The rows of keys without a sound entry."""
+        generation = store.generation()
+        if self._held is not None and self._held[0] == generation and np.array_equal(self._held[1], keys):
+            # Nothing was removed since; what is left to ask is whether somebody has written to a pack.
+            untouched = all(self._known.get(table.pack.head.id) == _row(table) for table in self._held[2])
+            if untouched:
+                return np.zeros(0, np.int64)
+        places = store.places(keys)
+        self._held = None
+        if places is None:
+            return np.arange(len(keys))
+        used = _used(places)
+        self._check(store, used, memory, executor)
+        if not all(self._known.get(name) == _row(table) for name, table in used.items()):
+            return np.flatnonzero(~store.present(keys))
+        if not len(places.missing):
+            self._held = (generation, keys.copy(), list(used.values()))
+        return places.missing
+
+    def check_written(self, store: Store, keys: Bytes, memory: Memory, executor: Executor) -> None:
+        """Believe the packs of entries that were just written, and make misses of those that are gone or damaged."""
+        places = store.places(keys)
+        if places is not None:
+            self._check(store, _used(places), memory, executor, written=True)
+
+    def _check(
+        self,
+        store: Store,
+        tables: dict[str, TableFile],
+        memory: Memory,
+        executor: Executor,
+        *,
+        written: bool = False,
+    ) -> None:
         """Make misses of entries that are gone or damaged; `written`: the packs not known yet are our own."""
-        tables = _tables(store, keys)
         if not tables:
             return
         internals = store.internals()
@@ -80,11 +116,8 @@ class PackChecks:
         return sound
 
 
-def _tables(store: Store, keys: Bytes) -> dict[str, TableFile]:
+def _used(places: EntryTable) -> dict[str, TableFile]:
     """A table of each pack in which these entries lie, by the pack's id."""
-    places = store.places(keys)
-    if places is None:
-        return {}
     used = [places.tables[number] for number in np.unique(places.table).tolist() if number >= 0]
     return {table.pack.head.id: table for table in used}
 

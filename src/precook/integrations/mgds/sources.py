@@ -25,6 +25,7 @@ from precook.values import Bytes
 
 _ABSENT = bytes(32)
 """Stands for the digest of a file that is not there: a caption or a mask may be missing, and that is a fact."""
+_DIGEST_LENGTH = len(_ABSENT).to_bytes(8, "little")
 
 
 class _ContentLesson:
@@ -51,14 +52,18 @@ class Sources:
     stamps: dict[str, Stamps]
     """Zeros where a file is not there."""
 
-    def identity(self, index: int, uses: Mapping[str, PathUse]) -> bytes:
-        """What a sample is made of, as a digest: the content of its files, and of their paths what is used."""
-        parts = []
+    def identities(self, indices: Sequence[int], uses: Mapping[str, PathUse]) -> list[bytes]:
+        """What samples are made of, as digests: the content of their files, and of their paths what is used."""
+        columns = [[b""] * len(indices)]
         for name, use in uses.items():
-            path = self.paths[name][index]
-            parts.append(self.digests[name][index].tobytes() if PathUse.CONTENT in use else _ABSENT)
-            parts.append(_used_text(path, use).encode("utf-8", "surrogatepass"))
-        return blake3(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
+            paths, texts = self.paths[name], _UsedTexts(use)
+            if PathUse.CONTENT in use:
+                content = self.digests[name].tobytes()
+                rows = [_DIGEST_LENGTH + content[32 * at : 32 * at + 32] + texts[paths[at]] for at in indices]
+            else:
+                rows = [_DIGEST_LENGTH + _ABSENT + texts[paths[at]] for at in indices]
+            columns.append(rows)
+        return [blake3(b"".join(parts)).digest() for parts in zip(*columns, strict=True)]
 
     def check_unchanged(self, index: int) -> None:
         """Refuse a sample whose files are no longer those whose digests are known."""
@@ -73,13 +78,35 @@ class Sources:
                 raise SourceChangedError(Path(path))
 
 
-def _used_text(path: str, use: PathUse) -> str:
-    """What of a path itself, as text, decides a result."""
-    if PathUse.WHOLE in use:
-        return path
-    if PathUse.NAME in use:
-        return os.path.basename(path)  # noqa: PTH119
-    return os.path.splitext(path)[1].lower() if PathUse.SUFFIX in use else ""  # noqa: PTH122
+class _UsedTexts:
+    """What of paths themselves, as text, decides a result: behind its length, in bytes."""
+
+    def __init__(self, use: PathUse) -> None:
+        self._whole, self._name, self._suffix = (part in use for part in (PathUse.WHOLE, PathUse.NAME, PathUse.SUFFIX))
+        self._endings: dict[str, bytes] = {}
+        """By the last characters of paths, the bytes of their suffix: there are few of them."""
+
+    def __getitem__(self, path: str) -> bytes:
+        if self._whole:
+            return _with_length(path)
+        if self._name:
+            return _with_length(os.path.basename(path))  # noqa: PTH119
+        if not self._suffix:
+            return _with_length("")
+        dot = path.rfind(".")
+        # A letter or a digit before the dot, and none of what parts a path behind it: it begins a suffix.
+        ending = path[dot:] if dot > 0 and path[dot - 1].isalnum() else ""
+        if ending not in self._endings:
+            suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122
+            if not ending or os.path.basename(ending) != ending:  # noqa: PTH119
+                return _with_length(suffix)
+            self._endings[ending] = _with_length(suffix)
+        return self._endings[ending]
+
+
+def _with_length(text: str) -> bytes:
+    form = text.encode("utf-8", "surrogatepass")
+    return len(form).to_bytes(8, "little") + form
 
 
 def list_paths(get_previous: GetPrevious, names: Sequence[str], length: int) -> dict[str, list[str]]:

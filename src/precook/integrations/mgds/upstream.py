@@ -34,11 +34,12 @@ from precook.identity.plain import plain
 from precook.identity.processors import is_tokenizer, processor_kind
 from precook.values import Digest
 
+_SETTINGS = "mgds.SettingsPipelineModule.SettingsPipelineModule"
 COLLECT_PATHS = "mgds.pipelineModules.CollectPaths.CollectPaths"
 _ENUMERATORS = frozenset(
     {
         "mgds.ConceptPipelineModule.ConceptPipelineModule",
-        "mgds.SettingsPipelineModule.SettingsPipelineModule",
+        _SETTINGS,
         COLLECT_PATHS,
         "mgds.pipelineModules.DownloadHuggingfaceDatasets.DownloadHuggingfaceDatasets",
     }
@@ -301,6 +302,12 @@ def trace(modules: Sequence[UpstreamModule], names: Sequence[str], *, without: s
                     requests += [_Request(text, number, attribute, provider.kind) for attribute, text in provider.texts]
     traced = tuple(modules[number] for number in sorted(leading))
     return Upstream(traced, frozenset(asked), paths, _path_outputs(traced))
+
+
+def same_for_all(modules: Sequence[UpstreamModule]) -> frozenset[str]:
+    """Names that have the same value for every sample: those that the pipeline's settings alone give."""
+    given = {output for module in modules if module.kind == _SETTINGS for output in module.outputs}
+    return frozenset(given.difference(*(module.outputs for module in modules if module.kind != _SETTINGS)))
 
 
 def _path_outputs(modules: Sequence[UpstreamModule]) -> frozenset[str]:
