@@ -143,15 +143,16 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     base = tmp_path_factory.mktemp("comfyui")
-    for folder in ("custom_nodes", "models/checkpoints", "models/loras", "input/pictures", "output"):
+    for folder in ("custom_nodes", "models/checkpoints", "models/loras", "input/pictures", "input/squares", "output"):
         (base / folder).mkdir(parents=True)
     (base / "custom_nodes" / "precook").symlink_to(Path(precook.integrations.comfyui_nodes.__file__).parent)
     random = np.random.default_rng(1)
     for number in range(6):
         size = (64, 64, 3) if number < 4 else (64, 128, 3)
         picture = Image.fromarray(random.integers(0, 255, size, dtype=np.uint8))
-        picture.save(base / "input" / "pictures" / f"{number}.png")
-        (base / "input" / "pictures" / f"{number}.txt").write_text(f"picture {number % 4}")
+        for folder in ("pictures", "squares") if number < 4 else ("pictures",):
+            picture.save(base / "input" / folder / f"{number}.png")
+            (base / "input" / folder / f"{number}.txt").write_text(f"picture {number % 4}")
     write_checkpoint(base / "models" / "checkpoints" / "tiny.safetensors")
     opened = Server(base)
     yield opened
@@ -230,6 +231,19 @@ def bucketed(workflow: Workflow) -> Workflow:
     return workflow
 
 
+def masked(workflow: Workflow) -> Workflow:
+    """The same for pictures of one size, with a mask in each conditioning."""
+    workflow["pictures"]["inputs"]["folder"] = "squares"
+    workflow["mask"] = {"class_type": "SolidMask", "inputs": {"value": 0.5, "width": 64, "height": 64}}
+    inputs = {"conditioning": ["make", 1], "mask": ["mask", 0], "strength": 0.7, "set_cond_area": "default"}
+    workflow["masked"] = {"class_type": "ConditioningSetMask", "inputs": inputs}
+    workflow["save"]["inputs"]["conditioning"] = ["masked", 0]
+    return workflow
+
+
+DATASETS = {"plain": lambda workflow: workflow, "buckets": bucketed, "masks": masked}
+
+
 def load_and_train(prefix: str, folder: str, lora: str, **options: Any) -> Workflow:
     """A dataset that is loaded, three steps, and the LoRA that they made."""
     settings = {
@@ -295,8 +309,8 @@ def test_our_nodes_have_the_inputs_and_outputs_of_comfyuis_own(server: Server) -
 
 
 def test_a_dataset_that_our_nodes_make_save_and_load_is_the_one_that_comfyuis_own_do(server: Server) -> None:
-    """Bit for bit: what its Save wrote, converted without being run, and what ours has kept; buckets, too."""
-    for change, name in ((lambda workflow: workflow, "plain"), (bucketed, "buckets")):
+    """Bit for bit: what its Save wrote, converted without being run, and what ours has kept; buckets and masks, too."""
+    for name, change in DATASETS.items():
         server.run(change(make_and_save("Precook", f"ours-{name}")))
         server.run(change(make_and_save("", f"theirs-{name}")))
         assert len(list(server.output(f"theirs-{name}").glob("shard_*.pkl"))) == (2 if name == "plain" else 1)
@@ -305,20 +319,21 @@ def test_a_dataset_that_our_nodes_make_save_and_load_is_the_one_that_comfyuis_ow
             load_dataset(server.output(f"ours-{name}")) as ours,
             load_dataset(server.base / "converted" / name) as theirs,
         ):
-            assert len(ours.latents) == (6 if name == "plain" else 2)
+            assert len(ours.latents) == {"plain": 6, "buckets": 2, "masks": 4}[name]
             assert same(list(ours.latents), list(theirs.latents))
             assert same(list(ours.conditionings), list(theirs.conditionings))
-            assert set(ours.conditionings[0][0][1]) >= {"pooled_output"}
+            assert set(ours.conditionings[0][0][1]) >= {"pooled_output", *(["mask"] if name == "masks" else [])}
 
 
 @pytest.mark.parametrize(
     ("folder", "options"),
     [
         ("plain", {}),
+        ("masks", {}),
         ("buckets", {"bucket_mode": True}),
         ("plain", {"bucket_mode": True, "bucket": True, "batch_size": 1}),
     ],
-    ids=["several sizes", "buckets that were saved", "buckets that are made of what was loaded"],
+    ids=["several sizes", "one size and masks", "buckets that were saved", "buckets that are made of what was loaded"],
 )
 def test_three_steps_on_our_dataset_train_what_they_train_on_comfyuis_own(
     server: Server, folder: str, options: dict[str, Any], request: pytest.FixtureRequest

@@ -29,6 +29,8 @@ NAME = "training"
 _LATENT = Recipe("comfyui-dataset", {"part": "latent"})
 _CONDITIONING = Recipe("comfyui-dataset", {"part": "conditioning"})
 _END = object()
+_TOGETHER = 1000
+"""Samples that are looked up together by whoever goes through a list."""
 
 
 class ListColumn(Sequence[Tree]):
@@ -50,6 +52,14 @@ class ListColumn(Sequence[Tree]):
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         return self._store.get(Key(self._keys[index].tobytes()), lazy=self._lazy)
+
+    def __iter__(self) -> Iterator[Tree]:
+        lookup = self._store.internals(create=False).lookup
+        for start in range(0, len(self), _TOGETHER):
+            keys = [row.tobytes() for row in self._keys[start : start + _TOGETHER]]
+            lookup.find_many(keys)  # one question to the index instead of a thousand
+            for key in keys:
+                yield self._store.get(Key(key), lazy=self._lazy)
 
 
 class Dataset(NamedTuple):
