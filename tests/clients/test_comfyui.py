@@ -399,6 +399,34 @@ def test_comfyuis_own_nodes_give_what_was_there_before(server: Server) -> None:
     assert loaded("not-loaded") == 6 + 4
 
 
+def test_nodes_that_know_nothing_of_lazy_tensors_take_them(server: Server) -> None:
+    """Latents from our Load node are decoded, scaled and written as those of ComfyUI's own are."""
+    for prefix, folder in (("Precook", "ours"), ("", "theirs")):
+        workflow: Workflow = {
+            "model": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "tiny.safetensors"}},
+            "load": {"class_type": f"{prefix}LoadTrainingDataset", "inputs": {"folder_name": f"{folder}-plain"}},
+            "larger": {
+                "class_type": "LatentUpscaleBy",
+                "inputs": {"samples": ["load", 0], "upscale_method": "bilinear", "scale_by": 1.5},
+            },
+            "latent": {
+                "class_type": "SaveLatent",
+                "inputs": {"samples": ["load", 0], "filename_prefix": f"{folder}/n"},
+            },
+            "decode": {"class_type": "VAEDecode", "inputs": {"samples": ["larger", 0], "vae": ["model", 2]}},
+            "image": {"class_type": "SaveImage", "inputs": {"images": ["decode", 0], "filename_prefix": f"{folder}/n"}},
+        }
+        server.run(workflow)
+    for ours, theirs in zip(
+        sorted(server.output("ours").iterdir()), sorted(server.output("theirs").iterdir()), strict=True
+    ):
+        if ours.suffix == ".png":
+            assert np.array_equal(Image.open(ours), Image.open(theirs))
+        else:
+            assert same(safetensors.torch.load_file(ours), safetensors.torch.load_file(theirs))
+    assert len(list(server.output("ours").iterdir())) == 12
+
+
 def test_memory_is_flat_in_the_number_of_samples(server: Server) -> None:
     """A training on 1,000 samples takes hardly more than one on 100; on ComfyUI's own it takes all that they hold."""
 
@@ -427,6 +455,25 @@ def test_memory_is_flat_in_the_number_of_samples(server: Server) -> None:
     print(f"\npeaks above the start in MiB: {ours}, on ComfyUI's own {theirs}; 900 samples hold {held}")
     assert theirs[1000] - theirs[100] > held // 2  # the measure sees what is held
     assert ours[1000] - ours[100] < held // 10
+
+
+def test_latents_that_are_too_many_to_join_train_the_same(server: Server) -> None:
+    """Latents of one size, 69 MiB of them: the training node's join of all stays lazy, and batches take their rows."""
+    torch.manual_seed(3)
+    latents = [{"samples": torch.randn(1, 4, 32, 32)} for _ in range(4400)]
+    texts = [[[torch.randn(1, 77, 768), {}]]] * 4400
+    save_dataset(latents, texts, server.output("many"))
+    for name in ("many-first", "many-theirs"):
+        server.output(name).mkdir()
+        torch.save({"latents": latents, "conditioning": texts}, server.output(name) / "shard_0000.pkl")
+    peaks = {}
+    for prefix, folder in (("", "many-first"), ("Precook", "many"), ("", "many-theirs")):
+        before = server.forget_peak()
+        server.run(load_and_train(prefix, folder, f"lora-{folder}", batch_size=1))
+        peaks[folder] = server.peak() - before
+    print(f"\npeaks above the start in MiB: {peaks}")
+    assert same(lora(server, "lora-many"), lora(server, "lora-many-theirs"))
+    assert peaks["many-theirs"] - peaks["many"] > 2 * 69
 
 
 def test_what_cannot_be_kept_is_told_in_the_workflow(server: Server) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 
 import precook
 from tests.support.commands import environment
@@ -100,8 +101,21 @@ USES: dict[str, Callable[[Any], Any]] = {
     "linear": lambda x: torch.nn.functional.linear(x, torch.ones(2, 5)),
     "interpolate": lambda x: torch.nn.functional.interpolate(x[None], scale_factor=2),
     "no dropout": lambda x: torch.nn.functional.dropout(x, training=False),
+    "operator": lambda x: torch.ops.aten.mul.Tensor(x, 2),
+    "view operator": lambda x: torch.ops.aten.view.default(x, [-1]),
+    "safetensors": lambda x: safetensors.torch.load(safetensors.torch.save({"x": x}))["x"],
+    "collate": lambda x: torch.utils.data.default_collate([x, x]),
+    "autocast": lambda x: autocast(lambda: torch.nn.functional.linear(x, torch.ones(2, 5))),
+    "einsum": lambda x: torch.einsum("abc,abc->a", x, x),
+    "broadcast": lambda x: torch.broadcast_tensors(x, torch.zeros(2, 1, 1, 1)),
+    "foreach": lambda x: torch._foreach_add([x, x], 1),
     "where": lambda x: torch.where(x > 0, x, 0.0),
 }
+
+
+def autocast(call: Callable[[], Any]) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return call()
 
 
 def loaded(value: Any) -> Any:

@@ -347,7 +347,8 @@ def _joins(tensors: Any, dim: Any, options: Any) -> bool:
 def _count_nonzero(func: Any, lazy: Any, dim: Any = None, **options: Any) -> Any:
     if dim is not None or options or not _is_open(lazy) or lazy.lazy_row is None:
         return NotImplemented
-    return torch.tensor(sum(int(func(lazy.lazy_row(number))) for number in range(len(lazy))))
+    count = sum(int(func(lazy.lazy_row(number))) for number in range(len(lazy)))
+    return torch.tensor(count, device=lazy.device)
 
 
 _KNOWN_PROPERTIES = (
