@@ -235,7 +235,7 @@ def pictures(folder: Path, count: int, *, first: int = 0, captions: bool = True)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(first, first + count):
         torch.manual_seed(1000 * ord(folder.name[0]) + number)
-        pixels = torch.randint(0, 256, (40, 40, 3), dtype=torch.uint8).numpy()
+        pixels = torch.randint(0, 256, (40, 56, 3), dtype=torch.uint8).numpy()
         Image.fromarray(pixels).save(folder / f"{folder.name} {number:02}.png")
         if captions:
             (folder / f"{folder.name} {number:02}.txt").write_text(f"{folder.name} {number}\nno {number}\n")

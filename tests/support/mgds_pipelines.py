@@ -30,6 +30,7 @@ from mgds.pipelineModules.GetFilename import GetFilename
 from mgds.pipelineModules.LoadMultipleTexts import LoadMultipleTexts
 from mgds.pipelineModules.MapData import MapData
 from mgds.pipelineModules.ModifyPath import ModifyPath
+from mgds.pipelineModules.SampleVAEDistribution import SampleVAEDistribution
 from mgds.pipelineModules.SelectInput import SelectInput
 from mgds.pipelineModules.SelectRandomText import SelectRandomText
 from mgds.pipelineModules.Tokenize import Tokenize
@@ -47,10 +48,12 @@ __all__ = [
     "EncodeVAE",
     "GetFilename",
     "MapData",
+    "ModifyPath",
     "OutputPipelineModule",
     "PipelineModule",
     "PipelineState",
     "Run",
+    "SampleVAEDistribution",
     "SingleVariationRandomAccessPipelineModule",
     "Theirs",
     "Tokenize",

@@ -19,6 +19,7 @@ from precook.integrations.mgds.cache import Cache, CacheOptions, GroupVariation,
 from precook.integrations.mgds.entries import Values, aggregates_key, entry_parts
 from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSettings, gather_groups
 from precook.integrations.mgds.keys import KeyMaker, KeyRules, key_rules
+from precook.integrations.mgds.latents import LatentReuse, Places, latent_rules
 from precook.integrations.mgds.sourceless import PROMPTS, GroupSnapshot, OtherPath, snapshot_name, write_group
 from precook.integrations.mgds.sources import Sources, learn_sources, list_paths
 from precook.integrations.mgds.upstream import collected_path, only_traced, same_for_all
@@ -266,11 +267,15 @@ class BuildingCache(Cache):
         inputs = self.inputs
         prompts = [name for name in PROMPTS if name in inputs.rules.upstream.asked and name not in self._options.names]
         aggregates: dict[bytes, Values] = {}
+        latents = latent_rules(self._pipeline.modules, self._options.split, inputs.rules.recipe)
+        reuse = LatentReuse(latents, self.store, memory)
+        places = Places(self._pipeline.modules if latents else (), self._pipeline.seed, memory)
         with self.store.writer() as writer:
 
             def make(task: BuildTask) -> None:
-                split, aggregate = self._ask(self._options.split, task), self._ask(self._options.aggregate, task)
-                parts = entry_parts(split, aggregate, self._ask(prompts, task))
+                split = self._ask(self._options.split, task, reuse)
+                aggregate = self._ask(self._options.aggregate, task, reuse)
+                parts = entry_parts(split, aggregate, self._ask(prompts, task, reuse))
                 # Checked after they were read: a file or a text that changed before or meanwhile has another key.
                 inputs.sources.check_unchanged(task.index)
                 if inputs.rules.texts_count and inputs.keys.current_key(task.index, task.variation) != task.key:
@@ -278,16 +283,24 @@ class BuildingCache(Cache):
                 writer.put_parts(task.key, parts, recipe=inputs.rules.recipe)
                 aggregates[task.key.bytes] = aggregate
 
-            with self._only_traced(), self._builders() as executor:
+            def make_in_place(task: BuildTask) -> None:
+                # Texts in keys were drawn here and now; a picture is drawn where it was drawn first.
+                content = None if inputs.rules.texts_count else inputs.sources.content(self._source, task.index)
+                with places.at(content, task.index, task.variation):
+                    make(task)
+
+            with self._only_traced(), places.drawing(), self._builders() as executor:
                 build_tasks(
                     tasks,
-                    lambda task: in_thread(lambda: make(task)),
+                    lambda task: in_thread(lambda: make_in_place(task)),
                     executor,
                     stop=self._options.stop,
                     report=self._options.report,
                 )
         built = np.frombuffer(b"".join(task.key.bytes for task in tasks), np.uint8).reshape(-1, 32)
         self._checks.check_written(self.store, built, memory, self._pipeline.executor)
+        places.remember(memory)
+        reuse.remember(memory)
         return aggregates
 
     def _builders(self) -> AbstractContextManager[Executor]:
@@ -307,10 +320,14 @@ class BuildingCache(Cache):
             tasks.setdefault(key, BuildTask(index, variation, key, name))
         return list(tasks.values())
 
-    def _ask(self, names: Sequence[str], task: BuildTask) -> Values:
+    def _ask(self, names: Sequence[str], task: BuildTask, reuse: LatentReuse) -> Values:
         """What the modules before the cache make of a sample; paths are not stored."""
         stored = [name for name in names if name not in self._path_names | self._unmade]
-        return {name: self._pipeline.get_previous(task.variation, name, task.index) for name in stored}
+        values: Values = {}
+        for name in stored:
+            value = reuse.find(name, task.variation, task.index, task.key)
+            values[name] = self._pipeline.get_previous(task.variation, name, task.index) if value is None else value
+        return values
 
     def _record(self, memory: Memory) -> None:
         """Keep what each group is made of, so that it can be trained on without its sources."""

@@ -65,6 +65,11 @@ class Sources:
             columns.append(rows)
         return [blake3(b"".join(parts)).digest() for parts in zip(*columns, strict=True)]
 
+    def content(self, name: str | None, index: int) -> bytes | None:
+        """The digest of what a sample's file holds; None where nobody asked for the content of these."""
+        column = self.digests.get(name) if name is not None else None
+        return column[index].tobytes() if column is not None else None
+
     def check_unchanged(self, index: int) -> None:
         """Refuse a sample whose files are no longer those whose digests are known."""
         for name, stamps in self.stamps.items():
