@@ -40,6 +40,7 @@ def put(name):
 NORMAL = "put('a')"
 ERROR = "put('a')\nraise ValueError('a bug of the trainer')"
 SYS_EXIT = "put('a')\nsys.exit(3)"
+CTRL_C = "put('a')\nos.kill(os.getpid(), signal.SIGINT)"
 IN_A_FUNCTION = "def main():\n    put('a')\n    raise SystemExit(0)\nmain()"
 COLLECTED = "put('a')\ndel tokenized, pictures, embeddings\ngc.collect()"
 CHILD_OF_MULTIPROCESSING = """
@@ -84,6 +85,7 @@ def found(folder: Path, name: str = "a") -> tuple[bool, bool, bool]:
         pytest.param(NORMAL, 0, id="normal end"),
         pytest.param(ERROR, 1, id="exception"),
         pytest.param(SYS_EXIT, 3, id="sys.exit"),
+        pytest.param(CTRL_C, -2, id="Ctrl-C"),
         pytest.param(IN_A_FUNCTION, 0, id="SystemExit in a function"),
         pytest.param(COLLECTED, 0, id="collected"),
         pytest.param(CHILD_OF_MULTIPROCESSING, 0, id="child of multiprocessing"),
@@ -93,7 +95,7 @@ def test_what_was_put_survives_the_end_of_the_process(tmp_path: Path, script: st
     """However a program ends by itself, all that it has put is there for the next one, and nothing is complained of."""
     ended = run(tmp_path, script)
     assert ended.returncode == code, ended.stderr
-    assert ended.stderr == "" or "a bug of the trainer" in ended.stderr
+    assert ended.stderr == "" or "a bug of the trainer" in ended.stderr or "KeyboardInterrupt" in ended.stderr
     assert "precook" not in ended.stderr
     assert found(tmp_path) == (True, True, True)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import precook
+from precook.identity.canonical import canonical
 from precook.integrations.vl import VlCache, VlCacheKey, processor_identity
 
 KEY = VlCacheKey("blob", "processor", 224, 336)
@@ -131,6 +132,60 @@ def test_namespaces_of_settings_are_known_by_them() -> None:
     made = [SimpleNamespace(image_processor=SimpleNamespace(size={"edge": 224}, mean=mean)) for mean in (0.5, 0.5, 0.4)]
     identities = list(map(processor_identity, made))
     assert identities[0] == identities[1] != identities[2]
+
+
+def grey(image: Any) -> Any:
+    return image.mean(axis=-1)
+
+
+def test_transforms_are_known_by_all_they_hold() -> None:
+    """A pipeline of torch modules, functions and own classes: what no module shows of itself counts, too."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    class Resize(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.size = size
+
+    def compose(size: int, *steps: object) -> Any:
+        return SimpleNamespace(transforms=[Resize(size), *steps])
+
+    made = [compose(8), compose(8), compose(9), compose(8, grey), compose(8, Grey(8))]
+    identities = list(map(processor_identity, made))
+    assert identities[0] == identities[1]
+    assert len(set(identities)) == 4
+    assert processor_identity(torch.nn.Sequential(Resize(8))) != processor_identity(torch.nn.Sequential(Resize(9)))
+
+
+def test_the_vocabulary_of_a_processor_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer asks for every picture: the tokenizer beside is looked through once, and any change is seen."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    words = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "picture": 2}, unk_token="[UNK]")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), unk_token="[UNK]")
+    processor = transformers.CLIPProcessor(make_processor(), tokenizer)
+    looked: list[object] = []
+
+    def watched(part: object) -> object:
+        looked.append(part)
+        return precook.identify(part)
+
+    monkeypatch.setattr("precook.integrations.processor.identify", watched)
+    identity = processor_identity(processor)
+    assert processor_identity(processor) == identity
+    assert sum(part is tokenizer for part in looked) == 1
+    assert identity == precook.digest(canonical(precook.identify(processor))).hex
+    seen = {identity}
+    for change in (
+        lambda: setattr(processor.image_processor, "image_mean", [0.1, 0.2, 0.3]),
+        lambda: setattr(tokenizer, "padding_side", "left"),
+        lambda: setattr(tokenizer, "chat_template", "{{ messages }}"),
+        lambda: tokenizer.add_tokens(["new"]),
+        lambda: setattr(tokenizer.backend_tokenizer, "normalizer", tokenizers.normalizers.Lowercase()),
+    ):
+        change()
+        seen.add(processor_identity(processor))
+    assert len(seen) == 6
 
 
 def make_closed_over(scale: float) -> Any:

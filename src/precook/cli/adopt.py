@@ -51,7 +51,7 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     The tools are sd-scripts, musubi-tuner, ai-toolkit, and mgds (OneTrainer) with its two disk caches; of
     qwen-image-finetune, FOLDER is its cache_dir, of dlm its tokenized-cache folder or that of its processed pictures.
 
-    The entries are marked: adopted, encoder not verified. No file of the folder is changed.
+    What becomes a dataset is marked: adopted, encoder not verified. No file of the folder is changed.
     """
     from precook.fs.old_caches import DLM_PICTURES, DLM_SECTIONS, find_embeddings, name_old_cache
     from precook.integrations.adopt import plan_adopt
