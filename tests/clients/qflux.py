@@ -14,6 +14,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,16 @@ def no_cuda() -> None:
     time.sleep = lambda _: None
 
 
-def qwen_processor() -> Any:
+def kept(folder: Path, make: Callable[[], Any]) -> Any:
+    """A tokenizer that all processes share: made twice, its tokens may have other numbers."""
+    if not folder.is_dir():
+        make().save_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def qwen_processor(folder: Path) -> Any:
     """A processor of Qwen2-VL with the tokens that stand for a picture."""
-    tokenizer = pipelines._qwen_tokenizer()
+    tokenizer = kept(folder / "qwen", pipelines._qwen_tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": list(VISION)})
     images = transformers.Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=56 * 56)
     videos = transformers.Qwen2VLVideoProcessor()
@@ -92,13 +100,13 @@ def qwen_vae(dtype: Any) -> Any:
     return diffusers.AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1).to(dtype)
 
 
-def tiny_qwen() -> None:
+def tiny_qwen(folder: Path) -> None:
     """Let the Qwen-Image-Edit trainer load tiny models."""
     import qflux.models.load_model as models  # noqa: PLC0415
     import qflux.trainer.qwen_image_edit_trainer as trainer  # noqa: PLC0415
     from qflux.models.transformer_qwenimage import QwenImageTransformer2DModel  # noqa: PLC0415
 
-    processor = qwen_processor()
+    processor = qwen_processor(folder)
 
     def transformer(_: str, weight_dtype: Any) -> Any:
         torch.manual_seed(2)
@@ -126,11 +134,12 @@ def tiny_qwen() -> None:
     trainer.QwenImageEditPipeline.from_pretrained = pipeline
 
 
-def tiny_flux() -> None:
+def tiny_flux(folder: Path) -> None:
     """Let the FLUX Kontext trainer load tiny models."""
     import qflux.trainer.flux_kontext_trainer as trainer  # noqa: PLC0415
 
-    words, pieces = pipelines._clip_tokenizer(), pipelines._t5_tokenizer()
+    words = kept(folder / "clip", pipelines._clip_tokenizer)
+    pieces = kept(folder / "t5", pipelines._t5_tokenizer)
 
     def seeded(make: Any, number: int) -> Any:
         def load(_: str, weight_dtype: Any, **__: object) -> Any:
@@ -250,7 +259,9 @@ def main(checkout: str, manager: str, record_file: str, *arguments: str) -> None
     swap(manager)
     import qflux.main  # noqa: PLC0415
 
-    {"FluxKontext": tiny_flux, "QwenImageEdit": tiny_qwen}[os.environ["QFLUX_TRAINER"]]()
+    {"FluxKontext": tiny_flux, "QwenImageEdit": tiny_qwen}[os.environ["QFLUX_TRAINER"]](
+        Path(record_file).parent / "tokenizers"
+    )
     if manager == "missing":
         encode_missing(arguments[-1], Path(record_file))
         return
