@@ -237,7 +237,7 @@ def encode_missing(config_file: str, file: Path) -> None:
         return [(embeds[0], mask[0]) for embeds, mask in made]
 
     encoders = dict.fromkeys(("image_latents", "control_latents"), trainer.vae)
-    with EmbeddingCacheManager.from_config(config, encoders=encoders) as manager:
+    with EmbeddingCacheManager(config.cache.cache_dir, encoders=encoders) as manager:
         counts = cache_dataset(
             manager,
             ImageDataset(config.data.init_args),

@@ -16,6 +16,7 @@ import yaml
 
 import precook
 from precook.integrations.adopt.embeddings import plan_adopt_embeddings
+from precook.integrations.embedding import EmbeddingCacheManager
 from tests.clients.checkouts import checkout
 from tests.support.pages import ROOT
 from tests.support.projects import picture
@@ -155,6 +156,7 @@ def test_qwen_image_edit_trains_on_its_own_prompts(tmp_path: Path) -> None:
 
     # A prompt that was not cached is never served, and caching again adds it, at another size and by another VAE.
     (tmp_path / "data" / "training_images" / "s3.txt").write_text("make it something else")
+    assert "FileNotFoundError" in own.run("own", "--cache", fails=True)
     assert "not cached" in ours.run("ours", fails=True)
     changed = replace(ours, size=64, vae=7)
     made = changed.run("ours", "--cache")
@@ -208,6 +210,8 @@ def test_its_configs_name_the_same_folders(tmp_path: Path, monkeypatch: pytest.M
         if section is not None:
             devices = config.cache.devices.model_dump(exclude_none=True)
             assert (section.cache_dir, dict(section.devices)) == (config.cache.cache_dir, devices)
+        # As the second step of the guide has it.
+        EmbeddingCacheManager(tmp_path / "settings", settings=config.data.init_args.processor).close()
         compared += 1
     assert compared > 5
 

@@ -100,6 +100,27 @@ def test_caching_again_what_is_cached_stores_nothing(path: Path, samples: list[d
         assert len(store) == entries
 
 
+def test_a_sample_cached_by_another_model_has_nothing_of_the_first(path: Path, samples: list[dict[str, Any]]) -> None:
+    """What is cached of a sample is what was cached last, as a whole."""
+    run(path, samples[:1])
+    with EmbeddingCacheManager(path) as manager:
+        hashes = EditDataset(manager, samples)[0]["file_hashes"]
+        manager.save_cache_embedding(
+            {"latents_of_another": torch.ones(2)}, {"latents_of_another": "image_hash"}, hashes
+        )
+        assert manager.load_cache({"file_hashes": hashes}).keys() == {"file_hashes", "latents_of_another"}
+
+
+def test_a_lost_embedding_is_not_cached(path: Path, samples: list[dict[str, Any]]) -> None:
+    """A sample of which one tensor was removed is cached again, not trained on in part."""
+    run(path, samples[:1])
+    with EmbeddingCacheManager(path) as manager:
+        manager.clear_cache("control_latents")
+    assert read(path, samples[:1])[0]["cached"] is False
+    run(path, samples[:1])
+    assert not differing(EditEncoders(), read(path, samples[:1]))
+
+
 def test_many_results_of_one_hash_give_the_newest(path: Path) -> None:
     """However often something is cached anew."""
     with EmbeddingCacheManager(path, dtype=None) as manager:

@@ -238,6 +238,7 @@ def test_use_cache_in_a_config(
     if folder is None:
         assert manager is None
         return
+    assert manager is not None
     assert manager.store.path.resolve() == Path(folder.format(path=path)).resolve()
     manager.close()
 
@@ -246,10 +247,12 @@ def test_a_config_says_where_encoders_run(path: Path) -> None:
     """By the trainer's names of today, and by older ones."""
     today = {"cache": {"cache_dir": str(path), "devices": {"vae": "cuda:1", "text_encoder": None}}}
     older = {"cache": {"cache_dir": str(path), "vae_encoder_device": "cuda:1", "text_encoder_device": "cpu"}}
-    with EmbeddingCacheManager.from_config(today) as manager:
-        assert manager.devices == {"vae": "cuda:1"}
-    with EmbeddingCacheManager.from_config(older) as manager:
-        assert manager.devices == {"vae": "cuda:1", "text_encoder": "cpu"}
+    expected = ({"vae": "cuda:1"}, {"vae": "cuda:1", "text_encoder": "cpu"})
+    for config, devices in zip((today, older), expected, strict=True):
+        manager = EmbeddingCacheManager.from_config(config)
+        assert manager is not None
+        assert manager.devices == devices
+        manager.close()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 from blake3 import blake3
+from PIL import Image
 
 from precook.errors import EncodeError, PrecookError, SourceError
 from precook.identity.canonical import canonical
@@ -115,7 +116,9 @@ class EmbeddingCacheManager(Front):
         return self.store.path
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | str | os.PathLike[str], **options: Any) -> Any:
+    def from_config(
+        cls, config: Mapping[str, Any] | str | os.PathLike[str], **options: Any
+    ) -> EmbeddingCacheManager | None:
         """The manager that a trainer's config asks for; None where it wants no cache.
 
         The config may be its file, what stands in it, or the trainer's own object for it.
@@ -134,13 +137,13 @@ class EmbeddingCacheManager(Front):
 
     # Hashes
 
-    def get_hash(self, file_path: object, prompt: str = "") -> str:
+    def get_hash(self, file_path: str | Path | Image.Image, prompt: str = "") -> str:
         """The MD5 of a picture's bytes, or of an open picture's pixels, and behind it that of a prompt, if given.
 
         It is the trainer's own hash, so that what the trainer cached itself is found once it is adopted; but of an open
         picture, of which the trainer takes one that similar pictures share.
         """
-        content = _picture_md5(file_path) if hasattr(file_path, "tobytes") else _file_md5(Path(str(file_path)))
+        content = _picture_md5(file_path) if isinstance(file_path, Image.Image) else _file_md5(Path(file_path))
         return content + _md5(prompt.encode()).hexdigest() if prompt else content
 
     def get_file_hash_for_image(self, path: str | Path) -> str:
@@ -196,11 +199,9 @@ class EmbeddingCacheManager(Front):
         return self._record(_identity(_flat(file_hashes))) is not None
 
     def save_sample(self, file_hashes: Mapping[str, Any], keys: Mapping[str, Key]) -> None:
-        """Keep which entries are the embeddings of a sample; those of names that are not given stay as they were."""
-        identity = _identity(_flat(file_hashes))
-        before = self._record(identity)
-        names = {} if before is None else before
-        self._save(self._samples, [identity], {**names, **{name: key.hex for name, key in keys.items()}})
+        """Keep which entries are the embeddings of a sample: these, and no others that it had before."""
+        record = {name: key.hex for name, key in keys.items()}
+        self._save(self._samples, [_identity(_flat(file_hashes))], record)
 
     def _record(self, identity: object) -> dict[str, str] | None:
         newest, _ = self._newest(self._samples, [identity])
@@ -417,7 +418,7 @@ def _file_md5(path: Path) -> str:
     return str(hasher.hexdigest())
 
 
-def _picture_md5(picture: Any) -> str:
+def _picture_md5(picture: Image.Image) -> str:
     """Of an open picture: what it is decoded to, and how it is to be turned."""
     turned = picture.getexif().get(_ORIENTATION)
     hasher = _md5(canonical([picture.mode, list(picture.size), picture.getpalette(), turned]))

@@ -64,8 +64,9 @@ def cache_dataset(
 
     `encode` has a function for each cache type, or for several types that are made together. What a type's name does
     not tell to depend on less depends on everything a sample has. Prompts depend on the controls, too, because an edit
-    model encodes them together; `prompts_alone` says that this one does not. Everything is durable when this returns;
-    after an interruption the next call goes on where it stopped.
+    model encodes them together; `prompts_alone` says that this one does not. Training is given the types that `encode`
+    names, so name all of them, also those of which nothing is missing. Everything is durable when this returns; after
+    an interruption the next call goes on where it stopped.
     """
     dataset = samples if isinstance(samples, Sequence) or hasattr(samples, "__getitem__") else list(samples)
     rows = _Rows(manager, dataset, prompts_alone=prompts_alone)
