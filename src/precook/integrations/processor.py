@@ -114,7 +114,8 @@ def _code(kind: type) -> dict[str, str]:
 def _identify_function(function: Any, where: str) -> object:
     """A function by its name, with what its source holds for a version."""
     source: Any = getattr(function, "__func__", function)
-    code = code_versions(source)[0] if isinstance(source, types.FunctionType) else {}
+    has_source = isinstance(source, types.FunctionType)
+    code = code_versions(source)[0] if has_source else {}
     version = digest(canonical(code)).hex if code else None
     return identify_function(function, version=version, identify_owner=_identify, where=where)
 
