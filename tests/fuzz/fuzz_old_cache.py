@@ -2,7 +2,8 @@
 
 The first byte of an input says what the rest is: `n` the .npz of a latent, `t` the .npz of a text, `m` a .safetensors
 of a latent, `s` an old shard; `a` the header of an array and `p` the pickle of a shard, each in a good file of its
-sort; `d` a file of an mgds DiskCache, `g` the pickle of the index beside it, `j` the index of a SmartDiskCache.
+sort; `d` a file of an mgds DiskCache, `g` the pickle of the index beside it, `j` the index of a SmartDiskCache; `l` the
+list of a sample's embeddings and `e` the file of one.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from safetensors.torch import save
 import precook
 from precook.errors import PrecookError, SourceError
 from precook.integrations.adopt import plan_adopt
+from precook.integrations.adopt.embeddings import plan_adopt_embeddings
+from precook.integrations.embedding import EmbeddingCacheManager
 from precook.integrations.shards import convert_pickled
 from tests.fuzz.frame import Target, mutate_bytes, mutate_json
 
 NAMES = {b"n": "p_0096x0064_sdxl.npz", b"a": "p_0096x0064_sdxl.npz", b"t": "p_te_outputs.npz"}
 SAFETENSORS = "p_0096x0064_qi.safetensors"
 GONE = "/gone/p.png"
+MD5 = "0123456789abcdef" * 2
 PICTURE = io.BytesIO()
 Image.new("RGB", (96, 64)).save(PICTURE, "png")
 CONTENT = xxhash.xxh64(PICTURE.getvalue()).hexdigest()
@@ -56,6 +60,8 @@ def check(data: bytes) -> bool:
     if kind in (b"d", b"g", b"j"):
         fill_mgds(folder / "old", kind, rest)
         return adopt(folder)
+    if kind in (b"l", b"e"):
+        return adopt_embeddings(folder / "old", kind, rest)
     if kind == b"t":
         (folder / NAMES[b"n"]).write_bytes(latent_file())
     (folder / NAMES.get(kind, SAFETENSORS)).write_bytes(npz_around(rest) if kind == b"a" else rest)
@@ -74,6 +80,24 @@ def fill_mgds(folder: Path, kind: bytes, rest: bytes) -> None:
     index = torch_file([{"crop_resolution": (64, 96), "image_path": GONE}])
     (folder / "0.pt").write_bytes(rest if kind == b"d" else mgds_file())
     (folder / "aggregate.pt").write_bytes(index if kind == b"d" else with_pickle(index, rest))
+
+
+def adopt_embeddings(folder: Path, kind: bytes, rest: bytes) -> bool:
+    """Whether a sample's embeddings were adopted; what was not is told, and what was is what training gets."""
+    for name in ("metadata", "image_latents"):
+        (folder / name).mkdir(parents=True)
+    listed = json.dumps({"version": "2.0", "image_latents": MD5}).encode()
+    (folder / "metadata" / f"{MD5}.json").write_bytes(rest if kind == b"l" else listed)
+    (folder / "image_latents" / f"{MD5}.pt").write_bytes(rest if kind == b"e" else torch_file(torch.zeros(2, 3)))
+    path = home() / "cache"
+    shutil.rmtree(path, ignore_errors=True)
+    plan = plan_adopt_embeddings(folder)
+    with precook.open(path) as store:
+        left_out = (*plan.left_out, *plan.execute(store).failed)
+        sample = EmbeddingCacheManager(store).load_cache({"file_hashes": {"main_hash": MD5}})
+    assert all(one.reason for one in left_out)
+    assert ("image_latents" in sample) == (not left_out)
+    return not left_out
 
 
 def adopt(folder: Path) -> bool:
@@ -187,6 +211,8 @@ def seeds() -> list[bytes]:
     index["entries"][GONE]["variants"]["64x96"] = {"cache_file": f"{CONTENT[:12]}_64x96", "crop_resolution": [64, 96]}
     paths = torch_file([{"crop_resolution": (64, 96), "image_path": GONE}])
     mgds = [b"d" + mgds_file(), b"g" + pickle_of(paths), b"j" + json.dumps(index).encode()]
+    listed = json.dumps({"version": "2.0", "image_latents": MD5}).encode()
+    mgds += [b"l" + listed, b"e" + torch_file(torch.zeros(2, 3, dtype=torch.float16))]
     with zipfile.ZipFile(io.BytesIO(latent_file())) as archive:
         array = archive.read("latents.npy")
     header = array[10 : 10 + int.from_bytes(array[8:10], "little")]
@@ -207,7 +233,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
         length = int.from_bytes(rest[:8], "little")
         header = mutate_json(rest[8 : 8 + length], rng)
         return kind + struct.pack("<Q", len(header)) + header + rest[8 + length :]
-    if kind == b"j" and rng.randrange(4):
+    if kind in (b"j", b"l") and rng.randrange(4):
         return kind + mutate_json(rest, rng)
     if rng.randrange(3):
         return kind + mutate_bytes(rest, rng)
