@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from precook.cli.tree import statistics
+from precook.cli.tree import statistics, tree_document, tree_lines
 from precook.store.dtypes import DTYPES
 
 
@@ -60,3 +60,15 @@ class TestNumbers:
         """|3 + 4i| is 5."""
         found = statistics(np.array([3 + 4j], np.complex64), DTYPES["C64"])
         assert (found.min, found.magnitudes) == (5.0, True)
+
+
+class TestSets:
+    """Values that JSON does not have."""
+
+    def test_a_set_is_shown_with_its_members_in_order(self) -> None:
+        """Short ones on one line, long ones as so many members, in JSON all of them."""
+        assert "{1, 2}" in str(list(tree_lines({"tags": {2, 1}})))
+        assert "set of 100" in str(list(tree_lines({"tags": set(range(100))})))
+        document = tree_document(frozenset({"b", "a"}))
+        members = [{"type": "str", "value": "a"}, {"type": "str", "value": "b"}]
+        assert document == {"type": "frozenset", "items": members}

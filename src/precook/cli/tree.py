@@ -77,6 +77,8 @@ def count_tensors(tree: Any) -> int:
 def _items(tree: Any) -> Sequence[tuple[object, Any]]:
     if isinstance(tree, dict):
         return list(tree.items())
+    if isinstance(tree, set | frozenset):
+        return [("", item) for item in sorted(tree, key=repr)]
     return list(enumerate(tree)) if isinstance(tree, list | tuple) else []
 
 
@@ -87,10 +89,8 @@ def tree_document(tree: Any) -> dict[str, Any]:
     kind = type(tree).__name__
     if isinstance(tree, dict):
         return {"type": kind, "items": [{"key": key, **tree_document(item)} for key, item in tree.items()]}
-    if isinstance(tree, list | tuple):
-        return {"type": kind, "items": [tree_document(item) for item in tree]}
-    if isinstance(tree, set | frozenset):
-        return {"type": kind, "items": [tree_document(item) for item in sorted(tree, key=repr)]}
+    if isinstance(tree, list | tuple | set | frozenset):
+        return {"type": kind, "items": [tree_document(item) for _, item in _items(tree)]}
     return {"type": "None" if tree is None else kind, "value": scalar_form(tree)}
 
 
@@ -194,7 +194,7 @@ def _inline_text(value: Any) -> str | None:
     items = _items(value)
     if len(items) > _INLINE_LENGTH or any(isinstance(item, dict | list | tuple | Tensor) for _, item in items):
         return None
-    text = repr(value) if isinstance(value, dict | list | tuple) else None
+    text = repr(value) if isinstance(value, dict | list | tuple | set | frozenset) else None
     return text if text is not None and len(text) <= _INLINE_LENGTH else None
 
 
