@@ -161,8 +161,8 @@ def load_aggregates(
 
 def _read_aggregates(store: Store, key: Key) -> Values:
     """The aggregates in a sample's own entry."""
-    # Lazily: the large tensors of the split values are not wanted here.
-    values = store.get(key, lazy=True)["aggregate"]
+    # Lazily: the large tensors of the split values are not wanted here, and as numpy they take least to be named.
+    values = store.get(key, lazy=True, tensors="numpy")["aggregate"]
     return dict(store.get(key)["aggregate"] if _has_lazy(values) else values)
 
 
