@@ -53,13 +53,13 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
 
     What becomes a dataset is marked: adopted, encoder not verified. No file of the folder is changed.
     """
-    from precook.fs.old_caches import DLM_PICTURES, DLM_SECTIONS, find_embeddings, name_old_cache
+    from precook.fs.old_caches import DLM_PICTURES, DLM_SECTIONS, EMBEDDINGS, name_old_cache
     from precook.integrations.adopt import plan_adopt
     from precook.integrations.adopt.fill import names_adopted
 
-    if caches is None and next(find_embeddings(folder), None) is not None:
-        return _adopt_embeddings(folder, find_or_new_store(config, store), yes=yes, as_json=as_json)
     old = name_old_cache(folder) if caches is None else None
+    if old is not None and old.what == EMBEDDINGS:
+        return _adopt_embeddings(folder, find_or_new_store(config, store), yes=yes, as_json=as_json)
     if old is not None and old.what in (DLM_SECTIONS, DLM_PICTURES):
         return _adopt_dlm(folder, find_or_new_store(config, store), digest or [], yes=yes, as_json=as_json)
     plan = plan_adopt(folder, caches=caches, only=only, ignore_times=ignore_times, report=progress.reporter())

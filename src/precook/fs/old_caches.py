@@ -24,6 +24,8 @@ TOOLS = (SD_SCRIPTS, MUSUBI_TUNER, AI_TOOLKIT, MGDS)
 LATENT_FOLDER = "_latent_cache"
 TEXT_FOLDER = "_t_e_cache"
 EMBEDDING_METADATA = "metadata"
+EMBEDDINGS = "embeddings of qwen-image-finetune"
+"""What is told of its cache_dir."""
 PICTURE_PATH = "image_path"
 """What mgds calls the path of a picture."""
 
@@ -169,7 +171,7 @@ def _find_shards(folder: Path) -> Iterator[Path]:
     return _files(folder, r"shard_[0-9]{4,}\.pkl")
 
 
-def find_embeddings(folder: Path) -> Iterator[Path]:
+def _find_embeddings(folder: Path) -> Iterator[Path]:
     """`metadata/<hash>.json`, where folders beside it have tensors named by a hash: one sample of many."""
     if any(next(_files(home, r"[0-9a-f]{32,}\.pt"), None) for home in _folders(folder)):
         yield from _files(folder / EMBEDDING_METADATA, r"[0-9a-f]{32,}\.json")
@@ -222,7 +224,7 @@ _FORMATS: tuple[tuple[str, Callable[[Path], Iterator[Path]], str], ...] = (
         _find_shards,
         "`precook.integrations.shards.convert_pickled` converts it into a store elsewhere",
     ),
-    ("embeddings of qwen-image-finetune", find_embeddings, _BY_COMMAND),
+    (EMBEDDINGS, _find_embeddings, _BY_COMMAND),
     (DLM_SECTIONS, _find_sections, _BY_COMMAND),
     (DLM_PICTURES, _find_processed, _BY_COMMAND),
     ("latents cached by ai-toolkit", _find_beside_pictures(AI_TOOLKIT), _BY_COMMAND),

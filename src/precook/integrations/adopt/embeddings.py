@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precook.errors import EncodeError, SourceError, printable
-from precook.fs.old_caches import EMBEDDING_METADATA, find_embeddings
+from precook.fs.old_caches import EMBEDDING_METADATA, EMBEDDINGS, name_old_cache
 from precook.fs.read import NotAFileError, TooLargeError, read_small
 from precook.integrations.adopt.formats import UnusableError
 from precook.integrations.adopt.search import LeftOut
@@ -97,7 +97,8 @@ class EmbeddingAdoptionPlan:
 
 def plan_adopt_embeddings(folder: Path) -> EmbeddingAdoptionPlan:
     """Look through an old folder of embeddings; nothing is changed, and no tensor is read."""
-    if next(find_embeddings(folder), None) is None:
+    old = name_old_cache(folder)
+    if old is None or old.what != EMBEDDINGS:
         raise SourceError(folder, f"no embeddings of {TOOL} here", hint="name the folder that `cache_dir` names")
     samples: list[OldSample] = []
     left_out: list[LeftOut] = []
