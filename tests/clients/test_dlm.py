@@ -167,6 +167,46 @@ def test_its_commands_show_and_clear_our_cache(document: Path, tmp_path: Path) -
     assert json.loads(command("show", str(document), "--json"))["entry_count"] == 0
 
 
+PROCESS = """
+import sys, json, hashlib
+if sys.argv[1] == "ours":
+    import dlm_swapped
+import torchvision_operators
+from pathlib import Path
+from PIL import Image
+from transformers import CLIPImageProcessor
+from dlm.data.vl_cache import VlCache
+from dlm.data.vl_preprocessor import preprocess_image
+folder = Path(sys.argv[2])
+folder.mkdir(exist_ok=True)
+Image.effect_mandelbrot((48, 40), (-2, -1, 1, 1), 50).convert("RGB").save(folder / "picture.png")
+small = {"size": {"shortest_edge": 32}, "crop_size": {"height": 16, "width": 16}}
+processor = CLIPImageProcessor(**{**small, **json.loads(sys.argv[3])})
+sha = hashlib.sha256((folder / "picture.png").read_bytes()).hexdigest()
+made = preprocess_image(blob_path=folder / "picture.png", blob_sha=sha, processor=processor, target_size=(16, 16),
+    cache=VlCache(folder / "vl") if sys.argv[1] != "none" else None)
+print(json.dumps([made.cache_hit, made.pixel_values.tolist()]))
+"""
+
+
+def test_its_preprocessor_runs_on_our_cache(tmp_path: Path) -> None:
+    """A real processor in three processes: made once, found again, and another crop is not served the old pixels."""
+
+    def process(whose: str, **settings: Any) -> Any:
+        command = [sys.executable, "-c", PROCESS, whose, str(tmp_path / whose), json.dumps(settings)]
+        ended = subprocess.run(command, env=environment(SWAP_DIGESTS="1"), capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
+
+    right = process("none")[1]
+    assert process("ours") == [False, right]
+    assert process("ours") == [True, right]
+    other = process("none", do_center_crop=False)[1]
+    assert process("ours", do_center_crop=False) == [False, other]
+    process("theirs")
+    assert process("theirs", do_center_crop=False) == [True, right]  # what its digest leaves out
+
+
 def precook(*words: object) -> str:
     """Run a command of ours; what it printed."""
     command = [sys.executable, "-m", "precook", *map(str, words)]

@@ -3,7 +3,8 @@
 The first byte of an input says what the rest is: `n` the .npz of a latent, `t` the .npz of a text, `m` a .safetensors
 of a latent, `s` an old shard; `a` the header of an array and `p` the pickle of a shard, each in a good file of its
 sort; `d` a file of an mgds DiskCache, `g` the pickle of the index beside it, `j` the index of a SmartDiskCache; `l` the
-list of a sample's embeddings and `e` the file of one.
+list of a sample's embeddings and `e` the file of one; `y` dlm's manifest, `x` the tokens of a section and `v` a
+processed picture.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ from safetensors.torch import save
 import precook
 from precook.errors import PrecookError, SourceError
 from precook.integrations.adopt import plan_adopt
+from precook.integrations.adopt.dlm import plan_adopt_dlm
 from precook.integrations.adopt.embeddings import plan_adopt_embeddings
 from precook.integrations.embedding import EmbeddingCacheManager
 from precook.integrations.shards import convert_pickled
+from precook.integrations.tokenized import CacheKey, TokenizedCache
+from precook.integrations.vl import VlCache, VlCacheKey
 from tests.fuzz.frame import Target, mutate_bytes, mutate_json
 
 NAMES = {b"n": "p_0096x0064_sdxl.npz", b"a": "p_0096x0064_sdxl.npz", b"t": "p_te_outputs.npz"}
 SAFETENSORS = "p_0096x0064_qi.safetensors"
 GONE = "/gone/p.png"
 MD5 = "0123456789abcdef" * 2
+SHA = "ab" * 32
 PICTURE = io.BytesIO()
 Image.new("RGB", (96, 64)).save(PICTURE, "png")
 CONTENT = xxhash.xxh64(PICTURE.getvalue()).hexdigest()
@@ -62,6 +67,8 @@ def check(data: bytes) -> bool:
         return adopt(folder)
     if kind in (b"l", b"e"):
         return adopt_embeddings(folder / "old", kind, rest)
+    if kind in (b"y", b"x", b"v"):
+        return adopt_dlm(folder / "old", kind, rest)
     if kind == b"t":
         (folder / NAMES[b"n"]).write_bytes(latent_file())
     (folder / NAMES.get(kind, SAFETENSORS)).write_bytes(npz_around(rest) if kind == b"a" else rest)
@@ -97,6 +104,30 @@ def adopt_embeddings(folder: Path, kind: bytes, rest: bytes) -> bool:
         sample = EmbeddingCacheManager(store).load_cache({"file_hashes": {"main_hash": MD5}})
     assert all(one.reason for one in left_out)
     assert ("image_latents" in sample) == (not left_out)
+    return not left_out
+
+
+def adopt_dlm(folder: Path, kind: bytes, rest: bytes) -> bool:
+    """Whether a section or a picture was adopted; what was not is told, and what was is found by its key."""
+    path = home() / "cache"
+    shutil.rmtree(path, ignore_errors=True)
+    picture, section = VlCacheKey(SHA, SHA, 8, 8), CacheKey("abcd", SHA, 8)
+    place = (folder if kind == b"v" else folder / "entries") / "ab"
+    place.mkdir(parents=True)
+    if kind == b"v":
+        (place / picture.as_filename()).write_bytes(rest)
+    else:
+        (place / section.as_filename()).write_bytes(rest if kind == b"x" else section_file())
+        (folder / "manifest.json").write_bytes(rest if kind == b"y" else manifest())
+    plan = plan_adopt_dlm(folder, digests={SHA: SHA} if kind == b"v" else None)
+    with precook.open(path) as store:
+        adoption = plan.execute(store)
+        found = VlCache(store).get(picture) if kind == b"v" else TokenizedCache(store).get(section)
+    left_out = (*plan.left_out, *adoption.failed)
+    assert all(one.reason for one in left_out)
+    # A changed manifest may name another tokenizer, and then it is found by that.
+    adopted = {entry.key for entry in plan.entries} if adoption.entries else set()
+    assert (found is not None) == bool(adopted & {picture, section})
     return not left_out
 
 
@@ -151,6 +182,26 @@ def text_file() -> bytes:
     arrays = {"hidden_state1": np.zeros((3, 2)), "hidden_state2": np.zeros((3, 2)), "pool2": np.zeros(2)}
     np.savez_compressed(file, **arrays)
     return file.getvalue()
+
+
+def section_file() -> bytes:
+    """What dlm's tokenizer made of a section."""
+    file = io.BytesIO()
+    np.savez_compressed(file, input_ids=np.arange(4), attention_mask=np.ones(4, np.int64))
+    return file.getvalue()
+
+
+def picture_file() -> bytes:
+    """What dlm's processor made of a picture."""
+    file = io.BytesIO()
+    np.savez(file, pixel_values=np.zeros((1, 3, 2, 2), np.float32))
+    return file.getvalue()
+
+
+def manifest() -> bytes:
+    """The list of dlm's sections."""
+    row = {"size": 1, "last_access_ts": 1.0, "shard": "ab", "filename": "f", "tokenizer_sha": SHA}
+    return json.dumps({"version": 1, "tokenizer_sha256": SHA, "entries": {f"abcd|{SHA}|8": row}}).encode()
 
 
 def npz_around(header: bytes) -> bytes:
@@ -213,11 +264,12 @@ def seeds() -> list[bytes]:
     mgds = [b"d" + mgds_file(), b"g" + pickle_of(paths), b"j" + json.dumps(index).encode()]
     listed = json.dumps({"version": "2.0", "image_latents": MD5}).encode()
     mgds += [b"l" + listed, b"e" + torch_file(torch.zeros(2, 3, dtype=torch.float16))]
+    dlm = [b"y" + manifest(), b"x" + section_file(), b"v" + picture_file()]
     with zipfile.ZipFile(io.BytesIO(latent_file())) as archive:
         array = archive.read("latents.npy")
     header = array[10 : 10 + int.from_bytes(array[8:10], "little")]
     files = [b"n" + latent_file(), b"t" + text_file(), b"m" + musubi, *(b"s" + shard for shard in good_shards())]
-    return [*files, b"a" + header, b"p" + pickle_of(good_shards()[0]), *mgds]
+    return [*files, b"a" + header, b"p" + pickle_of(good_shards()[0]), *mgds, *dlm]
 
 
 def pickle_of(saved: bytes) -> bytes:
@@ -233,7 +285,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
         length = int.from_bytes(rest[:8], "little")
         header = mutate_json(rest[8 : 8 + length], rng)
         return kind + struct.pack("<Q", len(header)) + header + rest[8 + length :]
-    if kind in (b"j", b"l") and rng.randrange(4):
+    if kind in (b"j", b"l", b"y") and rng.randrange(4):
         return kind + mutate_json(rest, rng)
     if rng.randrange(3):
         return kind + mutate_bytes(rest, rng)
