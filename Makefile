@@ -64,9 +64,10 @@ clients: .venvs/clients/ready
 bench: .venvs/bench/ready
 	.venvs/bench/bin/python bench/store.py $(ARGS)
 
-# What the mgds cache costs around an encoder that costs nothing. ARGS="--samples 1000" for less.
-bench-mgds: .venv/ready
-	$(BIN)/python bench/mgds.py $(ARGS)
+# What the mgds cache costs around an encoder that costs nothing, beside mgds' own and that of its pull request 49, from
+# checkouts in CLIENTS: mgds and mgds-pr49. ARGS="--samples 1000" for less.
+bench-mgds: .venvs/clients/ready
+	.venvs/clients/bin/python bench/mgds.py --clients $(abspath $(CLIENTS)) $(ARGS)
 
 # What it costs to look after a million entries. ARGS="--entries 100000" for fewer.
 bench-maintain: .venv/ready

@@ -25,6 +25,7 @@ if not __package__:
 
 from bench.script import ROOT, facts, fill, folder, parser, tell
 from bench.table import Cell, Column, Section
+from precook.report import SILENT
 
 STEPS = ("cold build", "first warm start", "warm start", "one file added", "one file edited", "folder renamed")
 _SETTLED = 2.5
@@ -60,6 +61,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     asked = parser(__doc__)
     asked.add_argument("--samples", type=int, help="pictures (default: 10000)")
     asked.add_argument("--size", type=int, help="bytes of a cached sample (default: 250000)")
+    asked.add_argument("--steps", type=int, default=len(STEPS), help="how many of the steps")
     asked.add_argument("--clients", help="the folder with the checkouts")
     asked.add_argument("--step", help=argparse.SUPPRESS)
     asked.add_argument("--system", default="precook", help=argparse.SUPPRESS)
@@ -79,7 +81,7 @@ def _print(found: dict[str, dict[str, dict[str, Any]]], title: str) -> None:
     encoded = Section(
         "encoded", "Samples that were encoded, or why not", [Column("step", ""), *(Column(name, "") for name in found)]
     )
-    for step in STEPS:
+    for step in next(iter(found.values())):
         encoded.rows.append(
             [step, *(str(steps[step].get("encoded", steps[step].get("error"))) for steps in found.values())]
         )
@@ -91,6 +93,7 @@ def _run_all(base: Path, system: System, options: argparse.Namespace) -> dict[st
     """Every step of one cache, on files of its own."""
     place = base / system.name
     (place / "data").mkdir(parents=True)
+    print(f"{system.name} …", file=sys.stderr, flush=True)
     old = time.time() - 3600
     for number in range(options.samples):
         path = place / "data" / f"{number:06}.png"
@@ -98,7 +101,7 @@ def _run_all(base: Path, system: System, options: argparse.Namespace) -> dict[st
         os.utime(path, (old, old))
     time.sleep(_SETTLED)
     found = {}
-    for step in STEPS:
+    for step in STEPS[: options.steps]:
         if step == "one file added":
             (place / "data" / "000000-a.png").write_bytes(b"added")
         if step == "one file edited":
@@ -152,54 +155,92 @@ def _step(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pipeline(base: Path, folder: Path, options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """A list of files, an encoder and a cache; what mgds has of these is imported here, after the step's own begin."""
     import torch  # noqa: PLC0415
-    from tests.support import mgds_pipelines as parts  # noqa: PLC0415
-
-    from precook.report import SILENT  # noqa: PLC0415
+    from mgds.MGDS import MGDS  # noqa: PLC0415
+    from mgds.OutputPipelineModule import OutputPipelineModule  # noqa: PLC0415
+    from mgds.PipelineModule import PipelineModule, PipelineState  # noqa: PLC0415
+    from mgds.pipelineModules.CollectPaths import CollectPaths  # noqa: PLC0415
+    from mgds.pipelineModuleTypes.RandomAccessPipelineModule import RandomAccessPipelineModule  # noqa: PLC0415
 
     values = torch.randn(options.size // 2 + 4096).half()
 
-    class Encoder(parts.Module):
+    class Encoder(PipelineModule, RandomAccessPipelineModule):
         """Reads its file, and gives a piece of what is there already."""
 
         def __init__(self) -> None:
-            super().__init__("image_path", "latent_image")
+            super().__init__()
+            self.path_in_name = "image_path"
             self.calls: list[int] = []
+
+        def length(self) -> int:
+            return int(self._get_previous_length(self.path_in_name))
+
+        def get_inputs(self) -> list[str]:
+            return [self.path_in_name]
 
         def get_outputs(self) -> list[str]:
             return ["latent_image", "crop_resolution"]
 
         def get_item(self, variation: int, index: int, _: str | None = None) -> dict[str, Any]:
-            content = Path(self.given(variation, index)).read_bytes()
+            content = Path(self._get_previous_item(variation, self.path_in_name, index)).read_bytes()
             self.calls.append(index)
             at = content[0] * 8
             latent = values[at : at + options.size // 2].view(8, -1)
             return {"latent_image": latent, "crop_resolution": (64 * (1 + content[0] % 9), 512)}
 
     encoder = Encoder()
-    names = {"split_names": ["latent_image"], "aggregate_names": ["crop_resolution", "image_path"]}
-    group = {
-        "variations_in_name": "concept.image_variations",
-        "balancing_in_name": "concept.balancing",
-        "balancing_strategy_in_name": "concept.balancing_strategy",
-        "variations_group_in_name": parts.IMAGE_GROUP,
-        "group_enabled_in_name": "concept.enabled",
+    cache = _cache(base, options.system)
+    collect = CollectPaths(
+        concept_in_name="concept",
+        path_in_name="path",
+        include_subdirectories_in_name="concept.include_subdirectories",
+        enabled_in_name="enabled",
+        path_out_name="image_path",
+        concept_out_name="concept",
+        extensions=[".png"],
+        include_postfix=None,
+        exclude_postfix=[],
+    )
+    concept = {
+        "name": "data",
+        "path": str(folder),
+        "seed": 7,
+        "enabled": True,
+        "include_subdirectories": False,
+        "image_variations": 1,
+        "balancing": 1.0,
+        "balancing_strategy": "REPEATS",
+        "image": {},
     }
-    arguments = {"cache_dir": str(base / "cache"), **names, **group}
-    if options.system == "DiskCache":
-        cache = parts.Theirs(**arguments)
-    elif options.system == "SmartDiskCache":
-        smart = importlib.import_module("mgds.pipelineModules.SmartDiskCache").SmartDiskCache
-        cache = smart(**arguments, source_path_in_name="image_path", modeltype="bench")
-    else:
-        cache = parts.DiskCache(**arguments, source_path_in_name="image_path", report=SILENT)
-    collect = parts.collect_pictures(but=())
-    modules = [collect, encoder, cache, parts.OutputPipelineModule(names=["latent_image"])]
-    state = parts.PipelineState(2)
-    data = parts.MGDS(torch.device("cpu"), [parts.concept(folder, name="data")], {}, modules, batch_size=1, state=state)
+    modules = [collect, encoder, cache, OutputPipelineModule(names=["latent_image"])]
+    data = MGDS(torch.device("cpu"), [concept], {}, modules, batch_size=1, state=PipelineState(2))
     data.loading_pipeline.modules[2].started = True  # listing files is none of the cache's work
     collect.start(0)
     return data, cache, encoder
+
+
+def _cache(base: Path, system: str) -> Any:
+    """The cache that is measured."""
+    arguments: dict[str, Any] = {
+        "cache_dir": str(base / "cache"),
+        "split_names": ["latent_image"],
+        "aggregate_names": ["crop_resolution", "image_path"],
+        "variations_in_name": "concept.image_variations",
+        "balancing_in_name": "concept.balancing",
+        "balancing_strategy_in_name": "concept.balancing_strategy",
+        "variations_group_in_name": [
+            "concept.path", "concept.seed", "concept.include_subdirectories", "concept.image",
+        ],
+        "group_enabled_in_name": "concept.enabled",
+    }  # fmt: skip
+    if system == "DiskCache":
+        return importlib.import_module("mgds.pipelineModules.DiskCache").DiskCache(**arguments)
+    arguments["source_path_in_name"] = "image_path"
+    if system == "SmartDiskCache":
+        smart = importlib.import_module("mgds.pipelineModules.SmartDiskCache").SmartDiskCache
+        return smart(**arguments, modeltype="bench")
+    return importlib.import_module("precook.integrations.mgds").DiskCache(**arguments, report=SILENT)
 
 
 if __name__ == "__main__":
