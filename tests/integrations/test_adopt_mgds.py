@@ -158,6 +158,13 @@ def test_an_index_that_is_none_is_named(tmp_path: Path, images: list[Path], cont
         plan_adopt(images[0].parent, caches=tmp_path / "old")
 
 
+def test_a_file_that_is_only_called_like_an_index_is_nobodys_business(tmp_path: Path, images: list[Path]) -> None:
+    """Other programs write a cache.json, too: nothing is left out because of one."""
+    old.disk_cache(tmp_path / "old", images)
+    (tmp_path / "old" / "cache.json").write_text("{}")
+    assert plan_adopt(images[0].parent, caches=tmp_path / "old").left_out == ()
+
+
 def test_nothing_in_a_cache_file_is_run(tmp_path: Path, images: list[Path]) -> None:
     """A file whose pickle calls something is left out with the name of what it calls."""
 

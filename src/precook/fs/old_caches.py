@@ -26,6 +26,8 @@ TEXT_FOLDER = "_t_e_cache"
 EMBEDDING_METADATA = "metadata"
 EMBEDDINGS = "embeddings of qwen-image-finetune"
 """What is told of its cache_dir."""
+SMART_NAME = r"[0-9a-f]{12}(_[0-9x]+)?_[0-9]+\.pt"
+"""What mgds' SmartDiskCache calls a file: by a hash, perhaps a resolution, and a variation."""
 PICTURE_PATH = "image_path"
 """What mgds calls the path of a picture."""
 
@@ -164,7 +166,7 @@ def _find_smart_disk_cache(folder: Path) -> Iterator[Path]:
     """`cache.json`, and files named by a hash, perhaps a resolution, and a variation."""
     for home in (folder, *_folders(folder, "image|text|mask")):
         if (home / "cache.json").is_file():
-            yield from _files(home, r"[0-9a-f]{12}(_[0-9x]+)?_[0-9]+\.pt")
+            yield from _files(home, SMART_NAME)
 
 
 def _find_shards(folder: Path) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from precook.fs.old_caches import MGDS, PICTURE_PATH, OldName, Part
+from precook.fs.old_caches import MGDS, PICTURE_PATH, SMART_NAME, OldName, Part
 from precook.fs.read import NotAFileError, TooLargeError, read_small
 from precook.integrations.adopt.formats import UNKNOWN, UnusableError, frame_size
 from precook.integrations.torch_file import read_torch_file
@@ -26,6 +26,7 @@ VARIATION = re.compile(r"variation-([0-9]{1,9})")
 _MAX_INDEX = 256 << 20
 _MAX_AGGREGATE = 16 << 20
 """Bytes of the pickle that names all pictures of a group: for 100,000 of them."""
+_NAMED = re.compile(SMART_NAME)
 _MEMBER = re.compile(r"([0-9]{1,9})\.pt")
 
 Indexed = tuple[Path, str, OldName]
@@ -60,6 +61,8 @@ def find_disk_cache(folder: Path, files: list[str]) -> Iterator[Indexed]:
 
 def find_smart_disk_cache(folder: Path, files: list[str]) -> Iterator[Indexed]:
     """The files of a SmartDiskCache; `UnusableError` where its index cannot be read."""
+    if not any(map(_NAMED.fullmatch, files)):
+        return  # other programs call files so, too
     try:
         index = json.loads(read_small(folder / INDEX, _MAX_INDEX))
         entries = index["entries"].items()
