@@ -100,16 +100,17 @@ class LazyTorchTensor(LazyTensor, _Tensor):  # type: ignore[misc] # torch.Tensor
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer a call of torch: by what is known, by another lazy tensor, or by the call itself."""
         kwargs = kwargs or {}
-        if func in _KNOWN and args[0].lazy_current() is None:
+        if func in _KNOWN and args and args[0].lazy_current() is None:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - there is no public name
                 return func(*args, **kwargs)
-        deferred = _DEFERRED.get(func)
+        deferred = _DEFERRED.get(func) if args else None
         if deferred is not None:
             made = deferred(func, *args, **kwargs)
             if made is not NotImplemented:
                 return made
-        if func in _SHAPE_ONLY:
-            return func(*_map(args, _stand_in), **_map(kwargs, _stand_in))
+        if func in _SHAPE_ONLY and args and isinstance(args[0], LazyTorchTensor):
+            # Of the first one only: what it is to be filled with may be lazy, too.
+            return func(_stand_in(args[0]), *args[1:], **kwargs)
         if _writes(func, args, kwargs):
             return func(*_map(args, LazyTorchTensor.lazy_keep), **_map(kwargs, LazyTorchTensor.lazy_keep))
         return _call(func, args, kwargs)
@@ -139,7 +140,7 @@ def _stand_in(lazy: LazyTorchTensor) -> Any:
 def _writes(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call writes to a lazy tensor, or hands out its memory for others to write to."""
     name = getattr(func, "__name__", "")
-    if isinstance(kwargs.get("out"), (LazyTorchTensor, tuple)) or kwargs.get("inplace"):
+    if isinstance(kwargs.get("out"), (LazyTorchTensor, tuple, list)) or kwargs.get("inplace"):
         return True
     writes = name in _WRITING or (name.endswith("_") and not name.endswith("__"))
     # `tensor.copy_(lazy)` only reads the lazy one.
@@ -226,9 +227,10 @@ def _defer_to(func: Any, lazy: Any, *args: Any, **kwargs: Any) -> Any:
         # Only its type and device are asked for.
         rest = {key: value for key, value in kwargs.items() if key != "other"}
         return lazy.to(other.device, other.dtype, *args[1:], **rest)
-    if not _is_plain(lazy) or isinstance(other, _Tensor) or "memory_format" in kwargs:
-        return NotImplemented
-    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001 - as Module.to does
+    if not _is_plain(lazy) or isinstance(other, _Tensor) or len(args) > 2 or "memory_format" in kwargs:  # noqa: PLR2004
+        return NotImplemented  # after a device and a type come flags, one of which asks for a copy
+    where = {key: value for key, value in kwargs.items() if key != "copy"}
+    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **where)  # noqa: SLF001 - as Module.to does
     device, dtype = device or lazy.device, dtype or lazy.dtype
     moves = device != lazy.device
     if memory_format is not None or (moves and lazy.nbytes < LARGE):
@@ -266,6 +268,14 @@ def _defer_index(func: Any, lazy: Any, index: Any) -> Any:
     parts = index if type(index) is tuple else (index,)
     if not all(part is None or part is Ellipsis or type(part) in (int, slice) for part in parts):
         return NotImplemented
+    return _basic_index(func, lazy, index, parts)
+
+
+def _basic_index(func: Any, lazy: Any, index: Any, parts: tuple[Any, ...]) -> Any:
+    """A view of some rows, or of a part of the whole."""
+    row, count = lazy.lazy_row, len(lazy) if lazy.ndim else 0
+    if row is not None and len(parts) > 1 and type(parts[0]) is int:
+        return lazy[parts[0]][parts[1:]]
     like = func(torch.empty_strided(lazy.shape, lazy.stride(), dtype=lazy.dtype, device="meta"), index)
 
     def view(tensor: Any) -> Any:
