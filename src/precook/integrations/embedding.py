@@ -21,7 +21,7 @@ from precook.identity.digest import digest
 from precook.identity.identify import identify
 from precook.identity.recipe import Recipe
 from precook.integrations.embedding_config import read_cache_section
-from precook.integrations.embedding_dataset import cache_dataset
+from precook.integrations.embedding_dataset import Encode, Sample, cache_dataset
 from precook.integrations.front import MISSING, Front, Place
 from precook.open_store import open_store
 from precook.report import SILENT
@@ -31,7 +31,15 @@ from precook.store.store import Store
 from precook.store.tree import Tree, take_apart
 from precook.values import Digest, Key
 
-__all__ = ["CACHE_TYPES", "EmbeddingCacheManager", "Uncached", "cache_dataset", "check_cache_exists"]
+__all__ = [
+    "CACHE_TYPES",
+    "EmbeddingCacheManager",
+    "Encode",
+    "Sample",
+    "Uncached",
+    "cache_dataset",
+    "check_cache_exists",
+]
 
 KIND = "embedding-cache"
 CACHE_TYPES = (
