@@ -172,6 +172,19 @@ def test_other_settings_of_the_pictures_find_nothing(path: Path, samples: list[d
         assert not differing(EditEncoders(), [EditDataset(manager, samples[:1], size=32)[0]])
 
 
+def test_a_swapped_encoder_is_not_served_what_the_other_made(path: Path, samples: list[dict[str, Any]]) -> None:
+    """A manager that names its VAE finds no sample of another one's, and one that names nothing takes what there is."""
+    for vae in (1, 2):
+        with EmbeddingCacheManager(path, encoders={"image_latents": {"vae": vae}}) as manager:
+            dataset = EditDataset(manager, samples[:1])
+            assert dataset[0]["cached"] is False
+            cache(dataset, EditEncoders(vae))
+            manager.flush()
+            again = EditDataset(manager, samples[:1])
+            assert not differing(EditEncoders(vae), [pickle.loads(pickle.dumps(again))[0]])
+    assert not differing(EditEncoders(2), read(path, samples[:1]))
+
+
 def _read_in_worker(dataset: EditDataset) -> list[bool]:
     return [bool(torch.equal(dataset[row]["image_latents"], dataset[0]["image_latents"])) for row in range(4)]
 

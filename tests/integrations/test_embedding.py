@@ -182,6 +182,17 @@ def test_a_picture_edited_while_it_is_encoded_is_not_kept(path: Path, samples: l
         assert not manager.cache_exists("pixel_latent", before)
 
 
+def test_pictures_by_their_paths_are_encoded_again_for_another_size(path: Path, samples: list[dict[str, Any]]) -> None:
+    """Nothing in a path says how large a picture is cut, so the manager's settings count; prompts alone do not care."""
+    asked = []
+    for size in (32, 64, 64):
+        encoders = Encoders()
+        with EmbeddingCacheManager(path, settings={"size": size}) as manager:
+            cache_dataset(manager, samples, encoders.all, prompts_alone=True)
+        asked.append(dict(encoders.asked))
+    assert asked == [{"image": 4, "control": 4, "prompt": 4, "empty": 1}, {"image": 4, "control": 4}, {}]
+
+
 def test_a_swapped_encoder_finds_nothing_of_the_old_one(path: Path) -> None:
     """With its encoder named, a cache type knows another one's results from its own; swapping back finds all."""
     for encoder, value in (("first", 1.0), ("second", 2.0)):

@@ -81,7 +81,8 @@ class EmbeddingCacheManager(Front):
 
     `encoders` says what makes each type: a module, a folder or plain data, whatever `precook.identify` takes. It is
     part of the key, so that a swapped encoder finds nothing of the other one's; of types it does not name, nobody can
-    tell. `settings` says in the same way how pictures are prepared: samples cached with others are not found.
+    tell. `settings` says in the same way how pictures are prepared: samples cached with others are not found, and the
+    hash of a picture's file is another one.
     Floating-point tensors are kept in half precision; `dtype=None` keeps them as they are.
 
     A result that is saved again takes the place of the one before, if it differs.
@@ -105,6 +106,7 @@ class EmbeddingCacheManager(Front):
             raise PrecookError(f"dtype {dtype!r} is not offered", hint="float16, or None to keep tensors as they are")
         super().__init__(place, KIND, **options)
         self._identities = {name: identify(encoder) for name, encoder in (encoders or {}).items()}
+        self._encoders = {name: digest(canonical(identity)).hex for name, identity in self._identities.items()}
         self._settings = identify(settings.model_dump() if hasattr(settings, "model_dump") else settings)
         self._dtype = dtype
         self._memory = self.store.memory()
@@ -115,7 +117,8 @@ class EmbeddingCacheManager(Front):
     def __reduce__(self) -> tuple[Callable[..., EmbeddingCacheManager], tuple[Any, ...]]:
         # A data loader's workers get the dataset, and with it the manager, as a pickle.
         self.flush()
-        state = {name: vars(self)[name] for name in ("_owned", "_identities", "_settings", "_dtype", "devices")}
+        names = ("_owned", "_identities", "_encoders", "_settings", "_dtype", "devices")
+        state = {name: vars(self)[name] for name in names}
         return _reopen, (type(self), self.store, state)
 
     @property
@@ -155,14 +158,19 @@ class EmbeddingCacheManager(Front):
         return content + _md5(prompt.encode()).hexdigest() if prompt else content
 
     def get_file_hash_for_image(self, path: str | Path) -> str:
-        """The digest of a picture's bytes; a file that looks as it did before is not read again."""
+        """The digest of a picture's bytes and of the manager's `settings`, if it has any.
+
+        A file that looks as it did before is not read again.
+        """
         return self.hashes_of([Path(path)])[0]
 
     def hashes_of(self, paths: Sequence[Path]) -> list[str]:
         """The same for many pictures."""
         with self._lock:
             digests = remembered_digests(paths, self._memory, trust=False, report=SILENT)
-        return [content.hex for content in digests]
+        if self._settings is None:
+            return [content.hex for content in digests]
+        return [digest(canonical([content.hex, self._settings])).hex for content in digests]
 
     def get_file_hash_for_prompt(self, path: str | Path | None, prompt: str) -> str:
         """The digest of a prompt and of the picture it is encoded with; None where it is encoded alone."""
@@ -208,10 +216,10 @@ class EmbeddingCacheManager(Front):
 
     def save_sample(self, file_hashes: Mapping[str, Any], keys: Mapping[str, Key]) -> None:
         """Keep which entries are the embeddings of a sample: these, and no others that it had before."""
-        record = {name: key.hex for name, key in keys.items()}
+        record = {name: {"key": key.hex, "encoder": self._encoders.get(name)} for name, key in keys.items()}
         self._save(self._samples, [_identity(_flat(file_hashes))], record)
 
-    def _record(self, identity: object) -> dict[str, str] | None:
+    def _record(self, identity: object) -> dict[str, dict[str, str | None]] | None:
         newest, _ = self._newest(self._samples, [identity])
         record = MISSING if newest is None else self.read(newest)
         return None if record is MISSING else record
@@ -219,14 +227,17 @@ class EmbeddingCacheManager(Front):
     def _load_sample(self, data: dict[str, Any], *, dropped: Sequence[str]) -> dict[str, Any]:
         """The sample with its embeddings, those of `dropped` names from the empty prompt."""
         record = self._record(_identity(_flat(data["file_hashes"]))) or {}
-        wanted = {name: key for name, key in record.items() if not name.startswith("empty_")}
+        wanted = {name: name for name in record if not name.startswith("empty_")}
         for name in (name.removeprefix("empty_") for name in dropped if record):
             if f"empty_{name}" not in record:
                 message = f"prompt_empty_drop_keys has {name!r}, and nothing of an empty prompt is cached for it"
                 raise PrecookError(message, hint=f"there are {', '.join(sorted(record))}")
-            wanted[name] = record[f"empty_{name}"]
-        trees = self.store.get_many([Key(bytes.fromhex(key)) for key in wanted.values()], MISSING)
-        if wanted and all(tree is not MISSING for tree in trees):
+            wanted[name] = f"empty_{name}"
+        # What another encoder made is no more use than what is not there; of types nobody names, nobody can tell.
+        ours = all(self._encoders.get(name) in (None, record[name]["encoder"]) for name in wanted.values())
+        keys = [Key(bytes.fromhex(str(record[name]["key"]))) for name in wanted.values()] if ours else []
+        trees = self.store.get_many(keys, MISSING)
+        if trees and all(tree is not MISSING for tree in trees):
             data.update(zip(wanted, trees, strict=True))
             return data
         if not self._told:
