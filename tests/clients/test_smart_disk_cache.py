@@ -26,8 +26,17 @@ import torch
 import precook
 import tests.clients.torchvision_operators  # noqa: F401 - before all that imports torchvision
 from tests.integrations.mgds.test_keys import by_path, run
-from tests.integrations.mgds.test_sourceless import _sourceless
-from tests.support.mgds_pipelines import DiskCache, Module, Run, concept, pictures, settle, shown, weights
+from tests.support.mgds_pipelines import (
+    DiskCache,
+    Module,
+    Run,
+    concept,
+    pictures,
+    settle,
+    shown,
+    weights,
+    without_sources,
+)
 
 TEXT_KEY = {"content_key_in_name": "prompt"}
 COUNT = 6
@@ -413,7 +422,7 @@ class TestSourcelessParity:
         with Run(tmp_path, made, target="64,128") as with_sources:
             expected = [shown(with_sources.epoch()) for _ in range(4)]
         shutil.rmtree(cats)
-        with _sourceless(tmp_path, made) as without:
+        with without_sources(tmp_path, made) as without:
             assert [shown(without.epoch()) for _ in range(4)] == expected
 
     def test_a_file_that_is_listed_twice_is_shown_twice(self, tmp_path: Path, cats: Path) -> None:
@@ -422,10 +431,10 @@ class TestSourcelessParity:
         with Run(tmp_path, made) as with_sources:
             expected = shown(with_sources.epoch())
         assert len(expected) == 2 * COUNT
-        with _sourceless(tmp_path, made) as without:
+        with without_sources(tmp_path, made) as without:
             assert shown(without.epoch()) == expected
 
     def test_what_was_never_built_is_an_error(self, tmp_path: Path, cats: Path) -> None:
         """A store without what is needed to train from says so, and shows nothing else."""
-        with _sourceless(tmp_path, [concept(cats)]) as without, pytest.raises(precook.PrecookError):
+        with without_sources(tmp_path, [concept(cats)]) as without, pytest.raises(precook.PrecookError):
             without.start()
