@@ -22,6 +22,7 @@ from tests.support.pages import ROOT
 from tests.support.projects import picture
 
 CHECKOUT = checkout("qwen-image-finetune", "tsiendragon/qwen-image-finetune")
+pytestmark = pytest.mark.timeout(3600)  # processes that import torch, one after the other
 PROMPTS = ("prompt_embeds", "prompt_embeds_mask")
 
 
@@ -153,10 +154,15 @@ def test_qwen_image_edit_trains_on_its_own_prompts(tmp_path: Path) -> None:
     assert wrong(made, trained) == []
     assert same_steps(steps, trained, but=("prompt_embeds",))
     assert len(plan_adopt_embeddings(own.cache_dir).left_out) == 2
-
-    # A prompt that was not cached is never served, and caching again adds it, at another size and by another VAE.
     (tmp_path / "data" / "training_images" / "s3.txt").write_text("make it something else")
     assert "FileNotFoundError" in own.run("own", "--cache", fails=True)
+
+
+def test_caching_again_adds_and_replaces(tmp_path: Path) -> None:
+    """A prompt that was not cached is never served; caching again adds it, at another size and by another VAE."""
+    ours = replace(Project.make(tmp_path, "QwenImageEdit"), cache="ours")
+    ours.run("ours", "--cache")
+    (tmp_path / "data" / "training_images" / "s3.txt").write_text("make it something else")
     assert "not cached" in ours.run("ours", fails=True)
     changed = replace(ours, size=64, vae=7)
     made = changed.run("ours", "--cache")
