@@ -43,6 +43,7 @@ SYS_EXIT = "put('a')\nsys.exit(3)"
 CTRL_C = "put('a')\nos.kill(os.getpid(), signal.SIGINT)"
 IN_A_FUNCTION = "def main():\n    put('a')\n    raise SystemExit(0)\nmain()"
 COLLECTED = "put('a')\ndel tokenized, pictures, embeddings\ngc.collect()"
+AT_EXIT = "import atexit\natexit.register(lambda: put('a'))\nput('b')"
 CHILD_OF_MULTIPROCESSING = """
 if __name__ == "__main__":
     child = multiprocessing.get_context("fork").Process(target=put, args=("a",))
@@ -88,6 +89,7 @@ def found(folder: Path, name: str = "a") -> tuple[bool, bool, bool]:
         pytest.param(CTRL_C, -2, id="Ctrl-C"),
         pytest.param(IN_A_FUNCTION, 0, id="SystemExit in a function"),
         pytest.param(COLLECTED, 0, id="collected"),
+        pytest.param(AT_EXIT, 0, id="by a function called at the end"),
         pytest.param(CHILD_OF_MULTIPROCESSING, 0, id="child of multiprocessing"),
     ],
 )
@@ -98,6 +100,29 @@ def test_what_was_put_survives_the_end_of_the_process(tmp_path: Path, script: st
     assert ended.stderr == "" or "a bug of the trainer" in ended.stderr or "KeyboardInterrupt" in ended.stderr
     assert "precook" not in ended.stderr
     assert found(tmp_path) == (True, True, True)
+
+
+def test_a_front_of_a_module_that_a_child_imports(tmp_path: Path) -> None:
+    """A server of multiprocessing imports the program in each child before the child's work begins."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        PUT
+        + """
+tokenized = TokenizedCache.open(root + "/tokenized", **waits)
+
+def work(name):
+    tokenized.put(CacheKey(name, "tokenizer", 8), CachedTokens(np.arange(3), np.ones(3)))
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("forkserver").Process(target=work, args=("a",))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, str(program), str(tmp_path)], env=environment, timeout=120, check=True)
+    assert found(tmp_path)[0]
 
 
 def test_a_forked_child_stores_its_own_and_leaves_the_parents_to_the_parent(tmp_path: Path) -> None:

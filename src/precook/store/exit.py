@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 _log = logging.getLogger("precook")
 
@@ -26,8 +26,10 @@ _HELD: set[Finishable] = set()
 """Those that have work to do, whether or not anybody else still knows them."""
 _REMEMBERED: set[weakref.ref[Finishable]] = set()
 """Those that have something to write down, if they are there at the end."""
-_announced: list[int] = []
-"""The process in which multiprocessing knows of us."""
+_announced: list[Any] = []
+"""What multiprocessing knows of us."""
+_ending: list[int] = []
+"""The process that is ending."""
 
 
 def hold(finishable: Finishable) -> None:
@@ -47,19 +49,25 @@ def remember(finishable: Finishable) -> None:
     _announce()
 
 
+def is_ending() -> bool:
+    """Whether those that had work have finished it: nobody will be asked again, and no thread may be started."""
+    return bool(_ending) and _ending == [os.getpid()]
+
+
 def _announce() -> None:
     # Again each time, so that we come before what was there already: a temporary folder that a store lies in is removed
     # at the end, too.
     atexit.unregister(_finish)
     atexit.register(_finish)
     multiprocessing = sys.modules.get("multiprocessing.util")
-    if multiprocessing is not None and _announced != [os.getpid()]:
-        # A child that multiprocessing has forked ends with `os._exit`, before Python 3.13 without a word to atexit.
-        multiprocessing.Finalize(None, _finish, exitpriority=0)
-        _announced[:] = [os.getpid()]
+    if multiprocessing is not None and not any(finalizer.still_active() for finalizer in _announced):
+        # A child that multiprocessing has forked ends with `os._exit`, before Python 3.13 without a word to atexit. It
+        # forgets what it was told before its work begins, as a module that it imports may have done.
+        _announced[:] = [multiprocessing.Finalize(None, _finish, exitpriority=0)]
 
 
 def _finish() -> None:
+    _ending[:] = [os.getpid()]
     remembered = [finishable for reference in list(_REMEMBERED) if (finishable := reference()) is not None]
     for finishable in [*_HELD, *remembered]:
         try:

@@ -92,13 +92,16 @@ class Writer:
                     self._changed.wait()
                     self._check_usable()
                 # Before anything is added: nobody would ever commit what a thread that cannot start was to take.
-                if self._thread is None:
+                if self._thread is None and not exits.is_ending():
                     self._start()
                 self._group.add(entry)
                 if self._group.is_full(self._flush_bytes):
                     # Only now: waking the thread for every entry costs more than the entry.
                     self._changed.notify_all()
-            return self._group.number
+            number = self._group.number
+        if exits.is_ending():
+            self.flush()  # as long as somebody waits for it
+        return number
 
     def flush(self) -> None:
         """Return when everything put so far is durable."""
@@ -108,6 +111,11 @@ class Writer:
             number = self._group.number if self._group.entries else self._group.number - 1
             self._wanted = max(self._wanted, number)
             self._changed.notify_all()
+            if self._thread is None and self._group.entries:
+                # At the end of the process no thread may be started.
+                self._thread = threading.current_thread()
+                self._run()
+                self._check_usable()
             while self._group.number <= number or (self._committing is not None and self._committing.number <= number):
                 self._changed.wait()
                 self._check_usable()
