@@ -189,6 +189,79 @@ def _gemma() -> dict[str, Any]:
     }
 
 
+def _flux2_vae() -> Any:
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    sizes = {"block_out_channels": [4] * 4, "norm_num_groups": 2, "latent_channels": 4, "layers_per_block": 1}
+    return diffusers.AutoencoderKLFlux2(**blocks, **sizes)
+
+
+_DEEP = _HEADS | {"num_hidden_layers": 36}
+"""With the layers that FLUX.2 and Krea 2 take their texts from."""
+
+
+def _mistral() -> Any:
+    sight = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4}
+    text = {"model_type": "mistral", **_DEEP}
+    config = transformers.Mistral3Config(text_config=text, vision_config={"model_type": "pixtral", **sight})
+    return transformers.Mistral3ForConditionalGeneration(config)
+
+
+def _qwen3_vl() -> Any:
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 10000.0}
+    sight = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 8}
+    sight |= {"deepstack_visual_indexes": [0]}
+    config = transformers.Qwen3VLConfig(text_config=_DEEP | {"rope_parameters": rope}, vision_config=sight)
+    return transformers.Qwen3VLModel(config)
+
+
+def _transformer(**config: Any) -> Any:
+    """What a loader asks of a model that nobody trains here."""
+    return SimpleNamespace(config=SimpleNamespace(**config), eval=lambda: None, to=lambda **_: None)
+
+
+def _flux2(encoder: Callable[[], Any], heads: int = 0) -> dict[str, Any]:
+    parts = {"vae": _flux2_vae(), "tokenizer": _tokenizer(), "text_encoder": encoder()}
+    return parts | {"transformer": _transformer(num_attention_heads=heads)}
+
+
+def _klein() -> Any:
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_DEEP))
+
+
+def _hidream() -> dict[str, Any]:
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_HEADS))
+    layers = _transformer(llama_layers=[0, 1])
+    return (
+        _sd3()
+        | {"text_encoder_2": _clip(projection=True), "tokenizer_4": _tokenizer()}
+        | {
+            "text_encoder_4": llama,
+            "transformer": layers,
+        }
+    )
+
+
+def _krea2() -> dict[str, Any]:
+    return {"vae": _wan_vae(), "tokenizer": _tokenizer(), "text_encoder": _qwen3_vl()}
+
+
+def _anima() -> dict[str, Any]:
+    sizes = {"source_dim": 8, "target_dim": 8, "model_dim": 8, "num_layers": 1, "num_attention_heads": 2}
+    return {
+        "vae": _wan_vae(),
+        "tokenizer": _tokenizer(),
+        "t5_tokenizer": _tokenizer(),
+        "text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**_HEADS)),
+        "text_conditioner": diffusers.AnimaTextConditioner(**sizes, target_vocab_size=300),
+    }
+
+
+def _wuerstchen() -> dict[str, Any]:
+    kind = importlib.import_module("modules.model.WuerstchenModel").WuerstchenEfficientNetEncoder
+    none = dict.fromkeys(("decoder_text_encoder", "decoder_decoder", "decoder_vqgan", "prior_prior"), _transformer())
+    return none | {"effnet_encoder": kind(c_latent=4), "prior_tokenizer": _tokenizer(), "prior_text_encoder": _clip()}
+
+
 FAMILIES: dict[str, tuple[str, str, ModelType, Callable[[], dict[str, Any]]]] = {
     "sd": ("StableDiffusionBaseDataLoader", "StableDiffusionModel", ModelType.STABLE_DIFFUSION_15, _sd),
     "vae": ("StableDiffusionFineTuneVaeDataLoader", "StableDiffusionModel", ModelType.STABLE_DIFFUSION_15, _sd),
@@ -205,6 +278,14 @@ FAMILIES: dict[str, tuple[str, str, ModelType, Callable[[], dict[str, Any]]]] = 
     "sana": ("SanaBaseDataLoader", "SanaModel", ModelType.SANA, _gemma),
     "qwen": ("QwenBaseDataLoader", "QwenModel", ModelType.QWEN, _qwen),
     "z_image": ("ZImageBaseDataLoader", "ZImageModel", ModelType.Z_IMAGE, _z_image),
+    "flux2 dev": ("Flux2BaseDataLoader", "Flux2Model", ModelType.FLUX_2, lambda: _flux2(_mistral, 48)),
+    "flux2 klein": ("Flux2BaseDataLoader", "Flux2Model", ModelType.FLUX_2, lambda: _flux2(_klein)),
+    "ernie": ("ErnieBaseDataLoader", "ErnieModel", ModelType.ERNIE, lambda: _flux2(_mistral)),
+    "ideogram": ("IdeogramBaseDataLoader", "IdeogramModel", ModelType.IDEOGRAM_4, lambda: _flux2(_qwen3_vl)),
+    "krea2": ("Krea2BaseDataLoader", "Krea2Model", ModelType.KREA_2, _krea2),
+    "anima": ("AnimaBaseDataLoader", "AnimaModel", ModelType.ANIMA, _anima),
+    "wuerstchen": ("WuerstchenBaseDataLoader", "WuerstchenModel", ModelType.WUERSTCHEN_2, _wuerstchen),
+    "hidream": ("HiDreamBaseDataLoader", "HiDreamModel", ModelType.HI_DREAM_FULL, _hidream),
     "hunyuan": ("HunyuanVideoBaseDataLoader", "HunyuanVideoModel", ModelType.HUNYUAN_VIDEO, _hunyuan),
 }
 """By a short name: the loader, the model's class, its type, and the parts a loader asks for."""
@@ -356,7 +437,8 @@ class Loader:
     def counting(self) -> Iterator[dict[str, int]]:
         """How often each encoder is called meanwhile; nothing of the models is changed for it."""
         counts = {"image": 0, "text": 0}
-        watched = {id(self.model.vae.encoder): "image"}
+        encoder = self.model.effnet_encoder if hasattr(self.model, "effnet_encoder") else self.model.vae.encoder
+        watched = {id(encoder): "image"}
         for name, part in vars(self.model).items():
             if "text_encoder" in name and isinstance(part, torch.nn.Module):
                 watched[id(part)] = "text"

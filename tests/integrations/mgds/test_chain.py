@@ -23,6 +23,7 @@ from tests.support.mgds_pipelines import (
     Module,
     OutputPipelineModule,
     PipelineState,
+    ReadPixels,
     Run,
     Theirs,
     Tokenize,
@@ -273,3 +274,38 @@ def test_a_vae_whose_decoder_is_trained_encodes_each_variation_once(
     with torch.no_grad():
         vae.encoder.conv_in.weight.add_(0.1)
     assert epochs(1) == [4]
+
+
+def test_a_module_between_two_caches_gets_no_sample_of_another_number(tmp_path: Path, cats: Path) -> None:
+    """A first cache that repeats its samples numbers them otherwise: asking through it is refused."""
+
+    class Double(Module):
+        def make(self, variation: int, index: int) -> Any:
+            return self.given(variation, index) * 2
+
+    def start(balancing: float) -> list[Any]:
+        options = {"source_path_in_name": "image_path", "report": SILENT}
+        grouped = {
+            "variations_in_name": "concept.image_variations",
+            "balancing_in_name": "concept.balancing",
+            "balancing_strategy_in_name": "concept.balancing_strategy",
+            "variations_group_in_name": "concept.path",
+        }
+        first = DiskCache(cache_dir=str(tmp_path / "first"), split_names=["image"], **options, **grouped)
+        second = DiskCache(cache_dir=str(tmp_path / "second"), split_names=["doubled"], **options)
+        reading, output = ReadPixels("image_path", "image"), OutputPipelineModule(names=["doubled"])
+        modules = [collect_pictures(), reading, first, Double("image", "doubled"), second, output]
+        state = PipelineState(2)
+        made = [concept(cats, balancing=balancing)]
+        data = MGDS(torch.device("cpu"), made, {}, modules, batch_size=1, state=state)
+        try:
+            data.start_next_epoch()
+            return [item["doubled"].tolist() for item in data]
+        finally:
+            first.close()
+            second.close()
+            state.executor.shutdown()
+
+    assert start(1.0) == [[2 * byte for byte in path.read_bytes()] for path in sorted(cats.glob("*.png"))]
+    with pytest.raises(precook.IdentityError, match="in an order of its own"):
+        start(2.0)

@@ -89,6 +89,10 @@ class BuildingCache(Cache):
             if self._rules is None:
                 self._map = index_map
                 return index_map
+            for module in self._rules.upstream.caches_between:
+                if not module.cache.index_map().keeps_order:
+                    message = "a module behind it asks for samples to cache, and it shows them in an order of its own"
+                    raise IdentityError(type(module).__name__, message, hint="put that module before the first cache")
             paths = set(self._rules.draw.paths)
             self._path_names = frozenset((self._rules.upstream.path_outputs | paths) & set(options.names))
             listed = sorted(paths | self._path_names | {name for name in [self._source] if name is not None})

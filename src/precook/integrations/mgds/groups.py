@@ -95,6 +95,13 @@ class IndexMap:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether every output is the sample of the same number, in its one variation, in each epoch."""
+        members = [index for group in self.groups for index in group.members.tolist()]
+        whole = all(group.variations == 1 and group.outputs == len(group.members) for group in self.groups)
+        return whole and members == list(range(len(members)))
+
     def locate(self, epoch: int, output: int) -> tuple[int, int, int]:
         """Number of the group, variation and member behind an output."""
         if not 0 <= output < len(self):

@@ -229,6 +229,8 @@ class Upstream:
     """Those of them that are paths, and what is taken from each."""
     path_outputs: frozenset[str]
     """Names that are nothing but paths."""
+    caches_between: tuple[Any, ...] = ()
+    """Caches of ours that a module behind them asks on the way."""
 
     def functions(self, given: Mapping[str, object]) -> tuple[TextFunction, ...]:
         """The functions of texts that count by what they give; not those that a user identifies."""
@@ -281,6 +283,7 @@ def trace(modules: Sequence[UpstreamModule], names: Sequence[str], *, without: s
     every_path = _path_outputs(modules)
     requests = [_Request(name, len(modules)) for name in names]
     followed: set[tuple[str, int]] = set()
+    between: dict[int, Any] = {}
     while requests:
         request = requests.pop()
         root = request.name.partition(".")[0]
@@ -296,12 +299,15 @@ def trace(modules: Sequence[UpstreamModule], names: Sequence[str], *, without: s
         followed.add((root, request.position))
         for number in providers:
             provider = modules[number]
+            asks = request.kind and not request.kind.startswith("precook.")
+            if asks and getattr(type(provider.module), "is_precook_cache", False):
+                between[number] = provider.module
             if number not in leading:
                 leading.add(number)
                 if provider.kind not in _ENUMERATORS:
                     requests += [_Request(text, number, attribute, provider.kind) for attribute, text in provider.texts]
     traced = tuple(modules[number] for number in sorted(leading))
-    return Upstream(traced, frozenset(asked), paths, _path_outputs(traced))
+    return Upstream(traced, frozenset(asked), paths, _path_outputs(traced), tuple(between.values()))
 
 
 def same_for_all(modules: Sequence[UpstreamModule]) -> frozenset[str]:
