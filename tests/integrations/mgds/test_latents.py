@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +15,7 @@ import pytest
 # ruff: noqa: E402 - without torch there is nothing to import
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from precook.report import SILENT
+from precook.report import SILENT, Reporter, Task
 from tests.support.mgds_pipelines import (
     MGDS,
     DiskCache,
@@ -38,6 +42,8 @@ class Vae(torch.nn.Module):  # type: ignore[misc, name-defined]
         self.weight = torch.nn.Parameter(torch.tensor(weight))
 
     def encode(self, pixels: Any) -> Any:
+        if not pixels.any():
+            raise ValueError("an empty picture")
         self.calls.append(1)
         return SimpleNamespace(latent_dist=SimpleNamespace(mean=pixels * self.weight))
 
@@ -75,7 +81,15 @@ def add(folder: Path, name: str, number: int) -> None:
     settle(folder)
 
 
-def epoch(folder: Path, data: Path, *, masks: bool, vae: Vae | None = None) -> tuple[dict[str, Any], int]:
+def epoch(
+    folder: Path,
+    data: Path,
+    *,
+    masks: bool,
+    vae: Vae | None = None,
+    report: Reporter = SILENT,
+    **options: Any,
+) -> tuple[dict[str, Any], int]:
     """The items of an epoch by file, and how often the VAE was asked."""
     Vae.calls.clear()
     names = ["image", "mask"] if masks else ["image"]
@@ -84,7 +98,10 @@ def epoch(folder: Path, data: Path, *, masks: bool, vae: Vae | None = None) -> t
         cache_dir=str(folder),
         split_names=["latent", *names[1:]],
         aggregate_names=["image_path"],
-        report=SILENT,
+        source_path_in_name="image_path",
+        extra_watched_paths_in_names=["mask_path"] if masks else [],
+        report=report,
+        **options,
     )
     state = PipelineState(2)
     modules = [
@@ -139,3 +156,45 @@ def test_another_vae_or_an_edited_picture_is_encoded(tmp_path: Path, masked: Pat
     items, count = epoch(tmp_path / "cache", masked, masks=True)
     assert count == 1
     assert all(item["latent"].tolist() == (2 * item["mask"]).tolist() for item in items.values())
+
+
+def test_a_picture_that_is_left_out_costs_the_others_nothing(tmp_path: Path, masked: Path) -> None:
+    """The build that met it was ended, and what it made of the others is known all the same."""
+    for postfix in ("", "-masklabel"):
+        (masked / f"3{postfix}.png").write_bytes(bytes(100))
+    settle(masked)
+    before, count = epoch(tmp_path / "cache", masked, masks=False, skip_failed=True)
+    assert count == len(before) == 5
+    after, count = epoch(tmp_path / "cache", masked, masks=True, skip_failed=True)
+    assert count == 0
+    assert {name: item["latent"].tolist() for name, item in after.items()} == {
+        name: item["latent"].tolist() for name, item in before.items()
+    }
+
+
+@dataclass
+class _BeforeBuild:
+    """Does something else when a build is about to make its first entry."""
+
+    action: Callable[[], object]
+
+    @contextmanager
+    def task(self, name: str, *, total: int | None, unit: str) -> Iterator[Task]:
+        if name == "caching":
+            self.action()
+        with SILENT.task(name, total=total, unit=unit) as task:
+            yield task
+
+
+def test_two_trainings_that_build_at_once_put_no_mask_beside_a_latent_of_another_crop(
+    tmp_path: Path, masked: Path
+) -> None:
+    """The same files stand elsewhere in the other's list and are cut otherwise; one of the two latents is kept."""
+    more = tmp_path / "more"
+    shutil.copytree(masked, more)
+    add(more, "!first", 50)
+    other = _BeforeBuild(lambda: epoch(tmp_path / "cache", masked, masks=False))
+    epoch(tmp_path / "cache", more, masks=False, report=other)
+    for data in (masked, more):
+        items, _ = epoch(tmp_path / "cache", data, masks=True)
+        assert all(item["latent"].tolist() == (2 * item["mask"]).tolist() for item in items.values())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -277,9 +278,10 @@ class BuildingCache(Cache):
         with self.store.writer() as writer:
 
             def make(task: BuildTask) -> None:
-                split = self._ask(self._options.split, task, reuse)
-                aggregate = self._ask(self._options.aggregate, task, reuse)
-                parts = entry_parts(split, aggregate, self._ask(prompts, task, reuse))
+                pixels = reuse.pixels(task.variation, task.index)
+                split = self._ask(self._options.split, task, reuse.find(pixels, task.key))
+                aggregate = self._ask(self._options.aggregate, task)
+                parts = entry_parts(split, aggregate, self._ask(prompts, task), pixels)
                 # Checked after they were read: a file or a text that changed before or meanwhile has another key.
                 inputs.sources.check_unchanged(task.index)
                 if inputs.rules.texts_count and inputs.keys.current_key(task.index, task.variation) != task.key:
@@ -293,18 +295,21 @@ class BuildingCache(Cache):
                 with places.at(content, task.index, task.variation):
                     make(task)
 
-            with self._only_traced(), places.drawing(), self._builders() as executor:
-                build_tasks(
-                    tasks,
-                    lambda task: in_thread(lambda: make_in_place(task)),
-                    executor,
-                    stop=self._options.stop,
-                    report=self._options.report,
-                )
+            try:
+                with self._only_traced(), places.drawing(), self._builders() as executor:
+                    build_tasks(
+                        tasks,
+                        lambda task: in_thread(lambda: make_in_place(task)),
+                        executor,
+                        stop=self._options.stop,
+                        report=self._options.report,
+                    )
+            finally:
+                # Also where one sample failed, or at a stop: the others were drawn here, and are kept.
+                places.remember(memory)
+                reuse.remember(memory)
         built = np.frombuffer(b"".join(task.key.bytes for task in tasks), np.uint8).reshape(-1, 32)
         self._checks.check_written(self.store, built, memory, self._pipeline.executor)
-        places.remember(memory)
-        reuse.remember(memory)
         return aggregates
 
     def _builders(self) -> AbstractContextManager[Executor]:
@@ -324,14 +329,13 @@ class BuildingCache(Cache):
             tasks.setdefault(key, BuildTask(index, variation, key, name))
         return list(tasks.values())
 
-    def _ask(self, names: Sequence[str], task: BuildTask, reuse: LatentReuse) -> Values:
-        """What the modules before the cache make of a sample; paths are not stored."""
+    def _ask(self, names: Sequence[str], task: BuildTask, known: Mapping[str, Any] = MappingProxyType({})) -> Values:
+        """What the modules before the cache make of a sample, but for what is known; paths are not stored."""
         stored = [name for name in names if name not in self._path_names | self._unmade]
-        values: Values = {}
-        for name in stored:
-            value = reuse.find(name, task.variation, task.index, task.key)
-            values[name] = self._pipeline.get_previous(task.variation, name, task.index) if value is None else value
-        return values
+        return {
+            name: known[name] if name in known else self._pipeline.get_previous(task.variation, name, task.index)
+            for name in stored
+        }
 
     def _record(self, memory: Memory) -> None:
         """Keep what each group is made of, so that it can be trained on without its sources."""

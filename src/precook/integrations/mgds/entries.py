@@ -40,14 +40,19 @@ Values = dict[str, Any]
 """A sample's values by name."""
 
 
-def entry_parts(split_values: Values, aggregate: Values, texts: Mapping[str, str]) -> Parts:
+def entry_parts(
+    split_values: Values, aggregate: Values, texts: Mapping[str, str], pixels: Mapping[str, bytes] | None = None
+) -> Parts:
     """An entry, ready to be stored; what must not be in a cache is refused.
 
-    `texts` are prompts that led to it, for people and for training without sources.
+    `texts` are prompts that led to it, for people and for training without sources. `pixels` says of latents what they
+    were made of.
     """
     tree: dict[str, Any] = {"split": {}, "aggregate": {}, "distributions": []}
     if texts:
         tree["texts"] = dict(texts)
+    if pixels:
+        tree["pixels"] = dict(pixels)
     for part, values in (("split", split_values), ("aggregate", aggregate)):
         for name, value in values.items():
             if value is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -35,7 +35,7 @@ _ENCODE = "mgds.pipelineModules.EncodeVAE.EncodeVAE"
 _BEHIND = frozenset({_ENCODE, "mgds.pipelineModules.SampleVAEDistribution.SampleVAEDistribution"})
 """What may stand between the pixels and a latent."""
 _LATENTS = Kind("mgds latents/1", key=32, value=32)
-"""By pixels, VAE and name, the key of an entry that has the latent."""
+"""By pixels, VAE and name, the key of an entry that may have the latent: it says itself of which pixels it is."""
 _PLACES = Kind("mgds places/1", key=32, value=40)
 """By a sample's file and a variation: its index when it was drawn first, and the digest of the modules' places."""
 _POSITIONS = "mgds positions/1"
@@ -163,21 +163,28 @@ class LatentReuse:
         self._known = {pixels.tobytes(): entry.tobytes() for pixels, entry in rows}
         self._new: dict[bytes, bytes] = {}
 
-    def find(self, name: str, variation: int, index: int, entry: Key) -> Any | None:
-        """A latent that was made of the same pixels, if there is one; else it is known to be in `entry` from now on."""
-        rule = self._rules.get(name)
-        if rule is None:
-            return None
-        pixels = rule.module._get_previous_item(variation, rule.module.in_name, index)  # noqa: SLF001 - mgds' own way
-        flat = pixels.detach().cpu().contiguous()
-        form = f"{flat.dtype} {tuple(flat.shape)}".encode()
-        key = blake3(rule.identity + digest(form).bytes + _bytes(flat)).digest()
-        known = self._known.get(key)
-        tree = self._store.get(Key(known), None) if known is not None else None
-        if tree is None or name not in tree["split"] or name in tree["distributions"]:
-            self._new[key] = entry.bytes
-            return None
-        return tree["split"][name]
+    def pixels(self, variation: int, index: int) -> dict[str, bytes]:
+        """Of each latent, what it is made of and by, as a digest: the pixels and the VAE."""
+        made_of = {}
+        for name, rule in self._rules.items():
+            pixels = rule.module._get_previous_item(variation, rule.module.in_name, index)  # noqa: SLF001 - mgds' own way
+            flat = pixels.detach().cpu().contiguous()
+            form = f"{flat.dtype} {tuple(flat.shape)}".encode()
+            made_of[name] = blake3(rule.identity + digest(form).bytes + _bytes(flat)).digest()
+        return made_of
+
+    def find(self, pixels: Mapping[str, bytes], entry: Key) -> dict[str, Any]:
+        """Latents that were made of the same; the others are known to be in `entry` from now on."""
+        found = {}
+        for name, made_of in pixels.items():
+            known = self._known.get(made_of)
+            tree = self._store.get(Key(known), None) if known is not None else None
+            # The entry itself has to say so: another training may have put it first, with a draw of its own.
+            if tree is None or tree.get("pixels", {}).get(name) != made_of or name in tree["distributions"]:
+                self._new[made_of] = entry.bytes
+            else:
+                found[name] = tree["split"][name]
+        return found
 
     def remember(self, memory: Memory) -> None:
         """Keep of which pixels latents were made."""
