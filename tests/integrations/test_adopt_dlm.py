@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import precook
 from precook.integrations.adopt.dlm import plan_adopt_dlm
 from precook.integrations.tokenized import CachedTokens, CacheKey, TokenizedCache
 from precook.integrations.vl import VlCache, VlCacheKey
+from precook.store import files
 from tests.support.commands import run
 
 SHA = "3c" * 32
@@ -69,6 +73,11 @@ def test_sections_are_found_by_their_keys(tmp_path: Path) -> None:
             assert np.array_equal(tokens.attention_mask, np.ones(2048))
         assert cache.entry_count == 2
     assert {path: path.read_bytes() for path in before} == before
+    # Whoever has no more use for the old files removes them, and the front still looks where it has looked.
+    shutil.rmtree(old / "entries")
+    (old / "manifest.json").unlink()
+    with TokenizedCache.open(old) as cache:
+        assert cache.get(KEYS[0]) is not None
 
 
 def test_a_run_that_was_killed_before_its_manifest_is_adopted_too(tmp_path: Path) -> None:
@@ -151,3 +160,20 @@ def test_what_is_there_already_stays(tmp_path: Path, path: Path) -> None:
         assert found is not None
         assert len(found.input_ids) == 3
         assert cache.entry_count == 1
+
+
+def test_sections_that_a_full_disk_has_no_room_for_are_not_called_adopted(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training run goes on without its cache; whoever adopts one is told, and keeps the old files."""
+    section(tmp_path, KEYS[0])
+    manifest(tmp_path, KEYS[:1])
+    with precook.open(path) as store:
+        plan = plan_adopt_dlm(tmp_path)
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(files, "publish", fail)
+        with pytest.raises(precook.NoSpaceError):
+            plan.execute(store)

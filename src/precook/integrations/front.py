@@ -252,6 +252,8 @@ def beside_old_cache(folder: Path, what: str) -> Path:
     """
     if not folder.is_dir() or (folder / "store.toml").exists():
         return folder
+    if (folder / BESIDE / "store.toml").exists():
+        return folder / BESIDE  # also when the old files are gone
     old = name_old_cache(folder)
     if old is None or old.what != what:
         return folder

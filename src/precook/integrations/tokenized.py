@@ -79,7 +79,9 @@ class TokenizedCache(CountingFront):
     ([5, 7], 0.5)
     """
 
-    def __init__(self, place: Place, **options: Any) -> None:
+    def __init__(self, place: Place, *, strict: bool = False, **options: Any) -> None:
+        self._strict = strict
+        """Whether what there is no room for is an error."""
         if not isinstance(place, Store):
             options = {"max_bytes": MAX_BYTES, "keep_run": True, **options}
             if options["max_bytes"] is not None:
@@ -122,12 +124,12 @@ class TokenizedCache(CountingFront):
 
     def write(self, key: Key, tree: Tree, recipe: Recipe) -> None:
         """Put a tree, if there is room for it."""
-        with _while_there_is_room():
+        with self._while_there_is_room():
             super().write(key, tree, recipe)
 
     def flush(self) -> None:
         """Return when everything is durable that there is room for."""
-        with _while_there_is_room():
+        with self._while_there_is_room():
             super().flush()
 
     def save_manifest(self, *, tokenizer_sha: str | None = None) -> None:
@@ -154,11 +156,12 @@ class TokenizedCache(CountingFront):
     def _recipe(self, tokenizer: str) -> Recipe:
         return self._recipes.setdefault(tokenizer, Recipe(KIND, {"tokenizer": tokenizer}))
 
-
-@contextmanager
-def _while_there_is_room() -> Iterator[None]:
-    """A full cache or disk costs tokenizing again, and is no reason to end a training run."""
-    try:
-        yield
-    except (NoSpaceError, StoreWriteError) as error:
-        _log.warning("%s; these sections are not kept", error)
+    @contextmanager
+    def _while_there_is_room(self) -> Iterator[None]:
+        """A full cache or disk costs tokenizing again, and is no reason to end a training run."""
+        try:
+            yield
+        except (NoSpaceError, StoreWriteError) as error:
+            if self._strict:
+                raise
+            _log.warning("%s; these sections are not kept", error)

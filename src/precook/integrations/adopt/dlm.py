@@ -74,7 +74,7 @@ class DlmAdoptionPlan:
         """
         failed: list[LeftOut] = []
         with (
-            TokenizedCache(store) as sections,
+            TokenizedCache(store, strict=True) as sections,
             VlCache(store) as pictures,
             report.task("adopting", total=len(self.entries), unit="entries") as task,
         ):
