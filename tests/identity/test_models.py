@@ -113,6 +113,31 @@ def test_a_setting_of_a_vae_is_seen() -> None:
     assert not same(vae(), vae(scaling_factor=1.0))
 
 
+class Scale(torch.nn.Module):  # type: ignore[misc]
+    """Has no weights and shows nothing of itself."""
+
+    def __init__(self, factor: float, table: tuple[float, ...] = (1.0,)) -> None:
+        super().__init__()
+        self._factor = factor
+        self.table = torch.tensor(table)
+
+
+def test_what_a_module_without_config_holds_beside_weights_counts() -> None:
+    assert not same(Scale(1.0), Scale(2.0))
+    assert not same(Scale(1.0), Scale(1.0, (2.0,)))
+    assert not same(torch.nn.Sequential(Scale(1.0)), torch.nn.Sequential(Scale(2.0)))
+    assert same(Scale(1.0), Scale(1.0))
+    attention = [torch.nn.MultiheadAttention(8, heads) for heads in (2, 4)]
+    attention[1].load_state_dict(attention[0].state_dict())
+    assert not same(*attention)
+
+
+def test_layers_that_show_their_arguments_are_known_by_them() -> None:
+    # Entries of stores that were made before are found: nothing was missing in what these are known by.
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU(), torch.nn.LayerNorm(2))
+    assert b"patches" not in form(model)
+
+
 def test_a_module_without_config_is_its_structure() -> None:
     """Where no config says it, the parts and their arguments tell modules of equal weights apart."""
 

@@ -41,6 +41,7 @@ _KEPT_BY_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persist
 """Attributes of every module that hold weights and parts, which are looked at by themselves."""
 _OWN_HOOKS = ("torch", "transformers", "accelerate")
 """Libraries whose hooks belong to how a module is built and run: norms of weights, recorded outputs, moved weights."""
+_LIBRARIES = ("torch", "torchvision", "transformers", "diffusers")
 _RANDOM_NAME = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _MACHINERY = (type(threading.Lock()), type(threading.RLock()), threading.local, threading.Event, Executor)
@@ -91,7 +92,7 @@ def find_patches(module: Any, twin: Any | None, *, identify_tensor: Described, w
         elif counterpart is not None:
             patch = _differences(part, counterpart, describe, place)
         else:
-            patch = {"methods": _methods(part, describe, place)}
+            patch = {"methods": _methods(part, describe, place), "settings": _settings(part, describe, place)}
         patch["hooks"] = [] if _hook_names(part) == _hook_names(counterpart) else describe.hooks(part, place)
         if kept := {key: value for key, value in patch.items() if value not in ({}, [])}:
             patches[name] = kept
@@ -137,6 +138,26 @@ def _methods(part: Any, describe: _Describer, where: str) -> dict[str, object]:
         if name not in _NO_MATTER and is_function(value) and callable(getattr(type(part), name, None))
     }
     return {name: describe(value, f"{where}.{name}") for name, value in found.items() if value is not None}
+
+
+def _settings(part: Any, describe: _Describer, where: str) -> dict[str, object]:
+    """What a part without a twin holds beside weights and parts: a scale that it multiplies with is no weight.
+
+    Layers of torch that show their arguments (`extra_repr`) are known by them already.
+    """
+    torch: Any = sys.modules["torch"]
+    if _library(part) == "torch" and type(part).extra_repr is not torch.nn.Module.extra_repr:
+        return {}
+    left_out = _NO_MATTER | vars(torch.nn.Module()).keys()
+    settings: dict[str, object] = {}
+    for name, value in sorted(vars(part).items()):
+        if name in left_out or "cache" in name or callable(getattr(type(part), name, None)):
+            continue
+        if name.startswith("_") and _library(part) in _LIBRARIES:
+            continue  # bookkeeping of the library, which may change with use
+        told = _is_plain(value) or isinstance(value, torch.Tensor)
+        settings[name] = describe(value, f"{where}.{name}") if told else repr(_code_name(value))
+    return settings
 
 
 def unwrapped(function: Any, part: Any, name: str) -> Any | None:
