@@ -6,6 +6,7 @@ import functools
 import logging
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,31 @@ def test_how_a_layer_is_run_does_not_count() -> None:
         assert same(module, clip())
 
 
+def test_training_and_where_it_lies_do_not_count(tmp_path: Path) -> None:
+    """Gradient checkpointing, a device map, groups of weights that are moved in and out: the results are the same."""
+    text, checkpointed, offloaded = clip(), vae(), vae()
+    text.gradient_checkpointing_enable()
+    checkpointed.enable_gradient_checkpointing()
+    offloaded.enable_group_offload(torch.device("cpu"), torch.device("cpu"), offload_type="leaf_level")
+    offloaded.save_pretrained(tmp_path)
+    mapped = type(offloaded).from_pretrained(tmp_path, device_map="cpu")
+    assert mapped.hf_device_map
+    assert same(text, clip())
+    for module in (checkpointed, offloaded, mapped):
+        assert same(module, vae())
+    cast = vae()
+    cast.enable_layerwise_casting(storage_dtype=torch.float16, compute_dtype=torch.float32)
+    assert not same(cast, vae().half())
+
+
+def test_tokens_that_were_added_leave_no_patch(tmp_path: Path) -> None:
+    """A model whose embeddings were made larger is what it is after saving and loading."""
+    larger = clip()
+    larger.resize_token_embeddings(60)
+    larger.save_pretrained(tmp_path)
+    assert same(larger, type(larger).from_pretrained(tmp_path))
+
+
 def double(_: Any, __: Any, output: Any, *, factor: float = 2.0) -> Any:
     return output * factor
 
@@ -249,12 +275,44 @@ def test_a_config_that_builds_no_module_leaves_it_its_structure() -> None:
 
 def test_a_module_that_nobody_touched_has_no_patches(caplog: pytest.LogCaptureFixture) -> None:
     """Its identity is class, config and weights alone; looking draws no random number and says nothing."""
-    for module in (clip(), vae(), clip().half().eval()):
+    diffusers: Any = pytest.importorskip("diffusers", reason="identifies a VAE")
+    channels = {"encoder_block_out_channels": (4,) * 4, "decoder_block_out_channels": (4,) * 4}
+    for module in (clip(), vae(), diffusers.AutoencoderTiny(**channels), clip().half().eval()):
         with caplog.at_level(logging.WARNING):
             state = torch.random.get_rng_state()
             assert set(identify(module)) == {"kind", "class", "config", "weights"}  # type: ignore[call-overload]
             assert torch.equal(state, torch.random.get_rng_state())
     assert caplog.records == []
+
+
+def test_parametrised_weights_and_what_a_generation_leaves_behind_are_no_patches() -> None:
+    """Each part with a norm of its weights has a class of its own, and is built with draws on the CPU."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    convolutions = {"conv_dim": (8,), "conv_stride": (2,), "conv_kernel": (3,), "num_conv_pos_embeddings": 4}
+    config = transformers.Wav2Vec2Config(**sizes, **convolutions, num_conv_pos_embedding_groups=2)
+    module = transformers.Wav2Vec2Model(config)
+    state = torch.random.get_rng_state()
+    assert "patches" not in identify(module)  # type: ignore[operator]
+    assert torch.equal(state, torch.random.get_rng_state())
+    generated = clip()
+    generated.rope_deltas = torch.zeros(1, 1)
+    assert same(generated, clip())
+
+
+def test_a_constructor_is_not_called_with_a_name() -> None:
+    """What a class is given as text may be a model to load, so the module's structure is taken down instead."""
+
+    class Named(torch.nn.Module):  # type: ignore[misc]
+        loaded: list[str] = []  # noqa: RUF012
+
+        def __init__(self, config: str) -> None:
+            super().__init__()
+            self.loaded.append(config)
+            self.config = config
+
+    module = Named("a model")
+    assert "structure" in identify(module)  # type: ignore[operator]
+    assert Named.loaded == ["a model"]
 
 
 def test_what_cannot_say_what_it_is_is_named() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import inspect
 import re
 import sys
 import threading
@@ -24,17 +25,19 @@ from typing import Any
 from precook.errors import IdentityError
 from precook.identity.canonical import MAX_DEPTH, canonical
 from precook.identity.functions import class_identity, is_function
-from precook.identity.plain import descends_from, plain
+from precook.identity.plain import descends_from, named_values, plain
 
 _NO_MATTER = frozenset(
     # How it trains.
-    {"training", "train", "eval", "gradient_checkpointing", "requires_grad"}
+    {"training", "train", "eval", "gradient_checkpointing", "_gradient_checkpointing_func", "requires_grad"}
     # That it is compiled.
     | {"_compiled_call_impl"}
-    # Where it came from, and where accelerate keeps the method that it took the place of.
-    | {"name_or_path", "cache_dir", "_old_forward", "_hf_hook"}
-    # Grows with the longest input so far.
-    | {"max_seq_len_cached", "original_max_seq_len"}
+    # Where it came from, where it lies, and where accelerate keeps the method that it took the place of.
+    | {"name_or_path", "cache_dir", "hf_device_map", "_old_forward", "_hf_hook"}
+    # How many tokens there are, which the weights say; set by whoever adds some.
+    | {"vocab_size"}
+    # Grows with the longest input so far; left behind by the latest one.
+    | {"max_seq_len_cached", "original_max_seq_len", "rope_deltas"}
 )
 """Attributes of parts that do not decide a result."""
 _KEPT_BY_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
@@ -69,13 +72,20 @@ def build_twin(module: Any) -> Any | None:
     """A module of the same class from the same config, on the meta device; None where that alone does not make one."""
     torch: Any = sys.modules["torch"]
     kind, config = type(module), module.config
+    if named_values(config) is None:
+        return None  # a name or a path: a constructor might load what lies there
+    state = torch.random.get_rng_state()
     try:
         with torch.device("meta"):
             if descends_from(module, "diffusers", "ConfigMixin"):
-                return kind.from_config({name: value for name, value in config.items() if not name.startswith("_")})
+                # Only what it asks for: of more, as some classes add to their own config, diffusers would warn.
+                asked = inspect.signature(kind.__init__).parameters
+                return kind(**{name: value for name, value in config.items() if name in asked})
             return kind(copy.deepcopy(config))
     except Exception:  # noqa: BLE001 - anybody's constructor; the caller then takes down the structure instead
         return None
+    finally:
+        torch.random.set_rng_state(state)  # some constructors draw on the CPU all the same
 
 
 def find_patches(module: Any, twin: Any | None, *, identify_tensor: Described, where: str) -> dict[str, object]:
@@ -87,7 +97,8 @@ def find_patches(module: Any, twin: Any | None, *, identify_tensor: Described, w
     for name, part in parts.items():
         place = f"{where}.{name}" if name else where
         counterpart = twins.get(name)
-        if (twin is not None and type(part) is not type(counterpart)) or _is_adapter(part):
+        # By name: torch makes a class of its own for each part whose weights are parametrised.
+        if (twin is not None and _code_name(part) != _code_name(counterpart)) or _is_adapter(part):
             patch = {"class": class_identity(part), **describe.attributes(part, place)}
         elif counterpart is not None:
             patch = _differences(part, counterpart, describe, place)
@@ -175,11 +186,22 @@ def unwrapped(function: Any, part: Any, name: str) -> Any | None:
             if function is part._old_forward:  # noqa: SLF001
                 return function
             function = part._old_forward  # noqa: SLF001
+        elif (offloaded := _offloaded_forward(function, part)) is not None:
+            function = offloaded
         elif hasattr(function, "_torchdynamo_orig_callable"):
             function = function._torchdynamo_orig_callable  # noqa: SLF001
         else:
             return function
     return function
+
+
+def _offloaded_forward(function: Any, part: Any) -> Any | None:
+    """What computes behind a hook of diffusers that brings groups of weights to the device; None for anything else."""
+    hooks = getattr(getattr(part, "_diffusers_hook", None), "hooks", {}).values()
+    cells = getattr(getattr(function, "func", None), "__closure__", None) or ()
+    held = [cell.cell_contents for cell in cells]
+    moving = (hook for hook in hooks if type(hook).__module__ == "diffusers.hooks.group_offloading")
+    return next((hook.fn_ref.forward for hook in moving if any(hook.fn_ref is one for one in held)), None)
 
 
 def _library(value: object) -> str:
