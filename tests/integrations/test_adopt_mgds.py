@@ -197,3 +197,14 @@ def test_the_command_adopts_and_says_what_is_left_out(tmp_path: Path, images: li
             "architecture": "unknown",
             "part": "latent",
         }
+
+
+@pytest.mark.parametrize("source", ["a\0b.png", "a\ud800b.png"])
+def test_a_source_that_no_file_can_be_is_without_picture(tmp_path: Path, images: list[Path], source: str) -> None:
+    """An index may say anything; the others of it are adopted."""
+    old.smart_disk_cache(tmp_path / "old", images)
+    index = json.loads((tmp_path / "old" / "cache.json").read_text())
+    index["entries"][source] = index["entries"].pop(str(images[0]))
+    (tmp_path / "old" / "cache.json").write_text(json.dumps(index))
+    plan = plan_adopt(images[0].parent, caches=tmp_path / "old")
+    assert (len(plan.samples), plan.without_picture) == (2, 1)

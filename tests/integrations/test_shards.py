@@ -170,6 +170,7 @@ def test_plain_values_of_torch_and_numpy_are_converted(tmp_path: Path) -> None:
         b"c__builtin__\nset\n](K\x01\x8a\x10" + b"\x01" * 16 + b"e\x85R.",
         b"c__builtin__\nset\n]]a\x85R.",
         b"ctorch\ndevice\nX\x05\x00\x00\x00other\x85R.",
+        b"ctorch\ndevice\nX\x04\x00\x00\x00cudaJ\xff\xff\xff\xff\x86R.",
         b"cnumpy\ndtype\nX\x01\x00\x00\x00O\x89\x88\x87R.",
         b"cnumpy._core.multiarray\nscalar\ncnumpy\ndtype\nX\x02\x00\x00\x00f4\x89\x88\x87RX\x00\x00\x00\x00\x86R.",
         b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.",
@@ -204,6 +205,9 @@ LAUGHS = b"]q\x00" + b"".join(b"](" + b"h%c" % n * 12 + b"eq%c" % (n + 1) for n 
 """A list that holds a list twelve times, which holds a list twelve times: 12^50 of them in 1.5 KB."""
 STORAGE = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ%btQ"
 TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(" + STORAGE + b"%b\x89ccollections\nOrderedDict\n)RtR"
+
+
+NUMPY_TYPE = b"cnumpy\ndtype\nX\x02\x00\x00\x00f4\x89\x88\x87R"
 
 
 def shard_of(latent: bytes) -> bytes:
@@ -311,6 +315,7 @@ def test_a_small_shard_takes_neither_long_nor_much_memory(tmp_path: Path, bomb: 
         (tensor_of(4, side=2, stride=-1), "no numbers of one"),
         (tensor_of(4, side=1 << 40, stride=0), "far larger than its bytes"),
         (tensor_of(4, side=2, stride=1 << 62), "beyond its bytes"),
+        (NUMPY_TYPE + tensor_of(4, side=4) + b"\x85b", "the state of what is no plain value"),
     ],
 )
 def test_a_tensor_lies_inside_its_bytes(tmp_path: Path, tensor: bytes, reason: str | None) -> None:

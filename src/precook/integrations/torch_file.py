@@ -35,6 +35,8 @@ _UNFOLDING = 100
 """So many times the bytes of a file may be those of its tensors, shared ones counted each time."""
 _MAX_NAME = 100
 _MAX_NUMBER = 1 << 63
+_MAX_DEVICES = 1 << 7
+"""Of one kind, to torch."""
 _PROTOCOL = 2
 _START = b"PK\x03\x04"
 _PLAIN = (str, int, float, bool, bytes, type(None))
@@ -270,7 +272,10 @@ class _Interpreter:
     def _build(self) -> None:
         """The state of a numpy type: only what it has in any case is taken."""
         made, state = self._top(2)
-        if not isinstance(made, DType) or state not in ((3, order, None, None, None, -1, -1, 0) for order in "<|"):
+        # Only of plain values is it certain that comparing them gives yes or no.
+        plain = type(state) is tuple and all(type(part) in _PLAIN for part in state)
+        known = plain and state in ((3, order, None, None, None, -1, -1, 0) for order in "<|")
+        if not isinstance(made, DType) or not known:
             raise NotPlainError("the pickle sets the state of what is no plain value")
         self._stack.append(made)
 
@@ -283,7 +288,7 @@ def _plain_object(name: object, arguments: object) -> Any:
                 raise NotPlainError("the pickle has a set whose members are neither text nor small numbers")
             return _SETS[text](members)
         case _Name(text), (str(kind), *number) if text == _DEVICE and _DEVICE_NAME.fullmatch(kind):
-            if number and not (len(number) == 1 and _is_small(number[0])):
+            if number and not (len(number) == 1 and type(number[0]) is int and 0 <= number[0] < _MAX_DEVICES):
                 raise NotPlainError("the pickle has a device without a number")
             return load_torch().device(kind, *number)
         case _Name(text), (str(kind), False, True) if text == _NUMPY_DTYPE and kind in _NUMPY_TYPES:

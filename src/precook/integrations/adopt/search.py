@@ -128,7 +128,7 @@ def find_caches(folder: Path, pictures: Mapping[PictureName, list[Path]], *, bes
         try:
             for path, source, noted in finder(root, files) if finder is not None else ():
                 # A picture that is where it was is that one; of one that was moved, the name must be the only one.
-                indexed = by_path.get(os.path.realpath(source))
+                indexed = by_path.get(os.path.realpath(source)) if _is_path(source) else None
                 moved = [] if os.path.exists(source) else by_stem.get(noted.stem, [])  # noqa: PTH110
                 if indexed is None and len(moved) == 1:
                     indexed = moved[0]
@@ -149,6 +149,14 @@ def find_caches(folder: Path, pictures: Mapping[PictureName, list[Path]], *, bes
             else:
                 found.without_picture += 1
     return found
+
+
+def _is_path(text: str) -> bool:
+    """Whether a file can have this path: no file has a NUL in it, or characters that no bytes stand for."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
