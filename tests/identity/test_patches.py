@@ -299,6 +299,31 @@ def test_parametrised_weights_and_what_a_generation_leaves_behind_are_no_patches
     assert same(generated, clip())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_what_it_is_after_saving_and_loading(tmp_path: Path) -> None:
+    """What scripting keeps of the module that it was given is not in the file, and computes nothing."""
+    scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    scripted.save(str(tmp_path / "scripted.pt"))
+    assert same(scripted, torch.jit.load(str(tmp_path / "scripted.pt")))
+
+
+def test_a_class_of_ones_own_may_keep_what_it_computed_in_a_cache() -> None:
+    """An attribute that is called a cache makes no other module of it."""
+
+    class Caching(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.output_cache: Any = None
+            self.scale = 2.0
+
+    module = Caching()
+    before = form(module)
+    module.output_cache = torch.ones(1)
+    assert form(module) == before
+    module.scale = 3.0
+    assert form(module) != before
+
+
 def test_a_constructor_is_not_called_with_a_name() -> None:
     """What a class is given as text may be a model to load, so the module's structure is taken down instead."""
 

@@ -146,7 +146,10 @@ def _methods(part: Any, describe: _Describer, where: str) -> dict[str, object]:
     found = {
         name: unwrapped(value, part, name)
         for name, value in sorted(vars(part).items())
-        if name not in _NO_MATTER and is_function(value) and callable(getattr(type(part), name, None))
+        # Names such as __dir__, which scripting keeps there, do nothing in an instance.
+        if not (name in _NO_MATTER or name.startswith("__"))
+        and is_function(value)
+        and callable(getattr(type(part), name, None))
     }
     return {name: describe(value, f"{where}.{name}") for name, value in found.items() if value is not None}
 
