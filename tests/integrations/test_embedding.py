@@ -14,6 +14,7 @@ import pytest
 import precook
 from precook.integrations.embedding import CACHE_TYPES, EmbeddingCacheManager, cache_dataset, check_cache_exists
 from precook.integrations.tokenized import CachedTokens, CacheKey, TokenizedCache
+from precook.maintain.evict import plan_evict
 from tests.support.projects import keep_times, picture
 from tests.support.trees import same
 
@@ -191,6 +192,18 @@ def test_pictures_by_their_paths_are_encoded_again_for_another_size(path: Path, 
             cache_dataset(manager, samples, encoders.all, prompts_alone=True)
         asked.append(dict(encoders.asked))
     assert asked == [{"image": 4, "control": 4, "prompt": 4, "empty": 1}, {"image": 4, "control": 4}, {}]
+
+
+def test_making_room_takes_the_older_result_first(path: Path) -> None:
+    """A result that was replaced is never found again because the one in its place is gone, though it was read last."""
+    for value in (1.0, 2.0):
+        with EmbeddingCacheManager(path, dtype=None) as manager:
+            manager.load_cache("pixel_latent", "hash")
+            manager.save_cache("pixel_latent", "hash", np.full(1 << 17, value))
+    with precook.open(path) as store:
+        assert plan_evict(store, 3 << 19).execute().entries == 1
+    with EmbeddingCacheManager(path, dtype=None) as manager:
+        assert manager.load_cache("pixel_latent", "hash")[0] == 2.0
 
 
 def test_a_swapped_encoder_finds_nothing_of_the_old_one(path: Path) -> None:

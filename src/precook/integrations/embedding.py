@@ -347,6 +347,9 @@ class EmbeddingCacheManager(Front):
             newest, number = self._newest(recipe, inputs)
             if newest is not None and _content(self.read(newest)) == _content(tree):
                 return
+            if newest is not None:
+                # Whoever makes room takes the older one first: it must never be found because the newer one is gone.
+                self.store.forget_use(newest)
             self.write(_numbered(recipe, inputs, number), tree, recipe)
 
     def _newest(self, recipe: Recipe, inputs: list[object]) -> tuple[Key | None, int]:

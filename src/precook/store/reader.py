@@ -156,6 +156,13 @@ class Reader:
                 raise DamagedEntryError(key, self._layout.pack(pack), reason)
         raise MissingEntryError(key, hint="`precook ls` lists the entries")
 
+    def forget_use(self, key: Key) -> None:
+        """Have an entry count as one that this process has not used."""
+        place = self._lookup.find(key.bytes)
+        if place is not None:
+            table, row = place
+            table.used[row] = 0
+
     def _announce(self, keys: Sequence[Key]) -> None:
         """Tell the system what will be read from the disk next, so that it need not wait for each entry in turn."""
         budget = _READ_AHEAD

@@ -423,6 +423,12 @@ class Store:
         if self._internals is not None and not self._closed:
             self._internals.record_uses(now=True)
 
+    def forget_use(self, key: Key) -> None:
+        """Take back that this process has used an entry, as far as it is not written down: another takes its place."""
+        internals = self._ready()
+        if internals is not None:
+            internals.reader.forget_use(key)
+
     def close(self) -> None:
         """Wait for puts under way, record what was used, close the index. Tensors that were handed out stay valid."""
         if self._closed:
