@@ -20,7 +20,7 @@ from precook.integrations.mgds.cache import Cache, CacheOptions, GroupVariation,
 from precook.integrations.mgds.entries import Values, aggregates_key, entry_parts
 from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSettings, gather_groups
 from precook.integrations.mgds.keys import KeyMaker, KeyRules, key_rules
-from precook.integrations.mgds.latents import LatentReuse, Places, latent_rules
+from precook.integrations.mgds.latents import LatentReuse, FirstDraws, latent_rules
 from precook.integrations.mgds.sourceless import PROMPTS, GroupSnapshot, OtherPath, snapshot_name, write_group
 from precook.integrations.mgds.sources import Sources, learn_sources, list_paths
 from precook.integrations.mgds.upstream import collected_path, only_traced, same_for_all
@@ -274,7 +274,7 @@ class BuildingCache(Cache):
         aggregates: dict[bytes, Values] = {}
         latents = latent_rules(self._pipeline.modules, self._options.split, inputs.rules.recipe)
         reuse = LatentReuse(latents, self.store, memory)
-        places = Places(self._pipeline.modules if latents else (), self._pipeline.seed, memory)
+        draws = FirstDraws(self._pipeline.modules if latents else (), self._pipeline.seed, memory)
         with self.store.writer() as writer:
 
             def make(task: BuildTask) -> None:
@@ -292,11 +292,11 @@ class BuildingCache(Cache):
             def make_in_place(task: BuildTask) -> None:
                 # Texts in keys were drawn here and now; a picture is drawn where it was drawn first.
                 content = None if inputs.rules.texts_count else inputs.sources.content(self._source, task.index)
-                with places.at(content, task.index, task.variation):
+                with draws.at(content, task.index, task.variation):
                     make(task)
 
             try:
-                with self._only_traced(), places.drawing(), self._builders() as executor:
+                with self._only_traced(), draws.drawing(), self._builders() as executor:
                     build_tasks(
                         tasks,
                         lambda task: in_thread(lambda: make_in_place(task)),
@@ -306,7 +306,7 @@ class BuildingCache(Cache):
                     )
             finally:
                 # Also where one sample failed, or at a stop: the others were drawn here, and are kept.
-                places.remember(memory)
+                draws.remember(memory)
                 reuse.remember(memory)
         built = np.frombuffer(b"".join(task.key.bytes for task in tasks), np.uint8).reshape(-1, 32)
         self._checks.check_written(self.store, built, memory, self._pipeline.executor)

@@ -3,7 +3,7 @@
 With masks switched on, mgds' pipeline has more modules, so every draw is another one: other crops, other flips. Two
 things keep that from costing an encoding:
 
-- A sample is drawn as it was drawn first. `Places` remembers where it stood then, and where the modules stood that
+- A sample is drawn as it was drawn first. `FirstDraws` remembers where it stood then, and where the modules stood that
   draw; while an entry is made, they draw as if they stood there.
 - What goes into the VAE is compared with what went into it before, byte for byte (`LatentReuse`). Only where that is
   equal a latent is taken from the entry that has it, so a mask never stands beside a latent of another crop.
@@ -36,7 +36,7 @@ _BEHIND = frozenset({_ENCODE, "mgds.pipelineModules.SampleVAEDistribution.Sample
 """What may stand between the pixels and a latent."""
 _LATENTS = Kind("mgds latents/1", key=32, value=32)
 """By pixels, VAE and name, the key of an entry that may have the latent: it says itself of which pixels it is."""
-_PLACES = Kind("mgds places/1", key=32, value=40)
+_FIRST_DRAWS = Kind("mgds first draws/1", key=32, value=40)
 """By a sample's file and a variation: its index when it was drawn first, and the digest of the modules' places."""
 _POSITIONS = "mgds positions/1"
 """The places of modules, as JSON, by their digests."""
@@ -46,14 +46,14 @@ _POSITIONS = "mgds positions/1"
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _FirstDraw:
     """Where a sample and the modules stood when it was drawn."""
 
     index: int
     positions: dict[str, int]
 
 
-class Places:
+class FirstDraws:
     """The places at which samples are drawn while entries are made."""
 
     def __init__(self, modules: Sequence[UpstreamModule], seed: int, memory: Memory) -> None:
@@ -67,7 +67,7 @@ class Places:
         self._seed = seed
         self._positions = digest(form)
         self._current = threading.local()
-        self._known = {key.tobytes(): value.tobytes() for key, value in zip(*memory.rows(_PLACES), strict=True)}
+        self._known = {key.tobytes(): value.tobytes() for key, value in zip(*memory.rows(_FIRST_DRAWS), strict=True)}
         """As it was before this build: samples of one build do not share their draws."""
         self._known_positions = {key: json.loads(note) for key, note in memory.notes(_POSITIONS).items()}
         self._new: dict[bytes, bytes] = {}
@@ -98,7 +98,7 @@ class Places:
         if value is None or positions is None:
             self._new.setdefault(key, index.to_bytes(8, "little") + self._positions.bytes)
         else:
-            self._current.place = _Place(int.from_bytes(value[:8], "little"), positions)
+            self._current.place = _FirstDraw(int.from_bytes(value[:8], "little"), positions)
         try:
             yield
         finally:
@@ -108,11 +108,11 @@ class Places:
         """Keep where samples were drawn for the first time."""
         if self._new:
             keys, values = (np.frombuffer(b"".join(part), np.uint8) for part in (self._new, self._new.values()))
-            memory.remember(_PLACES, keys.reshape(-1, 32), values.reshape(-1, 40))
+            memory.remember(_FIRST_DRAWS, keys.reshape(-1, 32), values.reshape(-1, 40))
 
     def _rand(self, name: str) -> Any:
         def rand(variation: int, index: int = -1) -> Random:
-            place: _Place | None = getattr(self._current, "place", None)
+            place: _FirstDraw | None = getattr(self._current, "place", None)
             position = self._here[name]
             if place is not None and index >= 0:
                 position, index = place.positions.get(name, position), place.index
