@@ -20,7 +20,7 @@ from precook.integrations.mgds.cache import Cache, CacheOptions, GroupVariation,
 from precook.integrations.mgds.entries import Values, aggregates_key, entry_parts
 from precook.integrations.mgds.groups import CacheGroup, IndexMap, SharedSettings, gather_groups
 from precook.integrations.mgds.keys import KeyMaker, KeyRules, key_rules
-from precook.integrations.mgds.latents import LatentReuse, FirstDraws, latent_rules
+from precook.integrations.mgds.latents import FirstDraws, LatentReuse, latent_rules
 from precook.integrations.mgds.sourceless import PROMPTS, GroupSnapshot, OtherPath, snapshot_name, write_group
 from precook.integrations.mgds.sources import Sources, learn_sources, list_paths
 from precook.integrations.mgds.upstream import collected_path, only_traced, same_for_all
