@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,13 @@ def test_what_no_tool_has_cached_is_not_named(tmp_path: Path, name: str) -> None
 def test_a_folder_that_cannot_be_listed_is_not_named(tmp_path: Path) -> None:
     """Neither is one that is gone."""
     assert name_old_cache(tmp_path / "gone") is None
+
+
+def test_what_cannot_be_looked_at_is_named_by_nothing(tmp_path: Path) -> None:
+    """As a folder that is closed to us: here one whose files have paths that are longer than the system takes."""
+    folder = tmp_path
+    while (left := os.pathconf(tmp_path, "PC_PATH_MAX") - 1 - len("/image/cache") - len(str(folder))) > 0:
+        folder /= "a" * min(200, max(1, left - 1))
+        folder.mkdir()
+    (folder / "image").mkdir()
+    assert name_old_cache(folder) is None
