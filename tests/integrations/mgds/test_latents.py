@@ -88,6 +88,7 @@ def epoch(
     masks: bool,
     vae: Vae | None = None,
     report: Reporter = SILENT,
+    seed: int = 42,
     **options: Any,
 ) -> tuple[dict[str, Any], int]:
     """The items of an epoch by file, and how often the VAE was asked."""
@@ -114,7 +115,7 @@ def epoch(
         cache,
         OutputPipelineModule(names=["latent", "image_path", *names[1:]]),
     ]
-    made = MGDS(torch.device("cpu"), [concept(data)], {}, modules, batch_size=1, state=state)
+    made = MGDS(torch.device("cpu"), [concept(data)], {}, modules, batch_size=1, state=state, seed=seed)
     made.start_next_epoch()
     items = {Path(item["image_path"]).stem: item for item in made}
     cache.close()
@@ -156,6 +157,12 @@ def test_another_vae_or_an_edited_picture_is_encoded(tmp_path: Path, masked: Pat
     items, count = epoch(tmp_path / "cache", masked, masks=True)
     assert count == 1
     assert all(item["latent"].tolist() == (2 * item["mask"]).tolist() for item in items.values())
+
+
+def test_a_seed_may_be_as_large_as_those_of_torch(tmp_path: Path, masked: Path) -> None:
+    """`torch.seed()` gives numbers of 64 bits without a sign."""
+    assert epoch(tmp_path / "cache", masked, masks=False, seed=(1 << 64) - 1)[1] == 6
+    assert epoch(tmp_path / "cache", masked, masks=True, seed=(1 << 64) - 1)[1] == 0
 
 
 def test_a_picture_that_is_left_out_costs_the_others_nothing(tmp_path: Path, masked: Path) -> None:

@@ -92,7 +92,7 @@ class FirstDraws:
         if source is None or not self._modules:
             yield
             return
-        key = blake3(source + variation.to_bytes(8, "little") + self._seed.to_bytes(8, "little", signed=True)).digest()
+        key = blake3(source + f"{variation} {self._seed}".encode()).digest()
         value = self._known.get(key)
         positions = self._known_positions.get(value[8:]) if value is not None else None
         if value is None or positions is None:
