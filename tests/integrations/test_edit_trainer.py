@@ -185,6 +185,12 @@ def test_a_swapped_encoder_is_not_served_what_the_other_made(path: Path, samples
     assert not differing(EditEncoders(2), read(path, samples[:1]))
 
 
+def test_whoever_wants_tensors_as_they_are_is_not_served_halves(path: Path, samples: list[dict[str, Any]]) -> None:
+    run(path, samples[:1])
+    with EmbeddingCacheManager(path, dtype=None) as manager:
+        assert EditDataset(manager, samples[:1])[0]["cached"] is False
+
+
 def _read_in_worker(dataset: EditDataset) -> list[bool]:
     return [bool(torch.equal(dataset[row]["image_latents"], dataset[0]["image_latents"])) for row in range(4)]
 

@@ -332,7 +332,7 @@ class EmbeddingCacheManager(Front):
 
     @property
     def _samples(self) -> Recipe:
-        return Recipe(KIND, {"samples": self._settings})
+        return Recipe(KIND, {"samples": self._settings, "dtype": self._dtype})
 
     def _recipe(self, cache_type: str) -> Recipe:
         _check_type(cache_type)
