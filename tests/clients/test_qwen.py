@@ -134,7 +134,7 @@ def test_flux_kontext_trains_on_the_same_data(tmp_path: Path) -> None:
     plan = plan_adopt_embeddings(own.cache_dir)
     assert not plan.left_out
     with precook.open(adopted.cache_dir) as store:
-        assert plan.execute(store).samples == 4
+        assert plan.execute(store).entries == 4
     assert same_steps(steps, adopted.run("ours"))
 
 

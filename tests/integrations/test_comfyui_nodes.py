@@ -15,6 +15,7 @@ from precook.store.packfile import TableFile
 from tests.integrations.test_comfyui import conditioning, latent, lists
 from tests.integrations.test_shards import write_shards
 from tests.support.comfyui_stand_in import install, load_custom_node, run_node, train
+from tests.support.stores import watch_reads
 from tests.support.trees import same
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -37,16 +38,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What is read of stores."""
-    done: list[object] = []
-    for name in ("read", "read_one", "take"):
-        original = getattr(TableFile, name)
-
-        def watched(*args: Any, _original: Any = original, **options: Any) -> Any:
-            done.append(args[1:])
-            return _original(*args, **options)
-
-        monkeypatch.setattr(TableFile, name, watched)
-    return done
+    return watch_reads(monkeypatch)
 
 
 def save(

@@ -321,11 +321,11 @@ def test_an_old_prompt_that_may_be_another_samples_is_not_adopted(
     with EmbeddingCacheManager(tmp_path / "unused") as manager:
         old = write_old_cache(tmp_path / "old", EditDataset(manager, samples), EditEncoders())
     plan = plan_adopt_embeddings(old)
-    assert len(plan.samples) == 1
+    assert len(plan.entries) == 1
     assert len(plan.left_out) == 4
     assert "several control pictures" in plan.left_out[0].reason
     with precook.open(path) as store:
-        assert plan.execute(store).samples == 1
+        assert plan.execute(store).entries == 1
     given = read(path, samples)
     assert [sample["cached"] for sample in given] == [False] * 4 + [True]
     assert not differing(EditEncoders(), given[4:])
@@ -363,6 +363,6 @@ def test_an_old_file_that_is_no_tensor_is_left_out(
     plan = plan_adopt_embeddings(old)
     with precook.open(path) as store:
         adoption = plan.execute(store)
-    assert adoption.samples == 0
+    assert adoption.entries == 0
     assert len([*plan.left_out, *adoption.failed]) == 1
     assert not check_cache_exists(path)

@@ -17,6 +17,7 @@ import safetensors.torch
 
 import precook
 from tests.support.commands import environment
+from tests.support.stores import watch_reads
 from tests.support.trees import same
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -30,17 +31,7 @@ def tensor() -> Any:
 @pytest.fixture
 def reads(store: precook.Store, tensor: Any, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What was read of the store since it was asked for the leaf."""
-    from precook.store.packfile import TableFile  # noqa: PLC0415
-
-    done: list[object] = []
-    for name in ("read", "read_one", "take"):
-        original = getattr(TableFile, name)
-
-        def watched(*args: Any, _original: Any = original, **options: Any) -> Any:
-            done.append(args[1:])
-            return _original(*args, **options)
-
-        monkeypatch.setattr(TableFile, name, watched)
+    done = watch_reads(monkeypatch)
     store.put(recipe.key(1), {"x": tensor})
     done.clear()
     return done

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import precook
+from precook.store.packfile import TableFile
 
 RECIPE = precook.Recipe("test", {"version": 1})
 
@@ -44,3 +46,17 @@ def fill(path: Path, packs: int, rows: int = 3) -> list[precook.Key]:
                 for row in range(rows):
                     writer.put(RECIPE.key(pack, row), {"x": np.arange(50) + row}, recipe=RECIPE)
     return [RECIPE.key(pack, row) for pack in range(packs) for row in range(rows)]
+
+
+def watch_reads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A list of what is read of stores, from now on."""
+    done: list[object] = []
+    for name in ("read", "read_one", "take"):
+        original = getattr(TableFile, name)
+
+        def watched(*args: Any, _original: Any = original, **options: Any) -> Any:
+            done.append(args[1:])
+            return _original(*args, **options)
+
+        monkeypatch.setattr(TableFile, name, watched)
+    return done

@@ -14,6 +14,7 @@ from precook.units import format_count, format_size
 
 if TYPE_CHECKING:
     from precook.integrations.adopt import AdoptionPlan, LeftOut
+    from precook.integrations.adopt.search import FrontAdoptionPlan
     from precook.project import Project
 
 _MOST_LEFT_OUT = 10
@@ -55,13 +56,19 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     """
     from precook.fs.old_caches import DLM_PICTURES, DLM_SECTIONS, EMBEDDINGS, name_old_cache
     from precook.integrations.adopt import plan_adopt
+    from precook.integrations.adopt.dlm import plan_adopt_dlm
+    from precook.integrations.adopt.embeddings import plan_adopt_embeddings
     from precook.integrations.adopt.fill import names_adopted
 
     old = name_old_cache(folder) if caches is None else None
-    if old is not None and old.what == EMBEDDINGS:
-        return _adopt_embeddings(folder, find_or_new_store(config, store), yes=yes, as_json=as_json)
-    if old is not None and old.what in (DLM_SECTIONS, DLM_PICTURES):
-        return _adopt_dlm(folder, find_or_new_store(config, store), digest or [], yes=yes, as_json=as_json)
+    if old is not None and old.what in (EMBEDDINGS, DLM_SECTIONS, DLM_PICTURES):
+        for_front: FrontAdoptionPlan
+        if old.what == EMBEDDINGS:
+            for_front = plan_adopt_embeddings(folder)
+        else:
+            pairs = ((first, new or first) for first, _, new in (text.partition("=") for text in digest or []))
+            for_front = plan_adopt_dlm(folder, digests=dict(pairs))
+        return _adopt_for_front(for_front, find_or_new_store(config, store), yes=yes, as_json=as_json)
     plan = plan_adopt(folder, caches=caches, only=only, ignore_times=ignore_times, report=progress.reporter())
     if not as_json:
         _show(plan)
@@ -135,49 +142,13 @@ def _fill(plan: AdoptionPlan, project: Project, *, yes: bool, as_json: bool) -> 
     return SOME_FAILED if left_out else 0
 
 
-def _adopt_embeddings(folder: Path, place: Path, *, yes: bool, as_json: bool) -> int:
-    """Adopt a folder of embeddings for the front that its trainer uses; the exit code."""
-    from precook.integrations.adopt.embeddings import TOOL, plan_adopt_embeddings
+def _adopt_for_front(plan: FrontAdoptionPlan, place: Path, *, yes: bool, as_json: bool) -> int:
+    """Adopt a folder for the front that takes the place of its tool's cache; the exit code."""
     from precook.open_store import open_store
 
-    plan = plan_adopt_embeddings(folder)
     if not as_json:
-        samples = format_count(len(plan.samples), "sample")
-        output.line(f"{TOOL}: {samples}, {format_size(plan.nbytes)}; which encoder made them is not known")
-        _show_left_out(plan.left_out)
-    adoption = None
-    if yes and plan.samples:
-        with open_store(place) as store:
-            adoption = plan.execute(store, report=progress.reporter())
-    left_out = (*plan.left_out, *(adoption.failed if adoption is not None else ()))
-    if as_json:
-        output.document(
-            {
-                "tool": TOOL,
-                "bytes": plan.nbytes,
-                "left_out": [{"path": str(file.path), "reason": file.reason} for file in left_out],
-                "store": str(place),
-                "samples": len(plan.samples) if adoption is None else adoption.samples,
-                "adopted": adoption is not None,
-            }
-        )
-    elif adoption is not None:
-        _show_left_out(adoption.failed)
-        output.line(f"adopted {format_count(adoption.samples, 'sample')} in {place}; name it as cache_dir")
-    elif plan.samples:
-        output.hint(f"nothing is stored yet; --yes adopts them in {place}")
-    return SOME_FAILED if left_out else 0
-
-
-def _adopt_dlm(folder: Path, place: Path, digests: list[str], *, yes: bool, as_json: bool) -> int:
-    """Adopt sections or pictures for the front that takes the place of dlm's cache; the exit code."""
-    from precook.integrations.adopt.dlm import TOOL, plan_adopt_dlm
-    from precook.open_store import open_store
-
-    pairs = [(old, new or old) for old, _, new in (text.partition("=") for text in digests)]
-    plan = plan_adopt_dlm(folder, digests=dict(pairs))
-    if not as_json:
-        output.line(f"{TOOL}: {format_count(len(plan.entries), plan.part)}, {format_size(plan.nbytes)}")
+        count = format_count(len(plan.entries), plan.part)
+        output.line(f"{plan.tool}: {count}, {format_size(plan.nbytes)}{plan.doubt}")
         _show_left_out(plan.left_out)
     adoption = None
     if yes and plan.entries:
@@ -187,7 +158,7 @@ def _adopt_dlm(folder: Path, place: Path, digests: list[str], *, yes: bool, as_j
     if as_json:
         output.document(
             {
-                "tool": TOOL,
+                "tool": plan.tool,
                 "bytes": plan.nbytes,
                 "left_out": [{"path": str(file.path), "reason": file.reason} for file in left_out],
                 "store": str(place),
@@ -197,7 +168,7 @@ def _adopt_dlm(folder: Path, place: Path, digests: list[str], *, yes: bool, as_j
         )
     elif adoption is not None:
         _show_left_out(adoption.failed)
-        output.line(f"adopted {format_count(adoption.entries, plan.part)} in {place}")
+        output.line(f"adopted {format_count(adoption.entries, plan.part)} in {place}{plan.next_step}")
     elif plan.entries:
         output.hint(f"nothing is stored yet; --yes adopts them in {place}")
     return SOME_FAILED if left_out else 0

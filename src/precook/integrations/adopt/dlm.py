@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from precook.errors import PrecookError, SourceError, printable
 from precook.fs.old_caches import DLM_PICTURES, DLM_SECTIONS, PROCESSED_NAME, SECTION_NAME, name_old_cache
@@ -23,7 +23,7 @@ from precook.fs.read import NotAFileError, TooLargeError, read_small
 from precook.integrations.adopt.formats import UnusableError
 from precook.integrations.adopt.npz import NpzFile
 from precook.integrations.adopt.plan import checked_parts
-from precook.integrations.adopt.search import LeftOut
+from precook.integrations.adopt.search import FrontAdoption, LeftOut
 from precook.integrations.tokenized import CachedTokens, CacheKey, TokenizedCache
 from precook.integrations.vl import VlCache, VlCacheKey
 from precook.report import SILENT, Reporter
@@ -50,14 +50,6 @@ class OldEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class DlmAdoption:
-    """What was adopted."""
-
-    entries: int
-    failed: tuple[LeftOut, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class DlmAdoptionPlan:
     """What would be adopted of a folder; nothing is stored before `execute`."""
 
@@ -66,8 +58,11 @@ class DlmAdoptionPlan:
     left_out: tuple[LeftOut, ...]
     nbytes: int
     """Of the files."""
+    tool: ClassVar[str] = TOOL
+    doubt: ClassVar[str] = ""
+    next_step: ClassVar[str] = ""
 
-    def execute(self, store: Store, *, report: Reporter = SILENT) -> DlmAdoption:
+    def execute(self, store: Store, *, report: Reporter = SILENT) -> FrontAdoption:
         """Store what the files hold: durable when it returns. The files stay as they are.
 
         What the store has already under a key stays.
@@ -87,7 +82,7 @@ class DlmAdoptionPlan:
                 except UnusableError as error:
                     failed.append(LeftOut(entry.path, str(error)))
                 task.advance()
-        return DlmAdoption(len(self.entries) - len(failed), tuple(failed))
+        return FrontAdoption(len(self.entries) - len(failed), tuple(failed))
 
 
 def plan_adopt_dlm(folder: Path, *, digests: Mapping[str, str] | None = None) -> DlmAdoptionPlan:

@@ -14,12 +14,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from precook.errors import EncodeError, SourceError, printable
 from precook.fs.old_caches import EMBEDDING_METADATA, EMBEDDINGS, name_old_cache
 from precook.fs.read import NotAFileError, TooLargeError, read_small
 from precook.integrations.adopt.formats import UnusableError
-from precook.integrations.adopt.search import LeftOut
+from precook.integrations.adopt.search import FrontAdoption, LeftOut
 from precook.integrations.adopted import STATUS
 from precook.integrations.embedding import EmbeddingCacheManager
 from precook.integrations.torch_file import read_torch_file
@@ -50,34 +51,30 @@ class OldSample:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingAdoption:
-    """What was adopted."""
-
-    samples: int
-    failed: tuple[LeftOut, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class EmbeddingAdoptionPlan:
     """What would be adopted of a folder; nothing is stored before `execute`."""
 
-    samples: tuple[OldSample, ...]
+    entries: tuple[OldSample, ...]
     left_out: tuple[LeftOut, ...]
     nbytes: int
     """Of the files."""
+    tool: ClassVar[str] = TOOL
+    part: ClassVar[str] = "sample"
+    doubt: ClassVar[str] = "; which encoder made them is not known"
+    next_step: ClassVar[str] = "; name it as cache_dir"
 
-    def execute(self, store: Store, *, report: Reporter = SILENT) -> EmbeddingAdoption:
+    def execute(self, store: Store, *, report: Reporter = SILENT) -> FrontAdoption:
         """Store the tensors as samples of `EmbeddingCacheManager`: durable when it returns. The files stay as they are.
 
         A sample that the store has already, perhaps cached since, stays as it is there.
         """
-        names = {name for sample in self.samples for name in sample.files}
+        names = {name for sample in self.entries for name in sample.files}
         manager = EmbeddingCacheManager(store, encoders={name: {"status": STATUS, "tool": TOOL} for name in names})
         keys: dict[Path, Key] = {}
         failed = []
         adopted = 0
-        with report.task("adopting", total=len(self.samples), unit="samples") as task:
-            for sample in self.samples:
+        with report.task("adopting", total=len(self.entries), unit="samples") as task:
+            for sample in self.entries:
                 hashes = {"main_hash": sample.main_hash}
                 if sample.controls is not None:
                     hashes["controls_sum_hash"] = sample.controls
@@ -92,7 +89,7 @@ class EmbeddingAdoptionPlan:
                     failed.append(LeftOut(_metadata_name(sample.main_hash), str(error)))
                 task.advance()
         manager.close()
-        return EmbeddingAdoption(adopted, tuple(failed))
+        return FrontAdoption(adopted, tuple(failed))
 
 
 def plan_adopt_embeddings(folder: Path) -> EmbeddingAdoptionPlan:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from xxhash import xxh64
 
@@ -20,6 +21,7 @@ from precook.sources.captions import MAX_BYTES, CaptionError, decode_caption
 from precook.sources.facts import LARGEST
 from precook.sources.formats import SUFFIXES
 from precook.sources.pictures import RefusedError, read_facts
+from precook.store.store import Store
 from precook.values import Digest
 
 _CAPTIONS = (".txt", ".caption")
@@ -47,6 +49,46 @@ class LeftOut:
 
     path: Path | str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrontAdoption:
+    """What was adopted as entries of a front."""
+
+    entries: int
+    failed: tuple[LeftOut, ...]
+
+
+class FrontAdoptionPlan(Protocol):
+    """What would be adopted of a folder as entries of a front; nothing is stored before `execute`."""
+
+    @property
+    def tool(self) -> str: ...
+    @property
+    def part(self) -> str:
+        """What one entry is of: a sample, a section."""
+        ...
+
+    @property
+    def doubt(self) -> str:
+        """What nobody can say of them, behind a semicolon."""
+        ...
+
+    @property
+    def next_step(self) -> str:
+        """What to do when they are stored, likewise."""
+        ...
+
+    @property
+    def entries(self) -> Sequence[object]: ...
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]: ...
+    @property
+    def nbytes(self) -> int:
+        """Of the files."""
+        ...
+
+    def execute(self, store: Store, *, report: Reporter = ...) -> FrontAdoption: ...
 
 
 @dataclass(frozen=True, slots=True)
