@@ -148,26 +148,12 @@ def tiny_flux(folder: Path) -> None:
 
         return load
 
-    def transformer() -> Any:
-        return diffusers.FluxTransformer2DModel(
-            patch_size=1,
-            in_channels=64,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=WIDTH,
-            pooled_projection_dim=WIDTH,
-            guidance_embeds=True,
-            axes_dims_rope=(4, 4, 8),
-        )
-
     blocks = {"block_out_channels": (8,) * 4, "latent_channels": 16}
     types = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
     trainer.load_flux_kontext_vae = seeded(lambda: pipelines._shifted_vae(**blocks, **types), seed())
     trainer.load_flux_kontext_clip = seeded(lambda: pipelines._clip(words), 3)
     trainer.load_flux_kontext_t5 = seeded(lambda: pipelines._t5(pieces), 4)
-    trainer.load_flux_kontext_transformer = seeded(transformer, 5)
+    trainer.load_flux_kontext_transformer = seeded(lambda: pipelines._flux_transformer(in_channels=64), 5)
     trainer.load_flux_kontext_tokenizers = lambda _: (words, pieces)
     trainer.load_flux_kontext_scheduler = lambda _: diffusers.FlowMatchEulerDiscreteScheduler()
 

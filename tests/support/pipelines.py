@@ -376,6 +376,21 @@ def _wide_t5(tokenizer: Any) -> Any:
     return transformers.T5EncoderModel(config)
 
 
+def _flux_transformer(*, in_channels: int) -> Any:
+    return diffusers.FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=in_channels,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=WIDTH,
+        pooled_projection_dim=WIDTH,
+        guidance_embeds=True,
+        axes_dims_rope=(4, 4, 8),
+    )
+
+
 def _flux(_: Path) -> Any:
     words, pieces = _clip_tokenizer(), _t5_tokenizer()
     return diffusers.FluxPipeline(
@@ -385,18 +400,7 @@ def _flux(_: Path) -> Any:
         tokenizer=words,
         text_encoder_2=_t5(pieces),
         tokenizer_2=pieces,
-        transformer=diffusers.FluxTransformer2DModel(
-            patch_size=1,
-            in_channels=16,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=WIDTH,
-            pooled_projection_dim=WIDTH,
-            guidance_embeds=True,
-            axes_dims_rope=(4, 4, 8),
-        ),
+        transformer=_flux_transformer(in_channels=16),
     )
 
 
