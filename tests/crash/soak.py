@@ -221,8 +221,7 @@ def status_command(store: precook.Store, rng: random.Random) -> Counter[str]:
 def export_command(store: precook.Store, rng: random.Random) -> Counter[str]:
     """`precook export` to one of a few archives, over the one that is there."""
     archive = store.path.parent / "archives" / f"{rng.randrange(3)}.tar"
-    # Between its look at the snapshots and its lease, a newer one may take this one's place and gc come.
-    may = {FAILED: "snapshot"}
+    may = {FAILED: "no snapshot of"}  # of a dataset that nobody has built yet
     return command(store, "export", rng.choice(DATASETS), archive, "--force", may=may)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,22 @@ def test_a_snapshot_that_vanishes_after_it_was_listed_is_no_error(
         collect(store)
         assert process.go().endswith("exit code 0\n")
     assert store.missing(keys(0, 1, 2)) == keys(1, 2)
+
+
+@pytest.mark.parametrize("options", [(), ("--as", "safetensors")], ids=["bundle", "shards"])
+def test_an_export_whose_snapshot_is_collected_before_its_lease_takes_the_newer_one(
+    store: precook.Store, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Its entries are gone by then; those of the newer snapshot are there."""
+    put_packs(store, RECIPE, [[0], [1], [2]])
+    freeze(store, "cats", keys(0, 1, 2))
+    words = ("export", "cats", tmp_path / "out", *options, "--json", "--store", store.path)
+    with Stopped(tmp_path, "export.chosen", COMMAND, *words) as process:
+        process.arrive()
+        collect(store)
+        said = process.go()
+    assert said.endswith("exit code 0\n")
+    assert json.loads(said.removesuffix("exit code 0\n"))["snapshot"] == store.snapshot("cats").file.id
 
 
 @pytest.mark.parametrize("point", ["verify.listed", "verify.opened"])

@@ -53,7 +53,7 @@ from precook.maintain.export import (
     FOREIGN,
     EntryList,
     EntryReader,
-    choose_snapshot,
+    hold_snapshot,
     name_taken,
     stored_entry,
     wrong_place,
@@ -146,14 +146,10 @@ def export_bundle(
         raise name_taken(path)
     if not path.parent.is_dir():
         raise wrong_place(f"{printable(path.parent)}: no such directory", "create it first")
-    chosen = choose_snapshot(store, dataset, snapshot)
-    entry = _snapshot_entry(chosen, keep)
-    keys = chosen.entry_keys()
-    with store.lease(f"export of {dataset}") as lease:
-        # Before they are looked up: what is found then stays until the archive is written.
-        lease.protect(keys)
+    with hold_snapshot(store, dataset, snapshot) as chosen:
+        entry = _snapshot_entry(chosen, keep)
         reader = EntryReader(store, dataset)
-        entries = reader.find(keys)
+        entries = reader.find(chosen.entry_keys())
         reader.check()
         packs = _divide(entries.nbytes, pack_bytes)
         contents = _contents(entry, entries, packs)

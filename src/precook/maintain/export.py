@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from precook.errors import (
     printable,
 )
 from precook.identity.recipe import recipe_digest
+from precook.store import files
 from precook.store.entry_table import EntryTable
 from precook.store.format.build import Entry
 from precook.store.format.pack import NO_RECIPE, checksum
@@ -34,27 +36,45 @@ FOREIGN = "precook did not write it: move it away, or export to another name"
 _NO_LABELS = b"null"
 
 
-def choose_snapshot(store: Store, dataset: str, name: str | None = None) -> Snapshot:
-    """The latest snapshot of a dataset, or the one with this number or these first digits of its id."""
-    return with_snapshots(Layout(store.path), lambda listed: _choose(store, listed, dataset, name))
+@contextlib.contextmanager
+def hold_snapshot(store: Store, dataset: str, name: str | None = None) -> Iterator[Snapshot]:
+    """The latest snapshot of a dataset, or the one with this number or these first digits of its id.
+
+    What it names stays until the export is over.
+    """
+    layout = Layout(store.path)
+
+    def choose(listed: list[SnapshotFile]) -> SnapshotFile:
+        return _choose(store, listed, dataset, name)
+
+    chosen = with_snapshots(layout, lambda listed: read_snapshot(choose(listed)))
+    with store.lease(f"export of {dataset}") as lease:
+        while True:
+            files.reached("export.chosen")
+            lease.protect(chosen.entry_keys())
+            # Before that call a newer one may have taken its place, and a collection what only this one names.
+            if with_snapshots(layout, choose).id == chosen.file.id:
+                break
+            chosen = with_snapshots(layout, lambda listed: read_snapshot(choose(listed)))
+        yield chosen
 
 
-def _choose(store: Store, listed: list[SnapshotFile], dataset: str, name: str | None) -> Snapshot:
-    """The same among these."""
-    files = [file for file in listed if file.dataset == dataset]
-    if not files:
+def _choose(store: Store, listed: list[SnapshotFile], dataset: str, name: str | None) -> SnapshotFile:
+    """The one that is meant among these."""
+    snapshots = [file for file in listed if file.dataset == dataset]
+    if not snapshots:
         raise NoSnapshotError(store.path, dataset)
     if name is None:
-        return read_snapshot(files[-1])
-    meant = [file for file in files if is_meant(file, name)]
+        return snapshots[-1]
+    meant = [file for file in snapshots if is_meant(file, name)]
     if len(meant) != 1:
         many = "more than one snapshot" if meant else "no snapshot"
-        names = ", ".join(f"{file.number} ({file.id[:8]})" for file in files[-5:])
+        names = ", ".join(f"{file.number} ({file.id[:8]})" for file in snapshots[-5:])
         raise PrecookError(
             f"{many} of {printable(dataset)!r} is meant by {printable(name)!r}",
             hint=f"give its number or the first digits of its id; there are {names}",
         )
-    return read_snapshot(meant[0])
+    return meant[0]
 
 
 def is_meant(file: SnapshotFile, name: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from precook.fs.read import open_source
-from precook.maintain.export import FOREIGN, EntryReader, choose_snapshot, name_taken
+from precook.maintain.export import FOREIGN, EntryReader, hold_snapshot, name_taken
 from precook.report import SILENT, Reporter
 from precook.store import files
 from precook.store.format.build import Entry, leaf_names
@@ -68,10 +68,8 @@ def export_shards(
     """
     if os.path.lexists(path) and not (force and _is_ours(path)):
         raise name_taken(path) if _is_ours(path) else name_taken(path, FOREIGN)
-    chosen = choose_snapshot(store, dataset, snapshot)
     partial = path.with_name(path.name + files.PARTIAL)
-    with store.lease(f"export of {dataset}") as lease, files.explained(path.parent):
-        lease.protect(chosen.entry_keys())
+    with hold_snapshot(store, dataset, snapshot) as chosen, files.explained(path.parent):
         _begin(partial)
         reader = EntryReader(store, dataset)
         entries = {encoder: reader.find(_keys_of(chosen, encoder)) for encoder in chosen.content.encoders}
