@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import precook
+from precook.fs.system import system
 from precook.maintain.bundle import export_bundle, import_bundle
 from precook.maintain.compact import plan_compact
 from precook.maintain.gc import plan_gc
+from precook.store import files
 from tests.support.projects import picture
 from tests.support.snapshots import columns, disk_bytes, freeze, make_older, packs, put_packs
 from tests.support.stopped import Stopped
@@ -436,3 +438,46 @@ def test_a_store_that_another_process_has_opened_keeps_its_marker(
         assert store.get(recipe.key(2)) == "two"
         store.put(recipe.key(1), "one")
         assert len(store) == 2
+
+
+def test_who_only_reads_finds_what_is_moved_while_its_index_is_made(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lock of its own keeps others from merging the packs that it has listed: then it lists them once more."""
+    with precook.open(path) as store:
+        put_packs(store, recipe, [[0], [1], [2]])
+    (path / "index.sqlite").unlink()
+    merged: list[int] = []
+
+    def merge(point: str) -> None:
+        if point == "index.listed" and not merged:
+            with precook.open(path) as other:
+                merged.append(plan_compact(other).execute().packs_rewritten)
+
+    monkeypatch.setattr(files, "reached", merge)
+    with precook.open(path, read_only=True) as reader:
+        assert [reader.get(recipe.key(number))["number"] for number in range(3)] == [0, 1, 2]
+    assert merged == [3]
+
+
+def test_a_file_that_another_user_makes_at_this_moment_is_closed_to_nobody(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's files come and go: one that was not there to be written to does not make the store read-only."""
+    with precook.open(path) as store:
+        put_packs(store, recipe, [[0]])
+    log = path / "index.sqlite-wal"
+    really = os.access
+
+    def look(place: Path, mode: int) -> bool:
+        allowed = really(place, mode)
+        if Path(place) == log and not allowed:
+            log.touch()
+        return allowed
+
+    monkeypatch.setattr(os, "access", look)
+    monkeypatch.setattr(system, "is_anothers", lambda status: True)
+    with precook.open(path) as store:
+        assert not store.read_only
+        put_packs(store, recipe, [[1]])
+    assert len(packs(path)) == 2

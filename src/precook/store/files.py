@@ -235,6 +235,23 @@ def share_again(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_closed(path: Path) -> bool:
+    """Whether a file belongs to another user, and we may not write to it."""
+    before = _identity(path)
+    denied = not os.access(path, os.W_OK)
+    # Nor can one be written to that is not there, and SQLite's files come and go: only what stayed meanwhile is denied.
+    return denied and before is not None and before == _identity(path)
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """What tells another user's file from one that takes its place; None where there is none, or it is ours."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_ctime_ns) if system.is_anothers(status) else None
+
+
 def _create_partial(path: Path) -> tuple[Path, int]:
     """A new file beside `path`, locked for as long as its writer lives: `sweep` takes only those of the dead."""
     while True:

@@ -25,7 +25,6 @@ from precook.errors import (
     ReadOnlyError,
     printable,
 )
-from precook.fs.system import system
 from precook.identity.recipe import recipe_digest
 from precook.memo.memo import Memory
 from precook.store import files
@@ -516,11 +515,7 @@ class Store:
             share_store(self._layout)
         with files.reading(self.path):
             # That it is another user's is looked at, too: what cannot be looked at just now is closed to nobody.
-            closed = [
-                file.name
-                for file in self._layout.changed
-                if not os.access(file, os.W_OK) and file.exists() and system.is_anothers(file.stat())
-            ]
+            closed = [file.name for file in self._layout.changed if files.is_closed(file)]
         if closed:
             hint = f"its owner opens the store once, with the directory shared: chmod g+rwxs {printable(self.path)}"
             self._read_only = True

@@ -252,16 +252,29 @@ class Database:
     def _rebuild_in_memory(self) -> None:
         """An index for this process alone, where none can be written: of a read-only store, or on a full disk."""
         self._disk_full = not self.read_only
-        with self.lock, self._last_attempt(), self._named_errors(), contextlib.ExitStack() as stack:
+        with self.lock, self._last_attempt(), self._named_errors():
             self.close()
-            names = list_packs(self._layout)[0]
+            connection, whole = self._in_memory()
+            while not whole:
+                connection.close()
+                connection, whole = self._in_memory()
+            connection.nbytes = sys.maxsize  # all of it is ours: no statement about it goes on for ever
+            self._connection, self._signature, self._names = connection, _IN_MEMORY, Names({}, {}, {})
+
+    def _in_memory(self) -> tuple[Connection, bool]:
+        """An index in memory, and whether every pack stayed meanwhile: the entries of one that went may lie in others.
+
+        Others move entries while we look, whom no lock of ours keeps from it.
+        """
+        names = list_packs(self._layout)[0]
+        files.reached("index.listed")
+        with contextlib.ExitStack() as stack:
             connection = stack.enter_context(contextlib.closing(connect(":memory:")))
             schema.create(connection, self._store_id)
             self._take_over(connection)
             schema.fill(connection, self._read_heads(sorted(names)), names)
-            connection.nbytes = sys.maxsize  # all of it is ours: no statement about it goes on for ever
-            self._connection, self._signature, self._names = connection, _IN_MEMORY, Names({}, {}, {})
             stack.pop_all()
+        return connection, names <= list_packs(self._layout)[0]
 
     def _take_over(self, db: sqlite3.Connection) -> None:
         """Carry over what only the old index knows, as far as it can be read.
