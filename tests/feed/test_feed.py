@@ -179,7 +179,7 @@ class TestResume:
         feed = owner.feed(batch_size=2)
         next(iter(feed.epoch(0)))
         state = feed.state_dict()
-        for options in ({"batch_size": 3}, {"batch_size": 2, "world_size": 2}):
+        for options in ({"batch_size": 3}, {"batch_size": 2, "rank": 0, "world_size": 2}):
             with pytest.raises(precook.FeedError, match="inside epoch 0 of another feed"):
                 owner.feed(**options).load_state_dict(state)
         with pytest.raises(precook.FeedError, match="seed 0, this feed 1"):

@@ -34,6 +34,7 @@ class Epoch:
         number: int,
         options: FeedOptions,
         *,
+        rank: int,
         start: int,
         device: str | None,
         on_batch: Callable[[int, int], None],
@@ -42,6 +43,7 @@ class Epoch:
         self._schedule = schedule
         self._number = number
         self._options = options
+        self._rank = rank
         self._start = start
         self._device = device
         self._pinned = device is not None and is_cuda(device)
@@ -92,7 +94,7 @@ class Epoch:
             end()
 
     def _make(self, step: int) -> Handed:
-        schedule, rank = self._schedule, self._options.rank
+        schedule, rank = self._schedule, self._rank
         ahead = step + self._options.prefetch
         if self._unread and ahead < schedule.steps:
             self._batches.announce(schedule.items, schedule.batch(ahead, rank))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
 from types import TracebackType
@@ -19,8 +19,10 @@ from precook.feed.batch import HINT, BatchMaker, EntryMaker
 from precook.feed.content import FeedContent
 from precook.feed.device import check_device
 from precook.feed.epoch import Epoch
+from precook.feed.fields import Fields
 from precook.feed.live import Live
 from precook.feed.options import FeedOptions
+from precook.feed.ranks import find_ranks
 from precook.feed.sampler import Schedule, schedule
 from precook.identity.digest import derived_digest
 from precook.plan.freeze import snapshot_content
@@ -31,6 +33,9 @@ from precook.store.store import Store
 from precook.units import format_count
 
 if TYPE_CHECKING:
+    import torch
+
+    from precook.feed.loader import FeedLoader
     from precook.feed.torch_data import BatchSampler, FeedDataset
 
 _log = logging.getLogger("precook")
@@ -60,6 +65,7 @@ class Feed:
         if bare and options.caption_dropout:
             hint = "set text.empty_prompt in the config and build (`precook plan` tells if it failed), or feed without "
             raise FeedError(f"{bare[0]}: the empty prompt is not among the entries", hint=hint + "caption_dropout")
+        self.ranks = find_ranks(options.rank, options.world_size)
         self.store = store
         self.content = content
         self.options = options
@@ -91,30 +97,41 @@ class Feed:
 
         With a `device` the tensors lie there; on a GPU they are copied while the step before is under way.
         """
-        if not isinstance(number, Integral) or number < 0:
-            raise FeedError(f"epochs count from 0, not {number!r}")
-        number = int(number)
-        if self._lease.protects:
-            self._lease.check()
-        if device is not None:
-            if self.options.tensors != "torch":
-                raise FeedError(f"numpy arrays cannot lie on {device}", hint='feed with tensors="torch"')
-            check_device(device)
+        number = check_epoch(number)
         # Until a batch is handed out, however often it is asked: somebody may only want to know how many are left.
         start = self._resume[1] if self._resume is not None and self._resume[0] == number else 0
+        return self.begin(number, start=start, device=device, on_batch=self.handed_out)
+
+    def begin(self, number: int, *, start: int, device: str | None, on_batch: Callable[[int, int], None]) -> Epoch:
+        """The batches of an epoch from the `start`-th on, for somebody who says himself what was handed out."""
+        self.check(device)
         return Epoch(
             self.batches,
             self.schedule(number),
             number,
             self.options,
+            rank=self.ranks.rank,
             start=start,
             device=device,
-            on_batch=self._on_batch,
+            on_batch=on_batch,
         )
+
+    def check(self, device: str | None = None) -> None:
+        """Refuse what no batch can be made for: without the lease, as another rank, on a device that is not there."""
+        if self._lease.protects:
+            self._lease.check()
+        self.ranks.check()
+        if device is not None:
+            if self.options.tensors != "torch":
+                raise FeedError(f"numpy arrays cannot lie on {device}", hint='feed with tensors="torch"')
+            check_device(device)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the feed stands: after the last batch that was handed out. Plain data, for a checkpoint."""
-        epoch, batch = self._position
+        return self.state_at(*self._position)
+
+    def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
+        """The state of this feed after so many batches of an epoch."""
         return {
             "version": _STATE,
             "epoch": epoch,
@@ -165,7 +182,7 @@ class Feed:
                     seed=options.seed,
                     epoch=epoch,
                     batch_size=options.batch_size,
-                    ranks=options.world_size,
+                    ranks=self.ranks.count,
                     last=options.last,
                     dropout=options.caption_dropout,
                 )
@@ -176,6 +193,25 @@ class Feed:
                     raise FeedError(f"epoch {epoch} of {self.content.dataset} has no batches", hint=hint)
                 self._schedules[epoch] = made
             return self._schedules[epoch]
+
+    def loader(
+        self,
+        batch_size: int | None = None,
+        device: str | torch.device | None = None,
+        rename: Mapping[str, str] | None = None,
+        fields: Sequence[str] | None = None,
+        num_workers: int = 0,
+    ) -> FeedLoader:
+        """What a training loop takes for a torch DataLoader: this rank's batches, epoch after epoch.
+
+        Each iteration is the next epoch. With a `device` the tensors lie there; `fields` keeps only some of a batch,
+        and `rename` gives them the names that the loop asks for. A `batch_size` replaces the feed's own.
+        """
+        from precook.feed.loader import FeedLoader  # noqa: PLC0415 - it imports torch
+
+        if batch_size is not None and batch_size != self.options.batch_size:
+            raise FeedError(f"this feed has batches of {self.options.batch_size}", hint=f"feed with {batch_size=}")
+        return FeedLoader(self, device=device, fields=Fields.of(fields, rename), num_workers=num_workers)
 
     def dataset(self) -> FeedDataset:
         """The samples as a map-style torch Dataset, for a plain DataLoader with `batch_sampler(epoch)`."""
@@ -256,16 +292,29 @@ class Feed:
             what = f"of {self.content.dataset} with other {' and other '.join(others)}"
             raise FeedError(f"the state was taken inside epoch {epoch} {what}", hint=hint)
 
-    def _on_batch(self, epoch: int, batch: int) -> None:
+    @property
+    def resumed(self) -> tuple[int, int] | None:
+        """The epoch and the number of batches that were loaded, until somebody goes on from there."""
+        return self._resume
+
+    def handed_out(self, epoch: int, batch: int) -> None:
+        """Stand after so many batches of an epoch."""
         self._position = (epoch, batch)
         self._resume = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # For a DataLoader's workers: a process of its own reads, and encodes nothing.
-        options = self.options
+        options = dataclasses.replace(self.options, rank=self.ranks.rank, world_size=self.ranks.count)
         if options.on_missing == "encode":
             options = dataclasses.replace(options, on_missing="error")
         return Feed, (self.store, self.content, options)
+
+
+def check_epoch(number: int) -> int:
+    """Refuse what is no number of an epoch."""
+    if not isinstance(number, Integral) or number < 0:
+        raise FeedError(f"epochs count from 0, not {number!r}")
+    return int(number)
 
 
 def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:

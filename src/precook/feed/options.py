@@ -23,8 +23,9 @@ class FeedOptions:
 
     batch_size: int
     seed: int = 0
-    rank: int = 0
-    world_size: int = 1
+    rank: int | None = None
+    """Which of the processes that train together this one is; with `world_size`, or both are found out."""
+    world_size: int | None = None
     last: Last = "keep"
     """Items that do not fill a batch: `keep` them in smaller ones, `drop` them, or `wrap` around to fill up."""
     on_missing: OnMissing = "error"
@@ -40,14 +41,12 @@ class FeedOptions:
     """Threads that make them; 0 makes each when it is asked for."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "seed", "rank", "world_size", "prefetch", "threads"):
+        for name in ("batch_size", "seed", "prefetch", "threads"):
             if not isinstance(getattr(self, name), Integral):
                 raise FeedError(f"{name} is a whole number, not {getattr(self, name)!r}")
             object.__setattr__(self, name, int(getattr(self, name)))  # of numpy, too: a state is plain data
         if self.batch_size < 1 or self.prefetch < 1 or self.threads < 0:
             raise FeedError("batch_size and prefetch must be 1 or more, threads 0 or more")
-        if not 0 <= self.rank < self.world_size:
-            raise FeedError(f"rank {self.rank} is not one of {self.world_size}", hint="ranks count from 0")
         if not 0 <= self.caption_dropout <= 1:
             raise FeedError(f"caption_dropout is a share from 0 to 1, not {self.caption_dropout}")
         for name, kinds in (("last", Last), ("on_missing", OnMissing), ("tensors", Library)):

@@ -74,7 +74,7 @@ class BatchSampler(Sampler[list[int]]):
         if not 0 <= start <= self._schedule.steps:
             hint = "give the number of batches that were taken of this epoch"
             raise FeedError(f"epoch {epoch} has {self._schedule.steps} batches and none to start at {start}", hint=hint)
-        self._rank = feed.options.rank
+        self._feed = feed
         self._epoch = epoch
         self._start = start
 
@@ -82,8 +82,14 @@ class BatchSampler(Sampler[list[int]]):
         return self._schedule.steps - self._start
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in range(self._start, self._schedule.steps):
-            yield (self._epoch * _EPOCH + self._schedule.batch(step, self._rank)).tolist()
+        yield from batch_indices(self._feed, self._epoch, self._start)
+
+
+def batch_indices(feed: Feed, epoch: int, start: int) -> Iterator[list[int]]:
+    """The batches of one epoch of a feed's rank from the `start`-th on, as indices into its dataset."""
+    schedule = feed.schedule(epoch)
+    for step in range(start, schedule.steps):
+        yield (epoch * _EPOCH + schedule.batch(step, feed.ranks.rank)).tolist()
 
 
 def _first(part: Any) -> Any:

@@ -1,0 +1,190 @@
+"""The loader: a feed where training loops take a DataLoader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precook
+from tests.support.feeds import equal, everything, images, same
+from tests.support.projects import Watched
+
+torch = pytest.importorskip("torch", reason="batches are torch tensors")
+from torch.utils.data import DataLoader  # noqa: E402
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> precook.Project:
+    """A project of twelve samples of two sizes, built."""
+    made = everything(images(tmp_path, 12))
+    made.build()
+    return made
+
+
+def epochs(owner: precook.Project, count: int, **options: Any) -> list[list[dict[str, Any]]]:
+    """What `feed.epoch` says, epoch by epoch."""
+    feed = owner.feed(**{"batch_size": 2, **options})
+    return [list(feed.epoch(number)) for number in range(count)]
+
+
+class TestEpochs:
+    """Which epoch an iteration is."""
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_each_iteration_is_the_next_epoch(self, owner: precook.Project, workers: int) -> None:
+        """Three iterations see three epochs, as `feed.epoch` says them, with worker processes and without."""
+        loader = owner.feed(batch_size=2).loader(num_workers=workers)
+        assert isinstance(loader, DataLoader)
+        for expected in epochs(owner, 3):
+            assert len(loader) == len(expected)
+            assert equal(loader, expected)
+
+    def test_setting_the_epoch_each_time_changes_nothing(self, owner: precook.Project) -> None:
+        """`set_epoch(e)` before each epoch, as trainers do it, also of the samplers, gives what comes without."""
+        loader = owner.feed(batch_size=2).loader()
+        for number, expected in enumerate(epochs(owner, 3)):
+            (loader, loader.sampler, loader.batch_sampler)[number].set_epoch(number)
+            assert equal(loader, expected)
+
+    def test_an_epoch_can_be_shown_again(self, owner: precook.Project) -> None:
+        """Whoever sets an epoch gets it from its start."""
+        loader = owner.feed(batch_size=2).loader()
+        expected = epochs(owner, 3)
+        next(iter(loader))
+        for number in (2, 0, 0):
+            loader.set_epoch(number)
+            assert equal(loader, expected[number])
+
+    def test_an_iterator_without_a_batch_taken_is_no_epoch(self, owner: precook.Project) -> None:
+        """Asking for an iterator, or for the length, begins nothing."""
+        loader = owner.feed(batch_size=2).loader()
+        iter(loader)
+        assert len(loader) == len(list(loader))
+
+    def test_an_epoch_that_was_left_early_is_over(self, owner: precook.Project) -> None:
+        """A loop that breaks off begins the next epoch next time, as trainers with a limit of batches do."""
+        loader = owner.feed(batch_size=2).loader()
+        for expected in epochs(owner, 2):
+            assert same(next(iter(loader)), expected[0])
+
+
+class TestResume:
+    """Going on after a stop."""
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    @pytest.mark.parametrize("taken", [0, 1, 3, 6])
+    def test_the_very_next_batch_comes_first(self, owner: precook.Project, taken: int, workers: int) -> None:
+        """A state taken after any batch of the second epoch goes on there; the epochs after it follow."""
+        expected = epochs(owner, 3)
+        loader = owner.feed(batch_size=2).loader(num_workers=workers)
+        list(loader)
+        running = iter(loader)
+        for _ in range(taken):
+            next(running)
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state == loader.feed.state_dict()
+        resumed = owner.feed(batch_size=2).loader(num_workers=workers)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        if taken < 6:
+            assert len(resumed) == len(expected[1]), "the whole of the epoch"
+            assert equal(resumed, expected[1][taken:])
+        assert equal(resumed, expected[2])
+
+
+class TestAccelerate:
+    """A loader that accelerate has taken."""
+
+    def test_what_is_prepared_is_the_loader_itself(self, owner: precook.Project) -> None:
+        """No second sharding, and every epoch as the feed says."""
+        accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+        loader = owner.feed(batch_size=2).loader()
+        prepared = accelerate.Accelerator(cpu=True).prepare(loader)
+        assert prepared is loader
+        for expected in epochs(owner, 3):
+            assert equal(prepared, expected)
+
+    def test_gradients_are_synchronised_with_the_last_batch(self, owner: precook.Project) -> None:
+        """Accumulation over four of six batches ends with the epoch: the last batch is known as such, no other is."""
+        accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+        model = torch.nn.Linear(1, 1)
+        loader, model = accelerator.prepare(owner.feed(batch_size=2).loader(), model)
+        for _ in range(2):
+            synchronised = []
+            for _ in loader:
+                with accelerator.accumulate(model):
+                    synchronised.append(accelerator.sync_gradients)
+            assert synchronised == [False, False, False, True, False, True]
+        assert not accelerator.gradient_state.in_dataloader
+
+    @pytest.mark.parametrize("skipped", [0, 2, 6])
+    def test_batches_that_are_skipped_are_those_of_the_epoch(self, owner: precook.Project, skipped: int) -> None:
+        """`skip_first_batches` leaves out so many of the epoch that comes, and the loader goes on after it."""
+        accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+        expected = epochs(owner, 3)
+        loader = accelerate.Accelerator(cpu=True).prepare(owner.feed(batch_size=2).loader())
+        list(loader)
+        rest = accelerate.skip_first_batches(loader, skipped)
+        assert len(rest) == len(expected[1]) - skipped
+        for number, batch in enumerate(rest, skipped):
+            assert same(batch, expected[1][number])
+            assert loader.state_dict()["batch"] == number + 1
+        assert equal(loader, expected[2])
+
+
+class TestFields:
+    """What a loop gets of a batch."""
+
+    @pytest.fixture
+    def owner(self, tmp_path: Path) -> precook.Project:
+        """A project whose texts are trees."""
+        words = Watched("text", lambda item: {"hidden": torch.ones(len(item.text), 2), "pooled": torch.ones(2)})
+        made = everything(images(tmp_path), encoders={"pixels": {"uses": "image"}, "words": words})
+        made.build()
+        return made
+
+    def test_only_some_are_kept_and_get_the_names_a_script_wants(self, owner: precook.Project) -> None:
+        """`fields` leaves texts out, `rename` takes parts to the top under other names; the tensors are the same."""
+        feed = owner.feed(batch_size=2)
+        (first, *_) = feed.epoch(0)
+        names = {"pixels": "pixel_values", "words.hidden": "states"}
+        for fields in (
+            ["pixels", "words", "size"],
+            ["pixel_values", "words.hidden", "words.pooled", "words.mask", "size"],
+        ):
+            loader = owner.feed(batch_size=2).loader(fields=fields, rename=names)
+            batch = next(iter(loader))
+            assert list(batch) == ["pixel_values", "states", "words", "size"]
+            assert same(batch["pixel_values"], first["pixels"])
+            assert same(batch["states"], first["words"]["hidden"])
+            assert batch["words"].keys() == {"pooled", "mask"}
+        batch = next(iter(owner.feed(batch_size=2).loader(rename={"words": "prompt", "words.mask": "mask"})))
+        assert batch.keys() == first.keys() - {"words"} | {"prompt", "mask"}
+        assert batch["prompt"].keys() == {"hidden", "pooled"}
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"fields": ["latent"]}, "a batch has no 'latent'"),
+            ({"fields": "pixels"}, "fields is a list of names"),
+            ({"rename": {"words.ids": "ids"}}, "a batch has no 'words.ids'"),
+            ({"rename": {"words": 1}}, "a new name for each name"),
+            ({"rename": {"pixels": "size"}}, "pixels and size would both be 'size'"),
+            ({"rename": {"words.hidden": "x", "words.pooled": "x"}}, "words.hidden and words.pooled would both be 'x'"),
+            ({"rename": {"words.hidden": "words"}}, "would both be 'words'"),
+            ({"rename": {"words": "text"}, "fields": ["pixels"]}, "words is renamed, and not among the fields"),
+        ],
+    )
+    def test_names_that_cannot_be_meant_are_refused_at_once(
+        self, owner: precook.Project, options: Any, reason: str
+    ) -> None:
+        """Before the first batch, with the names that there are."""
+        feed = owner.feed(batch_size=2)
+        with pytest.raises(precook.FeedError, match=reason) as caught:
+            feed.loader(**options)
+        if "no '" in reason:
+            assert "pixels, words.hidden" in caught.value.hint
