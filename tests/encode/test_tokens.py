@@ -18,6 +18,7 @@ from precook.config.encoders import TransformersTokens
 from precook.encode.encoder import Item
 from precook.encode.tokens import Tokenizer, TokensEncoder
 from precook.errors import EncodeError
+from precook.store.snapshot_content import FrozenEos
 from tests.support.projects import dataset, project
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -121,8 +122,24 @@ def test_a_limit_below_the_special_tokens_is_refused_at_load(folder: Path) -> No
 
 def test_the_pad_id_is_the_tokenizers(folder: Path, tmp_path: Path) -> None:
     """What a batch is padded with; a tokenizer without a pad token says so."""
-    assert loaded(folder).find_pad_id() == 0
-    assert loaded(save_tokenizer(tmp_path, pad_token=None)).find_pad_id() is None
+    assert loaded(folder).find_special_tokens().pad == 0
+    assert loaded(save_tokenizer(tmp_path, pad_token=None)).find_special_tokens().pad is None
+
+
+def test_what_ends_a_text_is_the_tokenizers(folder: Path, tmp_path: Path) -> None:
+    """The end-of-sequence token, whether every text ends with it anyway, and where texts are cut."""
+    assert loaded(folder).find_special_tokens().eos == FrozenEos(3, before=1, after=1, limit=12)
+    bare = loaded(folder, special_tokens=False, max_length=7)
+    assert bare.find_special_tokens().eos == FrozenEos(3, before=0, after=0, limit=7)
+    opened = loaded(save_tokenizer(tmp_path / "opened", template=f"{BEGIN} $A"))
+    assert opened.find_special_tokens().eos == FrozenEos(3, before=1, after=0, limit=None)
+
+
+def test_an_end_that_cannot_be_told_is_none(tmp_path: Path) -> None:
+    """There is none, or it does not come last: another token follows it."""
+    assert loaded(save_tokenizer(tmp_path / "none", eos_token=None)).find_special_tokens().eos is None
+    inside = save_tokenizer(tmp_path / "inside", template=f"$A {BEGIN}")
+    assert loaded(inside).find_special_tokens().eos is None
 
 
 def test_no_weights_are_needed(folder: Path) -> None:

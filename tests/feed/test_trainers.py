@@ -83,7 +83,7 @@ class TestTokens:
         """`Trainer` takes the dataset as it is, the ids of all captions unpadded, and overfits its one batch."""
         pytest.importorskip("accelerate", reason="accelerate is not installed")
         captions = [path.read_text() for path in (tmp_path / "data").glob("*.txt")]
-        assert sorted(tokens["input_ids"]) == sorted(tokenizer(captions)["input_ids"])
+        assert sorted(tokens["input_ids"]) == sorted([*ids, 3] for ids in tokenizer(captions)["input_ids"])
         trainer = transformers.Trainer(
             model=model,
             args=transformers.TrainingArguments(**arguments(tmp_path)),

@@ -13,7 +13,7 @@ import pytest
 
 import precook
 from precook.store.snapshot import read_snapshot
-from precook.store.snapshot_content import SnapshotContent, Texts
+from precook.store.snapshot_content import FrozenEos, SnapshotContent, Texts
 from precook.store.tree import take_apart
 from tests.support.feeds import tree
 from tests.support.forged import name_of, pack_of
@@ -22,9 +22,10 @@ from tests.support.forged import name_of, pack_of
 def made(**changes: Any) -> dict[str, Any]:
     """The tree of a small snapshot, with fields that only another writer knows, at every place where one can be."""
     form = tree([("cats", 1), ("dogs", 2)])
+    form["lines"]["order"] = np.array([1, 0], np.int32)
     for part in (form["image"], form["concepts"][1], form["samples"], form["pictures"], form["lines"]):
         part["more"] = np.arange(2)
-    form["encoders"]["prompt"] |= {"pad": 7, "more": "of it"}
+    form["encoders"]["prompt"] |= {"pad": 7, "eos": {**EOS, "more": "of it"}, "more": "of it"}
     return {**form, "order": np.array([1, 0]), "nested": {"a": [1, None]}, **changes}
 
 
@@ -58,6 +59,9 @@ def test_columns_have_names() -> None:
     content = SnapshotContent.of(made())
     assert [concept.name for concept in content.concepts] == ["cats", "dogs"]
     assert (content.encoders["prompt"].pad, content.encoders["latent"].pad) == (7, None)
+    assert content.encoders["prompt"].eos == FrozenEos(3, 1, 0, None, {"more": "of it"})
+    assert content.encoders["latent"].eos is None
+    assert content.lines.order is not None
     assert content.kept == {"captions"}
     assert set(content.extra) == {"order", "nested"}
     assert content.captions is not None
@@ -71,6 +75,7 @@ def test_texts_come_back(texts: list[bytes]) -> None:
     assert column.split() == texts == [column[row] for row in range(len(column))]
 
 
+EOS = {"id": 3, "before": 1, "after": 0, "limit": None}
 WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a part is missing": (lambda: {name: part for name, part in made().items() if name != "lines"}, "'lines'"),
     "a column is missing": (lambda: made(lines={}), "'sample'"),
@@ -84,6 +89,26 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "an encoder that pads with text": (
         lambda: made(encoders={"latent": {"input": "image", "recipe": "", "pad": "x"}}),
         "pads with no number",
+    ),
+    "an encoder that ends texts with a text": (
+        lambda: made(encoders={"latent": {"input": "text", "recipe": "", "eos": {**EOS, "id": "x"}}}),
+        "ends texts with no token",
+    ),
+    "an encoder that ends texts below zero": (
+        lambda: made(encoders={"latent": {"input": "text", "recipe": "", "eos": {**EOS, "before": -1}}}),
+        "ends texts with no token",
+    ),
+    "an end of no limit": (
+        lambda: made(encoders={"latent": {"input": "text", "recipe": "", "eos": {"id": 1, "before": 0, "after": 0}}}),
+        "'limit'",
+    ),
+    "captions in an order of others": (
+        lambda: made(lines={**made()["lines"], "order": np.array([0, 2], np.int32)}),
+        "do not fit together",
+    ),
+    "an order of one caption alone": (
+        lambda: made(lines={**made()["lines"], "order": np.array([0], np.int32)}),
+        "do not fit together",
     ),
     "a dataset that leads out of its folder": (lambda: made(dataset="../up"), "no name"),
     "an encoder that leads out of its folder": (

@@ -18,7 +18,7 @@ import numpy as np
 
 from precook.config.schema import Settings
 from precook.encode.progress import BuildProgress
-from precook.encode.registry import EncoderSpec, pad_ids
+from precook.encode.registry import EncoderSpec, special_tokens
 from precook.encode.run import BuildOptions, run_encoder
 from precook.errors import ConfigError, IncompleteError, NoSpaceError, printable
 from precook.fs.system import system
@@ -26,6 +26,7 @@ from precook.interrupt import interruption
 from precook.maintain.build_log import Run, record_run
 from precook.memo.memo import Memory
 from precook.plan.entries import EncoderPlan, Failure
+from precook.plan.freeze import SpecialTokens
 from precook.plan.plan import Plan, collect_sources, look_up, make_plan
 from precook.plan.wanted import Encoding
 from precook.report import SILENT, Reporter
@@ -95,10 +96,10 @@ class BuildPlan(Plan):
         """Its encoders as it sees them."""
         return [encoder.wants.encoding for encoder in self.encoders.values()]
 
-    def pads(self) -> dict[str, int]:
-        """What token ids are padded with, by encoder."""
+    def special_tokens(self) -> dict[str, SpecialTokens]:
+        """What texts are padded and end with, by encoder of token ids."""
         recipes = {encoding.name: encoding.recipe for encoding in self.encodings}
-        return pad_ids(self.specs.values(), recipes, self.memory)
+        return special_tokens(self.specs.values(), recipes, self.memory)
 
     def build(
         self,

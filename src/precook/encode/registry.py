@@ -53,10 +53,12 @@ from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
 from precook.identity.versions import code_versions, dump_versions, library_versions
 from precook.memo.memo import Memory
+from precook.plan.freeze import TOKENS, SpecialTokens
 from precook.plan.wanted import Encoding, Input
 from precook.report import SILENT, Reporter
 from precook.sources import pictures
 from precook.sources.facts import remembered_digests
+from precook.store.snapshot_content import FrozenEos, as_plain
 
 AUTO = "auto"
 """The device that is chosen when an encoder is loaded: until then nobody needs to know."""
@@ -101,8 +103,8 @@ _COMPARE = "`precook verify --recompute 20%` compares"
 _LONG = 10
 """Digits of a version that is no count."""
 _ELSEWHERE = "relative paths start at the config file's folder; for a model of the hub set revision, such as main"
-_PADS = "pads"
-"""The kind of notes that hold pad ids, by recipe."""
+_SPECIAL = "special"
+"""The kind of notes that hold special tokens, by recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,29 +429,33 @@ def _asks_for_version(kind: type) -> bool:
     return "version" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
-def pad_ids(specs: Iterable[EncoderSpec], recipes: dict[str, Recipe], memory: Memory) -> dict[str, int]:
-    """The pad id of each encoder that keeps token ids, where its tokenizer has one.
+def special_tokens(
+    specs: Iterable[EncoderSpec], recipes: dict[str, Recipe], memory: Memory
+) -> dict[str, SpecialTokens]:
+    """What each encoder that keeps token ids pads texts with and ends them with, where its tokenizer says it.
 
     Remembered by recipe: a tokenizer is loaded for it once, and a dataset without tokens never loads one. Where
-    transformers is not installed nobody knows it, and a feed that has to pad says so.
+    transformers is not installed nobody knows it, and a feed that needs it says so.
     """
-    pads: dict[str, int] = {}
+    special: dict[str, SpecialTokens] = {}
     for spec in specs:
         recipe = recipes[spec.name]
-        if recipe.kind != "transformers-tokens":
+        if recipe.kind != TOKENS:
             continue
-        note = memory.note(_PADS, recipe.digest.bytes)
+        note = memory.note(_SPECIAL, recipe.digest.bytes)
         if note is None and importlib.util.find_spec("transformers") is not None:
             from precook.encode.tokens import TokensEncoder  # noqa: PLC0415 - none of the encoders is needed to plan
 
             encoder = spec.make()
             assert isinstance(encoder, TokensEncoder)
-            note = json.dumps(encoder.find_pad_id())
-            memory.write_note(_PADS, recipe.digest.bytes, note)
-        pad = None if note is None else json.loads(note)
-        if pad is not None:
-            pads[spec.name] = pad
-    return pads
+            found = encoder.find_special_tokens()
+            note = json.dumps({"pad": found.pad, "eos": None if found.eos is None else as_plain(found.eos)})
+            memory.write_note(_SPECIAL, recipe.digest.bytes, note)
+        if note is not None:
+            known = json.loads(note)
+            eos = None if known["eos"] is None else FrozenEos(**known["eos"])
+            special[spec.name] = SpecialTokens(known["pad"], eos)
+    return special
 
 
 def _recalled(memory: Memory, fact: str, file: Path, read: Callable[[Path], int | None]) -> int | None:

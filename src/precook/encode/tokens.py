@@ -10,6 +10,7 @@ it the limit that the tokenizer states. A tokenizer that states none cuts nothin
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +22,15 @@ from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.model_folder import check_tokenizer
 from precook.encode.torch_tools import LOCAL, library, loading
 from precook.errors import EncodeError, printable
+from precook.plan.freeze import SpecialTokens
 from precook.plan.wanted import Input
+from precook.store.snapshot_content import FrozenEos
 from precook.store.tree import Tree
 
 _NO_LIMIT = 10**9
 """transformers writes 10**30 for a tokenizer without a limit; nothing near this one is a limit either."""
+_SOME_TEXT = "a"
+"""Shows what a tokenizer puts around a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +136,28 @@ class TokensEncoder(BaseEncoder):
             check_limit(tokenizer, self._limit, self._folder)
         self._tokenizer = tokenizer
 
-    def find_pad_id(self) -> int | None:
-        """What `input_ids` are padded with in a batch; None where the tokenizer has no pad token. Nothing is loaded."""
-        pads = Tokenizer(self._folder).pads
-        return None if pads is None else pads["input_ids"]
+    def find_special_tokens(self) -> SpecialTokens:
+        """What `input_ids` are padded with in a batch, and what ends a text. The encoder stays as it is, unloaded."""
+        tokenizer = Tokenizer(self._folder)
+        pads = tokenizer.pads
+        return SpecialTokens(None if pads is None else pads["input_ids"], self._find_eos(tokenizer))
+
+    def _find_eos(self, tokenizer: Tokenizer) -> FrozenEos | None:
+        """How a text ends that somebody has put the end-of-sequence token behind; None where that cannot be told.
+
+        It cannot where there is no such token, and where it changes more than the end: then nobody who has the ids of
+        the text alone can say what the two make together.
+        """
+        token, number = tokenizer.library.eos_token, tokenizer.library.eos_token_id
+        if token is None or number is None:
+            return None
+        texts = ["", _SOME_TEXT, _SOME_TEXT + token]
+        rows = tokenizer.rows(texts, limit=None, special_tokens=self._section.special_tokens)
+        around, text, ended = (row.ids for row in rows)
+        if ended != [*text, number]:
+            return None
+        after = len(list(itertools.takewhile(number.__eq__, reversed(text))))
+        return FrozenEos(number, len(around) - after, after, self._section.max_length or tokenizer.limit)
 
     def lengths(self, texts: list[str]) -> list[int]:
         """Tokens each text takes."""

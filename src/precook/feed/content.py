@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.errors import FeedError, printable
-from precook.store.snapshot_content import SnapshotContent
+from precook.store.snapshot_content import FrozenEos, SnapshotContent
 from precook.values import Bytes, Numbers
 
 
@@ -45,6 +45,8 @@ class EntryColumn:
     """The row of the empty prompt, which comes last; -1 where there is none."""
     pad: int | None
     """What token ids are padded with."""
+    eos: FrozenEos | None
+    """How a text of token ids ends where it is given its end-of-sequence token."""
 
 
 class FeedContent:
@@ -90,6 +92,8 @@ class FeedContent:
         """For each sample, its resolutions: rows of `cuts`."""
         self.lines = Spans.of(content.lines.sample, self.count)
         """For each sample, its captions."""
+        self.line_order = content.lines.order
+        """The number of each caption in the order of the sources, where the snapshot says it."""
         self.captions: tuple[bytes, Numbers] | None = None
         """The texts of all captions, one after the other, and where each begins and the last one ends."""
         # Those that were frozen without a text encoder, by an older precook, have none.
@@ -131,4 +135,5 @@ def _column(content: SnapshotContent, name: str) -> EntryColumn:
         keys=keys,
         empty=len(keys) - 1 if empty is not None else -1,
         pad=encoder.pad,
+        eos=encoder.eos,
     )

@@ -225,11 +225,15 @@ class Feed:
 
         return BatchSampler(self, epoch, start)
 
-    def as_hf_dataset(self, encoder: str | None = None) -> Any:
-        """The entries of a token encoder as a `datasets.Dataset`, a row for each caption, as TRL takes it."""
+    def as_hf_dataset(self, encoder: str | None = None, *, eos: bool = True) -> Any:
+        """The entries of a token encoder as a `datasets.Dataset`, as TRL would have made it of the captions.
+
+        A row for each caption, in the order of the sources, ended as `SFTTrainer` ends a text: with the tokenizer's
+        end-of-sequence token. Without `eos` each row is as the tokenizer gives it.
+        """
         from precook.feed.hf import hf_dataset  # noqa: PLC0415 - it imports datasets
 
-        return hf_dataset(self, encoder)
+        return hf_dataset(self, encoder, eos=eos)
 
     def close(self) -> None:
         """Let go of what protects the entries, and of encoders that were loaded on the way."""
@@ -341,5 +345,5 @@ def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSp
     for difference in plan.version_differences:
         _log.warning("%s: %s", plan.settings.dataset, printable(difference))
     encode = options.on_missing == "encode"
-    _, content = snapshot_content(plan, plan.pads(), missing=encode, captions=captions)
+    _, content = snapshot_content(plan, plan.special_tokens(), missing=encode, captions=captions)
     return Feed(plan.store, FeedContent(content), options, maker=Live(plan, specs) if encode else None)

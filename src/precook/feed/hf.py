@@ -5,36 +5,75 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from precook.errors import FeedError
+from precook.feed.content import EntryColumn
+from precook.plan.freeze import TOKENS
+from precook.store.snapshot_content import FrozenEos
+from precook.values import Array
 
 if TYPE_CHECKING:
     from precook.feed.feed import Feed
 
 
-def hf_dataset(feed: Feed, encoder: str | None) -> Any:
-    """A row for each caption, in the order of the samples: whatever the encoder keeps, unpadded."""
-    columns = [column for column in feed.content.columns if column.of_text]
-    chosen = [column for column in columns if column.name == encoder] if encoder is not None else columns
-    if len(chosen) != 1:
-        names = ", ".join(column.name for column in columns) or "none"
-        raise FeedError("name the text encoder whose entries you want", hint=f"there are: {names}")
+def hf_dataset(feed: Feed, encoder: str | None, *, eos: bool) -> Any:
+    """A row for each caption, in the order of the sources: whatever the encoder keeps, unpadded.
+
+    With `eos` token ids are those that TRL makes of the same captions where it cuts at the encoder's `max_length`.
+    A snapshot that does not know the order of its sources has its own, that of the samples.
+    """
+    column = _choose(feed, encoder)
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise FeedError("datasets is not installed", hint="pip install datasets") from error
-    column = chosen[0]
-    count = len(column.keys) - (column.empty >= 0)
+    end = _eos(column) if eos and column.kind == TOKENS else None
     entries = feed.batches.entries(column.name)
+    order = feed.content.line_order
+    count = len(column.keys) - (column.empty >= 0)
     arrays: dict[str, list[Any]] = {}
-    for number in range(count):
+    for number in range(count) if order is None else np.argsort(order, kind="stable").tolist():
         table, _, leaves = entries.read(number)
         for leaf in table.table.leaves:
             if leaf.dtype.foreign:
                 hint = "feed.epoch gives them as torch tensors"
                 raise FeedError(f"{column.name}: datasets has no numbers of type {leaf.dtype.name}", hint=hint)
         tree = table.table.build(leaves, [])
-        if not isinstance(tree, dict):
-            raise FeedError(f"{column.name}: its entries are no dict of tensors")
+        if not isinstance(tree, dict) or (end is not None and "input_ids" not in tree):
+            raise FeedError(f"{column.name}: its entries are no dict of tensors{' with input_ids' if end else ''}")
+        if end is not None and _lacks(tree["input_ids"], end):
+            tree = {name: np.append(array, end.id if name == "input_ids" else 1) for name, array in tree.items()}
         for name, array in tree.items():
             arrays.setdefault(name, []).append(array)
     return datasets.Dataset.from_dict(arrays)
+
+
+def _choose(feed: Feed, encoder: str | None) -> EntryColumn:
+    columns = [column for column in feed.content.columns if column.of_text]
+    chosen = [column for column in columns if column.name == encoder] if encoder is not None else columns
+    if len(chosen) != 1:
+        names = ", ".join(column.name for column in columns) or "none"
+        raise FeedError("name the text encoder whose entries you want", hint=f"there are: {names}")
+    return chosen[0]
+
+
+def _eos(column: EntryColumn) -> FrozenEos:
+    if column.eos is None:
+        message = (
+            f"{column.name}: which token ends its texts is not known: its tokenizer has none, or the snapshot is of"
+        )
+        hint = "build again where transformers is installed (nothing is encoded anew), or ask for eos=False"
+        raise FeedError(f"{message} an older precook", hint=hint)
+    return column.eos
+
+
+def _lacks(ids: Array, eos: FrozenEos) -> bool:
+    """Whether TRL would put the token behind the text of these ids, and its limit would let it stand there.
+
+    It leaves out what the text ends with already. A text that was cut has all the tokens that it may have.
+    """
+    if eos.limit is not None and len(ids) >= eos.limit:
+        return False
+    text = ids[eos.before : len(ids) - eos.after]
+    return not len(text) or bool(text[-1] != eos.id)

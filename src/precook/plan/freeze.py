@@ -13,6 +13,7 @@ from precook.errors import IncompleteError, SourceChangedError
 from precook.identity.digest import digest
 from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import History
+from precook.plan.targets import Samples
 from precook.plan.wanted import NOBODY, text_rows
 from precook.sources.captions import CaptionError
 from precook.sources.geometry import SOURCE, TARGET, shown_crops
@@ -20,18 +21,31 @@ from precook.store.snapshot import Snapshot
 from precook.store.snapshot_content import (
     FrozenConcept,
     FrozenEncoder,
+    FrozenEos,
     FrozenImage,
     LineColumns,
     PictureColumns,
     SampleColumns,
+    Small,
     SnapshotContent,
     Texts,
 )
 from precook.values import Bytes, Numbers
 
+TOKENS = "transformers-tokens"
+"""The kind of encoder that keeps token ids."""
 
-def freeze(plan: PlannedDataset, pads: Mapping[str, int]) -> Snapshot:
-    """Keep the samples and their keys as the dataset's latest snapshot; `pads` is what token ids are padded with."""
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """What a tokenizer fills texts up with and what it ends them with; None where it does not say."""
+
+    pad: int | None = None
+    eos: FrozenEos | None = None
+
+
+def freeze(plan: PlannedDataset, special: Mapping[str, SpecialTokens]) -> Snapshot:
+    """Keep the samples and their keys as the dataset's latest snapshot; `special` by encoder of token ids."""
     dataset = plan.settings.dataset
     if set(plan.encoders) != set(plan.settings.encoders):
         raise IncompleteError("a plan of some encoders only cannot be frozen", hint="plan for all of them")
@@ -40,7 +54,7 @@ def freeze(plan: PlannedDataset, pads: Mapping[str, int]) -> Snapshot:
     if not plan.complete:
         hint = "is the drive mounted? `precook plan` says what is left out, and why"
         raise IncompleteError(f"{dataset}: no sample to keep", hint=hint)
-    chosen, content = snapshot_content(plan, pads)
+    chosen, content = snapshot_content(plan, special)
     keys = np.concatenate([encoder.wants.keys[encoder.ready_rows] for encoder in plan.encoders.values()])
     snapshot = plan.store.freeze(dataset, content, needs=keys, seen=plan.generation)
     History(dataset, plan.samples, plan.memory).record(chosen)
@@ -49,7 +63,11 @@ def freeze(plan: PlannedDataset, pads: Mapping[str, int]) -> Snapshot:
 
 
 def snapshot_content(
-    plan: PlannedDataset, pads: Mapping[str, int], *, missing: bool = False, captions: bool = False
+    plan: PlannedDataset,
+    special: Mapping[str, SpecialTokens],
+    *,
+    missing: bool = False,
+    captions: bool = False,
 ) -> tuple[Numbers, SnapshotContent]:
     """The samples that are complete, and what a snapshot of them says; in the order of their identities.
 
@@ -70,7 +88,11 @@ def snapshot_content(
         paths = Texts.join([os.fsencode(samples.path(sample)) for sample in chosen.tolist()])
     with_captions = captions or "captions" in settings.keep
     lines = _lines(plan, row_of, with_captions=with_captions)
-    inputs = {name: encoder.wants.encoding.input for name, encoder in plan.encoders.items()}
+    token_ids = any(encoder.wants.encoding.recipe.kind == TOKENS for encoder in plan.encoders.values())
+    encoders = {}
+    for name, encoder in plan.encoders.items():
+        encoding, tokens = encoder.wants.encoding, special.get(name, SpecialTokens())
+        encoders[name] = FrozenEncoder(encoding.input, encoding.recipe.form.decode("ascii"), tokens.pad, tokens.eos)
     content = SnapshotContent(
         dataset=settings.dataset,
         image=FrozenImage(list(settings.image.resolutions), settings.image.variations, settings.image.pick),
@@ -78,16 +100,16 @@ def snapshot_content(
             FrozenConcept(concept.name, concept.loss_weight, concept.repeats, concept.samples)
             for concept in settings.concepts
         ],
-        encoders={
-            name: FrozenEncoder(inputs[name], encoder.wants.encoding.recipe.form.decode("ascii"), pads.get(name))
-            for name, encoder in plan.encoders.items()
-        },
+        encoders=encoders,
         samples=SampleColumns(id=ids, image=samples.images[chosen], concept=samples.concepts[chosen].astype(np.int32)),
         pictures=pictures,
         picture_keys=picture_keys,
-        lines=LineColumns(row_of[lines.samples].astype(np.int32)),
+        # Only where somebody can ask for it: elsewhere a dataset under other names is the same snapshot.
+        lines=LineColumns(row_of[lines.samples].astype(np.int32), lines.source_order(samples) if token_ids else None),
         line_keys={
-            name: encoder.wants.keys[lines.rows] for name, encoder in plan.encoders.items() if inputs[name] == "text"
+            name: encoder.wants.keys[lines.rows]
+            for name, encoder in plan.encoders.items()
+            if encoders[name].input == "text"
         },
         empty_keys=_empty_keys(plan),
         paths=paths,
@@ -142,6 +164,14 @@ class _Lines:
     numbers: Numbers
     """Which of its captions each is."""
     digests: Bytes
+
+    def source_order(self, samples: Samples) -> Small:
+        """The number of each caption where they stand as the sources have them."""
+        places = np.empty(samples.count, np.int64)
+        places[samples.in_source_order()] = np.arange(samples.count)
+        order = np.empty(len(self.rows), np.int32)
+        order[np.lexsort((self.numbers, places[self.samples]))] = np.arange(len(self.rows))
+        return order
 
 
 def _lines(plan: PlannedDataset, row_of: Numbers, *, with_captions: bool) -> _Lines:

@@ -14,7 +14,7 @@ from precook.memo.memo import Memory
 from precook.plan.dataset import PlannedDataset
 from precook.plan.entries import EncoderPlan
 from precook.plan.explain import Explanation, explain
-from precook.plan.freeze import freeze
+from precook.plan.freeze import SpecialTokens, freeze
 from precook.plan.ready import find_ready, read_failures
 from precook.plan.reasons import History, ReasonFinder
 from precook.plan.show import show
@@ -35,8 +35,8 @@ class Plan(PlannedDataset):
     Made by `project.plan()`; it describes the moment it was made in.
     """
 
-    def pads(self) -> dict[str, int]:
-        """What token ids are padded with, by encoder; nobody knows it without the encoders themselves."""
+    def special_tokens(self) -> dict[str, SpecialTokens]:
+        """What texts are padded and end with, by encoder of token ids; nobody knows it without the encoders."""
         return {}
 
     def explain(self, path: str | Path) -> Explanation:
@@ -53,7 +53,7 @@ class Plan(PlannedDataset):
         Samples that failed are left out of it. While entries are missing there is nothing to keep: `IncompleteError`;
         nor is there where no sample is left, so that an empty folder takes no older snapshot's place.
         """
-        return freeze(self, self.pads())
+        return freeze(self, self.special_tokens())
 
     def __str__(self) -> str:
         return show(self)

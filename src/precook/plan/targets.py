@@ -72,20 +72,29 @@ class Samples:
         for sample in sorted({int(order[row]) for twin in twins.tolist() for row in (twin, twin + 1)}):
             groups.setdefault((int(self.concepts[sample]), self.images[sample].tobytes()), []).append(sample)
         for group in groups.values():
-            # By bytes, not by letters: names that are not UTF-8 have an order, too.
-            paths = {}
-            for sample in group:
-                concept, number = self.in_concept(sample)
-                paths[sample] = concept.path(number).encode("utf-8", "surrogateescape")
-            for number, sample in enumerate(sorted(group, key=paths.__getitem__)):
+            for number, sample in enumerate(sorted(group, key=self._path_bytes)):
                 repeats[sample] = number
         return repeats
+
+    def in_source_order(self) -> list[int]:
+        """All samples as a person would list their sources: a table's row by row, a folder's by path."""
+        order: list[int] = []
+        for concept, start in zip(self.by_concept, self.starts.tolist(), strict=False):
+            samples = range(start, start + concept.count)
+            # A folder has its files in whatever order the disk gives them.
+            order += samples if concept.concept.is_table else sorted(samples, key=self._path_bytes)
+        return order
 
     def id(self, sample: int) -> bytes:
         """A sample's identity: its picture's content and its concept; further ones alike are numbered."""
         name = self.by_concept[int(self.concepts[sample])].concept.name
         form = canonical([name, self.images[sample].tobytes(), int(self.repeats[sample])])
         return derived_digest(_CONTEXT, form)
+
+    def _path_bytes(self, sample: int) -> bytes:
+        # By bytes, not by letters: names that are not UTF-8 have an order, too.
+        concept, number = self.in_concept(sample)
+        return concept.path(number).encode("utf-8", "surrogateescape")
 
     def path(self, sample: int) -> str:
         """The picture's path."""

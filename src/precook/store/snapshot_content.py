@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -39,6 +39,21 @@ class FrozenConcept:
 
 
 @dataclass(frozen=True, slots=True)
+class FrozenEos:
+    """How a tokenizer ends a text that somebody has put its end-of-sequence token behind."""
+
+    id: int
+    """The token: it comes last, after all that the text has without it."""
+    before: int
+    """How many tokens the tokenizer puts before a text."""
+    after: int
+    """How many it puts behind one: this token, of the tokenizer's own accord."""
+    limit: int | None
+    """To how many tokens texts were cut, where they were."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class FrozenEncoder:
     """What made the entries that a batch has under one name."""
 
@@ -48,6 +63,8 @@ class FrozenEncoder:
     """The recipe's canonical form."""
     pad: int | None = None
     """What token ids are padded with, where the tokenizer says it."""
+    eos: FrozenEos | None = None
+    """How texts of token ids end, where the tokenizer says it; older snapshots do not."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -83,6 +100,8 @@ class LineColumns:
     """A row for each caption."""
 
     sample: Small
+    order: Small | None = None
+    """The number of each caption in the order of the sources; older snapshots and other writers do not say it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -221,6 +240,8 @@ class SnapshotContent:
         ]
         if pictures.original is not None or pictures.crop is not None:
             columns += [(column, (cuts, 2), "i4", _MAX_NUMBER) for column in (pictures.original, pictures.crop)]
+        if lines.order is not None:
+            columns.append((lines.order, (texts,), "i4", texts))
         if not all(_is_column(*column) for column in columns):
             _refuse(_MISFIT)
         # Those that were frozen without a text encoder, by an older precook, have captions and no lines, or neither.
@@ -244,9 +265,11 @@ _Part = TypeVar("_Part", bound=Any)
 def as_plain(part: Any) -> dict[str, Any]:
     """One part of the content as it is stored; what only some writers know is left out where it is not known."""
     form = {known.name: getattr(part, known.name) for known in fields(part) if known.name != "extra"}
-    for name in ("pad", "original", "crop"):
+    for name in ("pad", "eos", "original", "crop", "order"):
         if form.get(name, 0) is None:
             del form[name]
+    if "eos" in form:
+        form["eos"] = as_plain(form["eos"])
     return {**form, **part.extra}
 
 
@@ -351,4 +374,10 @@ def _encoder(form: Any) -> FrozenEncoder:
         _refuse("one of its encoders has no input or no recipe")
     if encoder.pad is not None and (type(encoder.pad) is not int or abs(encoder.pad) > _MAX_SHOWN):
         _refuse("one of its encoders pads with no number")
-    return encoder
+    if encoder.eos is None:
+        return encoder
+    eos = _part(FrozenEos, encoder.eos)
+    numbers = [eos.id, eos.before, eos.after, *([] if eos.limit is None else [eos.limit])]
+    if not all(_is_whole(number) for number in numbers):
+        _refuse("one of its encoders ends texts with no token")
+    return replace(encoder, eos=eos)
