@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,24 @@ from tests.support.feeds import equal, everything, images, same
 from tests.support.projects import Watched
 
 torch = pytest.importorskip("torch", reason="batches are torch tensors")
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 from torch.utils.data import DataLoader  # noqa: E402
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve samples of two sizes, built once: nobody writes to them."""
+    base = images(tmp_path_factory.mktemp("built"), 12)
+    with everything(base) as owner:
+        owner.build()
+    return base
+
+
 @pytest.fixture
-def owner(tmp_path: Path) -> precook.Project:
-    """A project of twelve samples of two sizes, built."""
-    made = everything(images(tmp_path, 12))
-    made.build()
-    return made
+def owner(built: Path) -> Iterator[precook.Project]:
+    """A project of these samples."""
+    with everything(built) as opened:
+        yield opened
 
 
 def epochs(owner: precook.Project, count: int, **options: Any) -> list[list[dict[str, Any]]]:
@@ -99,32 +109,61 @@ class TestAccelerate:
     """A loader that accelerate has taken."""
 
     def test_what_is_prepared_is_the_loader_itself(self, owner: precook.Project) -> None:
-        """No second sharding, and every epoch as the feed says."""
-        accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+        """No second sharding, `dispatch_batches` or not, and every epoch as the feed says."""
+        configured = accelerate.DataLoaderConfiguration(dispatch_batches=True)
         loader = owner.feed(batch_size=2).loader()
-        prepared = accelerate.Accelerator(cpu=True).prepare(loader)
+        prepared = accelerate.Accelerator(cpu=True, dataloader_config=configured).prepare(loader)
         assert prepared is loader
         for expected in epochs(owner, 3):
             assert equal(prepared, expected)
 
+    def test_batches_that_accelerate_would_split_are_refused(self, owner: precook.Project) -> None:
+        """With `split_batches` a batch size counts all ranks, and ours counts one: told when the loader is prepared."""
+        configured = accelerate.DataLoaderConfiguration(split_batches=True)
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configured)
+        loader = owner.feed(batch_size=2).loader()
+        for prepare in (accelerator.prepare, accelerator.prepare_data_loader):
+            with pytest.raises(precook.FeedError, match="split_batches") as caught:
+                prepare(loader)
+            assert "batch_size" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        ("options", "placed", "device"),
+        [({}, None, "meta"), ({"device": "cpu"}, None, "cpu"), ({}, False, "cpu")],
+    )
+    def test_batches_lie_where_accelerate_wants_them(
+        self, owner: precook.Project, monkeypatch: pytest.MonkeyPatch, options: Any, placed: bool | None, device: str
+    ) -> None:
+        """On its device, unless the loader has one of its own or accelerate is told to leave them alone."""
+        accelerator = accelerate.Accelerator(cpu=True)
+        monkeypatch.setattr(accelerator.state, "device", torch.device("meta"))
+        loader = accelerator.prepare(
+            owner.feed(batch_size=2).loader(**options), device_placement=None if placed is None else [placed]
+        )
+        assert next(iter(loader))["pixels"].device.type == device
+
     def test_gradients_are_synchronised_with_the_last_batch(self, owner: precook.Project) -> None:
         """Accumulation over four of six batches ends with the epoch: the last batch is known as such, no other is."""
-        accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
-        model = torch.nn.Linear(1, 1)
-        loader, model = accelerator.prepare(owner.feed(batch_size=2).loader(), model)
-        for _ in range(2):
-            synchronised = []
-            for _ in loader:
+        loader, model = accelerator.prepare(owner.feed(batch_size=2).loader(), torch.nn.Linear(1, 1))
+
+        def synchronised(batches: Any) -> list[bool]:
+            seen = []
+            for _ in batches:
                 with accelerator.accumulate(model):
-                    synchronised.append(accelerator.sync_gradients)
-            assert synchronised == [False, False, False, True, False, True]
+                    seen.append(accelerator.sync_gradients)
+            return seen
+
+        for _ in range(2):
+            assert synchronised(loader) == [False, False, False, True, False, True]
+        assert not accelerator.gradient_state.in_dataloader
+        assert accelerator.gather_for_metrics(torch.ones(3)).shape == (3,)
+        assert synchronised(accelerate.skip_first_batches(loader, 1)) == [False, False, False, True, True]
         assert not accelerator.gradient_state.in_dataloader
 
     @pytest.mark.parametrize("skipped", [0, 2, 6])
     def test_batches_that_are_skipped_are_those_of_the_epoch(self, owner: precook.Project, skipped: int) -> None:
         """`skip_first_batches` leaves out so many of the epoch that comes, and the loader goes on after it."""
-        accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
         expected = epochs(owner, 3)
         loader = accelerate.Accelerator(cpu=True).prepare(owner.feed(batch_size=2).loader())
         list(loader)
@@ -134,6 +173,37 @@ class TestAccelerate:
             assert same(batch, expected[1][number])
             assert loader.state_dict()["batch"] == number + 1
         assert equal(loader, expected[2])
+
+    def test_what_is_left_of_an_epoch_can_be_left_early(self, owner: precook.Project) -> None:
+        """A loop that breaks off among the batches after the skipped ones begins the next epoch next time."""
+        accelerator = accelerate.Accelerator(cpu=True)
+        expected = epochs(owner, 2)
+        loader = accelerator.prepare(owner.feed(batch_size=2).loader())
+        rest = iter(accelerate.skip_first_batches(loader, 1))
+        assert same(next(rest), expected[0][1])
+        assert accelerator.gradient_state.in_dataloader
+        assert equal(loader, expected[1])
+        assert not accelerator.gradient_state.in_dataloader
+
+    @pytest.mark.parametrize("skips", [True, False])
+    def test_a_checkpoint_of_accelerate_has_the_position(
+        self, owner: precook.Project, tmp_path: Path, skips: bool
+    ) -> None:
+        """`save_state` and `load_state` go on exactly, also in a script that skips the batches by itself."""
+        expected = epochs(owner, 3)
+        accelerator = accelerate.Accelerator(cpu=True)
+        loader = accelerator.prepare(owner.feed(batch_size=2).loader())
+        list(loader)
+        for number, _ in enumerate(loader):
+            if number == 3:
+                accelerator.save_state(str(tmp_path / "state"))
+                break
+        accelerator.free_memory()
+        resumed = accelerator.prepare(owner.feed(batch_size=2).loader())
+        accelerator.load_state(str(tmp_path / "state"))
+        rest = accelerate.skip_first_batches(resumed, 4) if skips else resumed
+        assert equal(rest, expected[1][4:])
+        assert equal(resumed, expected[2])
 
 
 class TestFields:

@@ -6,19 +6,25 @@ process gets is answered here: epochs, resuming, and who shares batches out amon
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker_info
 
+from precook.errors import FeedError
 from precook.feed.device import on_device
 from precook.feed.feed import Feed, check_epoch
 from precook.feed.fields import Fields
 from precook.feed.torch_data import FeedDataset, LoadedBatch, batch_indices
+
+if TYPE_CHECKING:
+    from precook.feed.progress import LoaderProgress
 
 Batch = dict[str, Any]
 Position = tuple[int, int]
@@ -41,15 +47,15 @@ class FeedLoader(DataLoader[Batch]):
         self._device = None if device is None else str(device)
         feed.check(self._device)
         self._position: Position = (0, 0)
-        self._progress: Any = None
-        """What accelerate is told of the loop, once it has taken the loader."""
+        self._accelerated = False
+        """Whether accelerate has taken the loader, and is to be told of the loop."""
         if fields != Fields() and not feed.batches.missing:
             # At once, not with the first batch: a name that is not there ends no training that has begun.
             some = feed.batches.make(feed.schedule(0).items, np.zeros(1, np.int64))
             if some is not None:
                 fields.choose(some)
-        dataset = LoaderDataset(self)
-        super().__init__(dataset, batch_sampler=LoaderSampler(self, dataset), num_workers=num_workers)
+        self._apart = LoaderDataset(self)
+        super().__init__(self._apart, batch_sampler=LoaderSampler(self, self._apart), num_workers=num_workers)
         # The constructor takes no batch sampler beside these, and lets nobody set them later.
         self.__dict__["batch_size"] = feed.options.batch_size
         self.__dict__["sampler"] = RankSampler(self)
@@ -88,6 +94,7 @@ class FeedLoader(DataLoader[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # Not before the first batch is asked for: Lightning sets the epoch after it has asked for the iterator.
+        self._apart.close()
         yield from self.run(*self.coming())
 
     def run(self, epoch: int, start: int) -> Generator[Batch, None, None]:
@@ -95,16 +102,14 @@ class FeedLoader(DataLoader[Batch]):
         made = self._by_workers(epoch, start) if self.num_workers else self._by_threads(epoch, start)
         # accelerate wants to be told of the last batch while it is trained on: only the one after it shows that.
         ahead: deque[tuple[Position, Batch]] = deque()
-        progress = self._progress
-        if progress is not None:
-            progress.begin()
+        progress = self._progress()
         try:
             while (coming := next(made, None)) is not None:
                 ahead.append(coming)
                 del coming  # only the trainer decides how long a batch lives
                 if progress is None or len(ahead) > 1:
                     yield self._hand_out(ahead)
-            if ahead:
+            if progress is not None and ahead:
                 progress.end_of_dataloader = True
                 yield self._hand_out(ahead)
             self._stand(epoch + 1, 0)
@@ -112,6 +117,15 @@ class FeedLoader(DataLoader[Batch]):
             made.close()
             if progress is not None:
                 progress.end()
+
+    def _progress(self) -> LoaderProgress | None:
+        if not self._accelerated:
+            return None
+        from precook.feed.progress import LoaderProgress  # noqa: PLC0415 - it imports accelerate
+
+        progress = LoaderProgress()
+        progress.begin()
+        return progress
 
     def _hand_out(self, ahead: deque[tuple[Position, Batch]]) -> Batch:
         position, batch = ahead.popleft()
@@ -148,16 +162,27 @@ class FeedLoader(DataLoader[Batch]):
 
         Only accelerate asks, and it asks when it takes the loader: so this is where we learn of it.
         """
-        state, data_loader = sys.modules.get("accelerate.state"), sys.modules.get("accelerate.data_loader")
-        if self._progress is None and state is not None and data_loader is not None:
-            self._progress = _progress(state, data_loader)
-            if self._device is None:
-                self._device = str(state.PartialState().device)
+        self._learn_of_accelerate(inspect.currentframe())
         return True
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, prepared: bool) -> None:
-        """Nothing to do: accelerate marks what it has prepared."""
+        """Nothing to do: accelerate marks what it has prepared, as we say of ourselves."""
+
+    def _learn_of_accelerate(self, frame: FrameType | None) -> None:
+        """Do as the accelerator is configured whose `prepare_data_loader` asks; nobody hands it to us."""
+        asking = None if frame is None or frame.f_back is None else frame.f_back.f_locals
+        accelerate = sys.modules.get("accelerate")
+        if asking is None or accelerate is None or not isinstance(asking.get("self"), accelerate.Accelerator):
+            return
+        accelerator = asking["self"]
+        if accelerator.split_batches:
+            hint = "leave split_batches out, and feed with the batch_size of one process"
+            raise FeedError("with split_batches accelerate would count the items of all ranks in a batch", hint=hint)
+        self._accelerated = True
+        placed = asking.get("device_placement")
+        if self._device is None and (accelerator.device_placement if placed is None else placed):
+            self._device = str(accelerator.device)
 
 
 class LoaderSampler(Sampler[list[int]]):
@@ -215,7 +240,7 @@ class LoaderDataset(FeedDataset):
         if expected != indices:
             return super().__getitems__(indices)
         if self._running is None or self._running[0] != (epoch, step):
-            self._close()
+            self.close()
             self._running = (epoch, step), self._loader.run(epoch, step)
         _, batches = self._running
         self._running = (epoch, step + 1), batches
@@ -230,7 +255,8 @@ class LoaderDataset(FeedDataset):
         elif self._loader is not None:
             self._loader.set_epoch(epoch + 1)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Let go of what runs."""
         if self._running is not None:
             self._running[1].close()
             self._running = None
@@ -257,13 +283,3 @@ class RankSampler(DistributedSampler[int]):
 
     def __len__(self) -> int:
         return sum(map(len, batch_indices(self._loader.feed, self._loader.coming()[0], 0)))
-
-
-def _progress(state: Any, data_loader: Any) -> Any:
-    """What tells accelerate where the loop is, so that gradients are not accumulated beyond the end of an epoch."""
-
-    class Progress(data_loader.DataLoaderStateMixin):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.gradient_state = state.GradientState()
-
-    return Progress()
