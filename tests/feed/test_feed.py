@@ -172,6 +172,23 @@ class TestResume:
         wider.load_state_dict(state)
         assert equal(wider.epoch(1), owner.feed(batch_size=2, rank=1, world_size=2).epoch(1))
 
+    def test_after_the_last_batch_ranks_may_be_others(self, tmp_path: Path) -> None:
+        """A checkpoint is taken while the last batch is trained on: nothing of its epoch is left, for any feed."""
+        owner = everything(images(tmp_path, 12))
+        owner.build()
+        feed = owner.feed(batch_size=2)
+        running = iter(feed.epoch(0))
+        for _ in range(len(feed)):
+            next(running)
+        state = json.loads(json.dumps(feed.state_dict()))
+        assert state["epoch"] == 0
+        wider = owner.feed(batch_size=1, rank=1, world_size=2)
+        wider.load_state_dict(state)
+        assert list(wider.epoch(0)) == []
+        loader = owner.feed(batch_size=1, rank=1, world_size=2).loader()
+        loader.load_state_dict(state)
+        assert equal(loader, wider.epoch(1))
+
     def test_another_feeds_state_is_refused(self, tmp_path: Path) -> None:
         """Inside an epoch, other ranks, batch sizes, seeds or samples would go on with other data: refused."""
         owner = everything(images(tmp_path))
@@ -179,8 +196,11 @@ class TestResume:
         feed = owner.feed(batch_size=2)
         next(iter(feed.epoch(0)))
         state = feed.state_dict()
-        for options in ({"batch_size": 3}, {"batch_size": 2, "rank": 0, "world_size": 2}):
-            with pytest.raises(precook.FeedError, match="inside epoch 0 of another feed"):
+        for options, other in (
+            ({"batch_size": 3}, "batch_size 2, not 3"),
+            ({"batch_size": 2, "rank": 0, "world_size": 2}, "ranks 1, not 2"),
+        ):
+            with pytest.raises(precook.FeedError, match=f"inside epoch 0 of another feed: with {other}"):
                 owner.feed(**options).load_state_dict(state)
         with pytest.raises(precook.FeedError, match="seed 0, this feed 1"):
             owner.feed(batch_size=2, seed=1).load_state_dict(state)

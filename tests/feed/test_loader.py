@@ -104,6 +104,87 @@ class TestResume:
             assert equal(resumed, expected[1][taken:])
         assert equal(resumed, expected[2])
 
+    @pytest.mark.parametrize("taken", [0, 2, 6])
+    @pytest.mark.parametrize("counts", [True, False])
+    def test_a_loop_that_sets_epochs_resumes_the_same(self, owner: precook.Project, taken: int, counts: bool) -> None:
+        """`set_epoch` of the state's epoch keeps what is left of it, also nothing; of the next one, if nothing is."""
+        expected = epochs(owner, 3)
+        loader = owner.feed(batch_size=2).loader()
+        running = iter(loader)
+        for _ in range(taken):
+            next(running)
+        state = loader.state_dict()
+        resumed = owner.feed(batch_size=2).loader()
+        resumed.load_state_dict(state)
+        for number in range(0 if counts or taken < 6 else 1, 3):
+            resumed.set_epoch(number)
+            assert equal(resumed, expected[number][taken if not number else 0 :])
+
+    def test_a_loop_that_counts_otherwise_than_its_state_is_refused(self, owner: precook.Project) -> None:
+        """Whoever resumes in epoch 1 and says that it is epoch 0, or 2, would repeat or lose the rest of it."""
+        loader = owner.feed(batch_size=2).loader()
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = loader.state_dict()
+        for number in (0, 2):
+            resumed = owner.feed(batch_size=2).loader()
+            resumed.load_state_dict(state)
+            with pytest.raises(precook.FeedError, match="is one of epoch 1") as caught:
+                resumed.sampler.set_epoch(number)
+            assert 'state["epoch"]' in caught.value.hint
+
+    def test_another_batch_size_is_refused(self, owner: precook.Project) -> None:
+        """The rest of an epoch in other batches is other data."""
+        loader = owner.feed(batch_size=2).loader()
+        next(iter(loader))
+        with pytest.raises(precook.FeedError, match="batch_size 2, not 3") as caught:
+            owner.feed(batch_size=2).loader(batch_size=3).load_state_dict(loader.state_dict())
+        assert "batch size" in caught.value.hint
+
+
+class TestBatchSize:
+    """The batch size of a loader is that of its feed."""
+
+    def test_a_loader_may_say_it(self, owner: precook.Project) -> None:
+        """The feed then has it, too: `feed.epoch` says what the loader gives."""
+        feed = owner.feed(batch_size=2)
+        loader = feed.loader(batch_size=3)
+        assert loader.batch_size == 3
+        assert equal(loader, epochs(owner, 1, batch_size=3)[0])
+        assert equal(loader, feed.epoch(1))
+
+    def test_a_feed_has_one(self, owner: precook.Project) -> None:
+        """Another one, of a second loader or after the first batch, needs another feed."""
+        feeds = [owner.feed(batch_size=2) for _ in range(3)]
+        feeds[0].loader()
+        next(iter(feeds[1].epoch(0)))
+        next(iter(feeds[2].batch_sampler(0)))
+        for feed in feeds:
+            with pytest.raises(precook.FeedError, match="in use with a batch_size of 2"):
+                feed.loader(batch_size=3)
+            assert feed.loader(batch_size=2).batch_size == 2
+        with pytest.raises(precook.FeedError, match="must be 1 or more"):
+            owner.feed(batch_size=2).loader(batch_size=0)
+
+
+def test_an_epoch_of_another_length_than_told_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where sizes are drawn, epochs differ in length: a trainer that asked for it once cuts epochs off."""
+    sizes = {"resolutions": [64, 96], "pick": "one"}
+    with everything(images(tmp_path, 7), encoders={"pixels": {"uses": "image"}}, image=sizes) as owner:
+        owner.build()
+        loader = owner.feed(batch_size=2).loader()
+        lengths = [len(batches) for batches in epochs(owner, 8)]
+        assert len(set(lengths)) > 1, "the draws of the test's pictures"
+        for length in lengths:
+            assert len(loader) == len(list(loader)) == length
+        assert not caplog.records
+        loader.set_epoch(0)
+        assert len(loader) == lengths[0]
+        for _ in lengths:
+            sum(1 for _ in loader)  # a list would ask for the length
+        (record,) = caplog.records
+        assert f"the loop was told of {lengths[0]}" in record.getMessage()
+
 
 class TestAccelerate:
     """A loader that accelerate has taken."""
@@ -173,6 +254,18 @@ class TestAccelerate:
             assert same(batch, expected[1][number])
             assert loader.state_dict()["batch"] == number + 1
         assert equal(loader, expected[2])
+
+    def test_skipped_batches_and_workers(self, owner: precook.Project) -> None:
+        """Worker processes read what is left; where they are is not known then, and the loader goes on after it."""
+        expected = epochs(owner, 2)
+        loader = owner.feed(batch_size=2).loader(num_workers=1)
+        rest = accelerate.skip_first_batches(loader, 2)
+        for number, batch in enumerate(rest, 2):
+            assert same(dict(batch), expected[0][number])
+            with pytest.raises(precook.FeedError, match="cannot tell"):
+                loader.state_dict()
+        assert equal(loader, expected[1])
+        assert loader.state_dict()["epoch"] == 2
 
     def test_what_is_left_of_an_epoch_can_be_left_early(self, owner: precook.Project) -> None:
         """A loop that breaks off among the batches after the skipped ones begins the next epoch next time."""

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from precook.feed.fields import Fields
 from precook.feed.live import Live
 from precook.feed.options import FeedOptions
 from precook.feed.ranks import find_ranks
-from precook.feed.sampler import Schedule, schedule
+from precook.feed.sampler import Schedule, check_epoch, schedule
 from precook.identity.digest import derived_digest
 from precook.plan.freeze import snapshot_content
 from precook.plan.plan import Plan
@@ -76,6 +75,9 @@ class Feed:
         """The epoch, and how many batches of it were handed out."""
         self._resume: tuple[int, int] | None = None
         """The position that was loaded, until the next batch is handed out."""
+        self._has_loader = False
+        self._offered: tuple[int, int, Sequence[int]] | None = None
+        """A batch that a sampler has named and nobody was seen to take: its position when it is, and its indices."""
         keys = np.concatenate([np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)])
         keys = keys[keys.any(axis=1) & first_of_each(keys)]
         # Before anything is looked up: what is found then stays until the feed ends.
@@ -128,6 +130,8 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the feed stands: after the last batch that was handed out. Plain data, for a checkpoint."""
+        if self._offered is not None:
+            raise unknown_position()
         return self.state_at(*self._position)
 
     def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
@@ -136,6 +140,9 @@ class Feed:
             "version": _STATE,
             "epoch": epoch,
             "batch": batch,
+            "batches": self.schedule(epoch).steps if batch else 0,
+            "batch_size": self.options.batch_size,
+            "ranks": self.ranks.count,
             "seed": self.options.seed,
             "fingerprint": self._fingerprint(epoch) if batch else "",
             "entries": dict(self._entries) if batch else {},
@@ -146,8 +153,8 @@ class Feed:
         """Go on where a state was taken: `epoch(state["epoch"])` then begins with the very next batch.
 
         Inside an epoch everything must be as it was, down to the keys of all entries and the captions, where both
-        feeds know them; at the start of one, samples and ranks may be others. A state that an older precook took does
-        not name the entries: a warning says that they are not compared.
+        feeds know them; at the start of one and after its last batch, samples and ranks may be others. A state that an
+        older precook took does not name the entries: a warning says that they are not compared.
         """
         if not isinstance(state, Mapping):
             raise FeedError(f"not the state of a feed: {state!r}", hint="load what `state_dict()` of a feed gave")
@@ -163,12 +170,20 @@ class Feed:
         for name, number in (("epoch", epoch), ("batch", batch)):
             if type(number) is not int or number < 0:
                 raise FeedError(f"not the state of a feed: its {name} is {number!r}")
-        if batch and fingerprint != self._fingerprint(epoch):
-            hint = "resume with the dataset, batch size and ranks it was taken with, or begin at an epoch's start"
-            raise FeedError(f"the state was taken inside epoch {epoch} of another feed", hint=hint)
-        if batch:
+        if batch and batch == state.get("batches"):
+            batch = self.schedule(epoch).steps  # all of them, however many they are here
+        elif batch:
+            if fingerprint != self._fingerprint(epoch):
+                hint = "resume with the dataset, batch size and ranks it was taken with, or begin at an epoch's start"
+                now = {"batch_size": self.options.batch_size, "ranks": self.ranks.count}
+                others = [
+                    f"{name} {state[name]}, not {now[name]}" for name in now if state.get(name, now[name]) != now[name]
+                ]
+                named = f": with {' and '.join(others)}" if others else ""
+                raise FeedError(f"the state was taken inside epoch {epoch} of another feed{named}", hint=hint)
             self._compare(state, epoch)
         self._position = self._resume = (epoch, batch)
+        self._offered = None
 
     def schedule(self, epoch: int) -> Schedule:
         """What an epoch shows, in which order; the last two are remembered."""
@@ -210,7 +225,14 @@ class Feed:
         from precook.feed.loader import FeedLoader  # noqa: PLC0415 - it imports torch
 
         if batch_size is not None and batch_size != self.options.batch_size:
-            raise FeedError(f"this feed has batches of {self.options.batch_size}", hint=f"feed with {batch_size=}")
+            resized = dataclasses.replace(self.options, batch_size=batch_size)
+            if self._has_loader or self._position != (0, 0) or self._offered is not None:
+                hint = f"make a feed of its own for these: batch_size={batch_size}"
+                raise FeedError(f"this feed is in use with a batch_size of {self.options.batch_size}", hint=hint)
+            with self._lock:
+                self.options = resized
+                self._schedules.clear()
+        self._has_loader = True
         return FeedLoader(self, device=device, fields=Fields.of(fields, rename), num_workers=num_workers)
 
     def dataset(self) -> FeedDataset:
@@ -304,7 +326,22 @@ class Feed:
     def handed_out(self, epoch: int, batch: int) -> None:
         """Stand after so many batches of an epoch."""
         self._position = (epoch, batch)
+        self._resume = self._offered = None
+
+    @property
+    def offered(self) -> tuple[int, int, Sequence[int]] | None:
+        """The batch that a sampler has named last, until it is taken: its epoch, its number from 1 on, its indices."""
+        return self._offered
+
+    def offer(self, epoch: int, batch: int, indices: Sequence[int]) -> None:
+        """A sampler names a batch; worker processes take it without a word."""
+        self._offered = (epoch, batch, indices)
         self._resume = None
+
+    def take(self, indices: Sequence[int]) -> None:
+        """A batch was read in this process; it counts as handed out if a sampler has just named it."""
+        if self._offered is not None and self._offered[2] == indices:
+            self.handed_out(*self._offered[:2])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # For a DataLoader's workers: a process of its own reads, and encodes nothing.
@@ -314,11 +351,10 @@ class Feed:
         return Feed, (self.store, self.content, options)
 
 
-def check_epoch(number: int) -> int:
-    """Refuse what is no number of an epoch."""
-    if not isinstance(number, Integral) or number < 0:
-        raise FeedError(f"epochs count from 0, not {number!r}")
-    return int(number)
+def unknown_position() -> FeedError:
+    """The error of asking for a state while others take batches who do not say how many they have handed out."""
+    hint = "train with feed.loader(), whose state follows it, with worker processes and without"
+    return FeedError("a feed cannot tell how many of the batches were handed out that a DataLoader takes", hint=hint)
 
 
 def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:

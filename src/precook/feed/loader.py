@@ -7,6 +7,7 @@ process gets is answered here: epochs, resuming, and who shares batches out amon
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -19,12 +20,15 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker
 
 from precook.errors import FeedError
 from precook.feed.device import on_device
-from precook.feed.feed import Feed, check_epoch
+from precook.feed.feed import Feed, unknown_position
 from precook.feed.fields import Fields
-from precook.feed.torch_data import FeedDataset, LoadedBatch, batch_indices
+from precook.feed.sampler import check_epoch
+from precook.feed.torch_data import FeedDataset, LoadedBatch, batch_indices, batch_size_of_one
 
 if TYPE_CHECKING:
     from precook.feed.progress import LoaderProgress
+
+_log = logging.getLogger("precook")
 
 Batch = dict[str, Any]
 Position = tuple[int, int]
@@ -47,6 +51,10 @@ class FeedLoader(DataLoader[Batch]):
         self._device = None if device is None else str(device)
         feed.check(self._device)
         self._position: Position = (0, 0)
+        self._set: int | None = None
+        """The epoch that was set last; None once a state was loaded."""
+        self._length: int | None = None
+        """What was said of the length last, until an epoch of another one was told of."""
         self._accelerated = False
         """Whether accelerate has taken the loader, and is to be told of the loop."""
         if fields != Fields() and not feed.batches.missing:
@@ -68,29 +76,48 @@ class FeedLoader(DataLoader[Batch]):
     def __len__(self) -> int:
         """Batches of the epoch that is under way, or that comes next; of the whole of it, also after a resume."""
         epoch = self.coming()[0] if self._feed.resumed is not None else self._position[0]
-        return self._feed.schedule(epoch).steps
+        self._length = self._feed.schedule(epoch).steps
+        return self._length
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that of an epoch; the rest of it, where a state inside of it was loaded."""
         epoch = check_epoch(epoch)
+        if self._feed.resumed is not None and epoch not in (self._feed.resumed[0], self.coming()[0]):
+            hint = (
+                'let the loop begin at state["epoch"]; Lightning Fabric counts from 0 always: keep the loader out of '
+                "setup_dataloaders, it needs none"
+            )
+            reason = f"set_epoch({epoch}), and the state that was loaded is one of epoch {self._feed.resumed[0]}"
+            raise FeedError(reason, hint=hint)
+        self._set = epoch
         if self._feed.resumed is None or self._feed.resumed[0] != epoch:
             self._stand(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: after the last batch that it has handed out. Plain data, for a checkpoint."""
+        if self._feed.offered is not None:
+            raise unknown_position()
         return self._feed.state_at(*(self._feed.resumed or self._position))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next iteration begins with the very next batch."""
         self._feed.load_state_dict(state)
+        self._set = None
 
     def coming(self) -> Position:
         """The epoch of the next iteration, and how many of its batches are left out because they were taken before."""
         if self._feed.resumed is not None:
             epoch, batch = self._feed.resumed
-            return (epoch, batch) if batch < self._feed.schedule(epoch).steps else (epoch + 1, 0)
+            # Nothing is left after its last batch, and nothing is what a loop gets that counts the epochs itself.
+            over = batch >= self._feed.schedule(epoch).steps and self._set != epoch
+            return (epoch + 1, 0) if over else (epoch, batch)
         epoch, batch = self._position
         return (epoch + 1, 0) if batch else (epoch, 0)
+
+    def offer(self, epoch: int, batch: int, indices: Sequence[int]) -> None:
+        """A sampler of the loader names a batch, for somebody who takes the loader apart."""
+        self._position = (epoch, batch)
+        self._feed.offer(epoch, batch, indices)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # Not before the first batch is asked for: Lightning sets the epoch after it has asked for the iterator.
@@ -99,6 +126,18 @@ class FeedLoader(DataLoader[Batch]):
 
     def run(self, epoch: int, start: int) -> Generator[Batch, None, None]:
         """The batches of an epoch from the `start`-th on."""
+        steps = self._feed.schedule(epoch).steps
+        if self._length not in (None, steps):
+            _log.warning(
+                "epoch %d of %s has %d batches, and the loop was told of %d: a trainer that asks only once (the HF "
+                "Trainer, Lightning without reload_dataloaders_every_n_epochs=1) cuts off what is longer and resumes "
+                "elsewhere; with `pick: each` and whole `repeats` all epochs are alike",
+                epoch,
+                self._feed.content.dataset,
+                steps,
+                self._length,
+            )
+            self._length = None
         made = self._by_workers(epoch, start) if self.num_workers else self._by_threads(epoch, start)
         # accelerate wants to be told of the last batch while it is trained on: only the one after it shows that.
         ahead: deque[tuple[Position, Batch]] = deque()
@@ -192,8 +231,8 @@ class LoaderSampler(Sampler[list[int]]):
     """
 
     drop_last = False
-    even_batches = False
-    """accelerate's `join_uneven_inputs` sets it; our ranks are even whatever it says."""
+    even_batches = True
+    """What accelerate's `join_uneven_inputs` asks for and sets; our ranks are even whatever it says."""
 
     def __init__(self, loader: FeedLoader, dataset: LoaderDataset) -> None:
         self._loader = loader
@@ -201,8 +240,8 @@ class LoaderSampler(Sampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Items of a batch of this rank."""
-        return self._loader.feed.options.batch_size
+        """Items of a full batch; refused where others ask who would share batches out among ranks once more."""
+        return batch_size_of_one(self._loader.feed)
 
     def set_epoch(self, epoch: int) -> None:
         self._loader.set_epoch(epoch)
@@ -211,11 +250,12 @@ class LoaderSampler(Sampler[list[int]]):
         return len(self._loader)
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._loader.feed.check()
         epoch, _ = self._loader.coming()
-        for step, indices in enumerate(batch_indices(self._loader.feed, epoch, 0)):
-            self._dataset.expect((epoch, step), indices)
+        for batch, indices in enumerate(batch_indices(self._loader.feed, epoch, 0), 1):
+            self._loader.offer(epoch, batch, indices)
             yield indices
-        self._dataset.end(epoch)
+        self._dataset.end()
 
 
 class LoaderDataset(FeedDataset):
@@ -224,36 +264,27 @@ class LoaderDataset(FeedDataset):
     def __init__(self, loader: FeedLoader) -> None:
         super().__init__(loader.feed)
         self._loader: FeedLoader | None = loader
-        self._expected: tuple[Position, Sequence[int]] | None = None
-        """What the sampler gave last: the epoch and the number of the batch, and its indices."""
         self._running: tuple[Position, Generator[Batch, None, None]] | None = None
-        """The next batch that can be had without beginning anew, and where it comes from."""
-
-    def expect(self, position: Position, indices: Sequence[int]) -> None:
-        """Know which batch some indices are."""
-        self._expected = position, indices
+        """The position after which batches can be had without beginning anew, and where they come from."""
 
     def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
-        if self._loader is None or get_worker_info() is not None or self._expected is None:
+        offered = None if self._loader is None or get_worker_info() is not None else self._loader.feed.offered
+        if self._loader is None or offered is None or offered[2] != indices:
             return super().__getitems__(indices)
-        (epoch, step), expected = self._expected
-        if expected != indices:
-            return super().__getitems__(indices)
-        if self._running is None or self._running[0] != (epoch, step):
+        epoch, batch, _ = offered
+        if self._running is None or self._running[0] != (epoch, batch - 1):
             self.close()
-            self._running = (epoch, step), self._loader.run(epoch, step)
+            self._running = (epoch, batch - 1), self._loader.run(epoch, batch - 1)
         _, batches = self._running
-        self._running = (epoch, step + 1), batches
+        self._running = (epoch, batch), batches
         return LoadedBatch(next(batches))
 
-    def end(self, epoch: int) -> None:
-        """The last batch of an epoch was taken, or skipped."""
+    def end(self) -> None:
+        """The last batch of an epoch was taken: what runs comes to its end."""
         if self._running is not None:
             for _ in self._running[1]:
                 pass
             self._running = None
-        elif self._loader is not None:
-            self._loader.set_epoch(epoch + 1)
 
     def close(self) -> None:
         """Let go of what runs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,13 @@ class Schedule:
         """The items of one batch."""
         place = int(self.order[step]) * self.ranks + rank
         return self.members[self.ends[place] : self.ends[place + 1]]
+
+
+def check_epoch(number: int) -> int:
+    """Refuse what is no number of an epoch."""
+    if not isinstance(number, Integral) or number < 0:
+        raise FeedError(f"epochs count from 0, not {number!r}")
+    return int(number)
 
 
 def draw_items(content: FeedContent, *, seed: int, epoch: int, dropout: float = 0.0) -> Items:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +12,16 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from precook.errors import FeedError
+from precook.feed.ranks import find_ranks
+from precook.feed.sampler import check_epoch
 
 if TYPE_CHECKING:
     from precook.feed.feed import Feed
 
+_log = logging.getLogger("precook")
 _EPOCH = 1 << 40
-"""An index is the epoch times this plus the item's number in it: so workers know it without being told."""
+"""A sampler's index is the item's number in an epoch plus as many of these as epochs were begun: so workers know it
+without being told. A plain number is an item of the first epoch."""
 
 
 class LoadedBatch(dict[str, Any]):
@@ -37,59 +43,116 @@ class FeedDataset(Dataset[dict[str, Any]]):
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
+        self._told = False
+        """Whether somebody was warned of plain numbers."""
 
     def __len__(self) -> int:
         return len(self._feed.schedule(0).items)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         # The size is that of the whole batch, and stays as it is: a tuple.
-        return {name: _first(part) for name, part in self.__getitems__([index]).items()}
+        return {name: _first(part) for name, part in self._make([index]).items()}
 
     def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
         """The batch of some items, as `feed.epoch` makes it; a DataLoader asks for all of them at once."""
+        if max(indices) < _EPOCH and not self._told:
+            self._told = True
+            _log.warning(
+                "plain numbers are items of epoch 0 of %s, with its captions and cuts, in every epoch: train with "
+                "feed.loader(), which goes on to the next epoch by itself",
+                self._feed.content.dataset,
+            )
+        batch = LoadedBatch(self._make(indices))
+        if not _is_read_ahead(self):
+            self._feed.take(indices)
+        return batch
+
+    def _make(self, indices: Sequence[int]) -> dict[str, Any]:
         feed = self._feed
         if min(indices) < 0:
             raise IndexError(min(indices))
-        items = feed.schedule(indices[0] // _EPOCH).items
+        items = feed.schedule(max(indices[0] // _EPOCH - 1, 0)).items
         members = np.array(indices, np.int64) % _EPOCH
         if members.max() >= len(items):
             raise IndexError(max(indices))
         sizes = feed.content.sizes[items.cuts[members]]
         if feed.content.has_pictures and (sizes != sizes[0]).any():
-            hint = "give the DataLoader batch_sampler=feed.batch_sampler(epoch), which keeps sizes apart"
+            hint = "train with feed.loader(), or with batch_sampler=feed.batch_sampler(epoch), which keep sizes apart"
             raise FeedError("the pictures of this batch have different sizes", hint=hint)
         batch = feed.batches.make(items, members)
         if batch is None:
             raise FeedError("no sample of this batch can be had", hint="feed.epoch leaves such batches out")
-        return LoadedBatch(batch)
+        return batch
 
 
 class BatchSampler(Sampler[list[int]]):
     """The batches of one epoch of one rank, as lists of indices into the dataset."""
 
+    drop_last = False
+
     def __init__(self, feed: Feed, epoch: int, start: int) -> None:
-        if epoch < 0:
-            raise FeedError(f"epochs count from 0, not {epoch}")
-        self._schedule = feed.schedule(epoch)
-        if not 0 <= start <= self._schedule.steps:
+        epoch = check_epoch(epoch)
+        self._steps = feed.schedule(epoch).steps
+        if not 0 <= start <= self._steps:
             hint = "give the number of batches that were taken of this epoch"
-            raise FeedError(f"epoch {epoch} has {self._schedule.steps} batches and none to start at {start}", hint=hint)
+            raise FeedError(f"epoch {epoch} has {self._steps} batches and none to start at {start}", hint=hint)
         self._feed = feed
         self._epoch = epoch
         self._start = start
+        self._iterations = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Items of a full batch; refused where others ask who would share batches out among ranks once more."""
+        return batch_size_of_one(self._feed)
 
     def __len__(self) -> int:
-        return self._schedule.steps - self._start
+        return self._steps - self._start
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from batch_indices(self._feed, self._epoch, self._start)
+        feed, epoch = self._feed, self._epoch
+        feed.check()
+        self._iterations += 1
+        if self._iterations == 2:  # noqa: PLR2004 - the second time says it, later ones say nothing new
+            _log.warning(
+                "a batch sampler of %s shows epoch %d again: make a new one for each epoch, or train with "
+                "feed.loader(), which goes on to the next epoch by itself",
+                feed.content.dataset,
+                epoch,
+            )
+        for batch, indices in enumerate(batch_indices(feed, epoch, self._start), self._start + 1):
+            feed.offer(epoch, batch, indices)
+            yield indices
+        if feed.offered is None:
+            feed.handed_out(epoch + 1, 0)
 
 
 def batch_indices(feed: Feed, epoch: int, start: int) -> Iterator[list[int]]:
     """The batches of one epoch of a feed's rank from the `start`-th on, as indices into its dataset."""
     schedule = feed.schedule(epoch)
     for step in range(start, schedule.steps):
-        yield (epoch * _EPOCH + schedule.batch(step, feed.ranks.rank)).tolist()
+        yield ((epoch + 1) * _EPOCH + schedule.batch(step, feed.ranks.rank)).tolist()
+
+
+def batch_size_of_one(feed: Feed) -> int:
+    """Items of a full batch, where there is one rank.
+
+    Whoever shares batches out among ranks asks for this number first: accelerate and Lightning do. Ours are shared
+    out, so each rank would get a part of its part; and of one size at each step, which others do not look after.
+    """
+    ranks = max(feed.ranks.count, find_ranks(None, None).count)
+    if ranks > 1:
+        hint = "train with feed.loader(), or keep this DataLoader out of what accelerate or Lightning prepares"
+        raise FeedError(f"the batches of a feed are shared out among {ranks} ranks by the feed alone", hint=hint)
+    return feed.options.batch_size
+
+
+def _is_read_ahead(dataset: FeedDataset) -> bool:
+    """Whether accelerate iterates a DataLoader over a dataset: it takes a batch more than it hands out."""
+    state = sys.modules.get("accelerate.state")
+    if state is None or not state.is_initialized():
+        return False
+    return any(getattr(loader, "dataset", None) is dataset for loader in state.GradientState().dataloader_references)
 
 
 def _first(part: Any) -> Any:
