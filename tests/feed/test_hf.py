@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ CAPTIONS = [
     "the mat the mat the mat",
     "",
 ]
-TEMPLATES = {"begin": f"{BEGIN} $A", "bare": "$A", "both": f"{BEGIN} $A {END}", "alike": f"{END} $A"}
+TEMPLATES = {"begin": f"{BEGIN} $A", "bare": "$A", "both": f"{BEGIN} $A {END}", "alike": f"{END} $A", "bytes": None}
 
 
 def table(base: Path) -> Path:
@@ -67,9 +68,12 @@ def of_trl(folder: Path, captions: list[str], out: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-def test_rows_are_those_that_trl_makes_of_the_captions(tmp_path: Path, template: str) -> None:
+def test_rows_are_those_that_trl_makes_of_the_captions(tmp_path: Path, template: str | None) -> None:
     """Same rows in the same order, each with its end where TRL puts one, of a project and of its snapshot alike."""
-    save_tokenizer(tmp_path / "text", template=template)
+    if template is None:
+        transformers.ByT5Tokenizer(extra_ids=0).save_pretrained(tmp_path / "text")
+    else:
+        save_tokenizer(tmp_path / "text", template=template)
     with tokens(table(tmp_path), max_length=LIMIT) as owner:
         owner.build()
         with owner.feed(batch_size=4) as feed:
@@ -77,9 +81,10 @@ def test_rows_are_those_that_trl_makes_of_the_captions(tmp_path: Path, template:
         with owner.store.snapshot("test").feed(batch_size=4) as feed:
             frozen = feed.as_hf_dataset()
     wanted = of_trl(tmp_path / "text", CAPTIONS, tmp_path / "out")
-    if template.endswith(END):
+    if template is None or template.endswith(END):
         # TRL cuts off the token that the tokenizer, when it cuts, leaves in place of one more of the text.
-        wanted = [[*row[:-1], 3] if len(row) == LIMIT else row for row in wanted]
+        end = 1 if template is None else 3
+        wanted = [[*row[:-1], end] if len(row) == LIMIT else row for row in wanted]
     assert list(rows["input_ids"]) == wanted
     assert list(rows["attention_mask"]) == [[1] * len(row) for row in wanted]
     assert frozen.to_dict() == rows.to_dict()
@@ -126,3 +131,34 @@ def test_an_end_that_nobody_knows_is_an_error(tmp_path: Path) -> None:
             rows = feed.as_hf_dataset("tokens", eos=False)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "text", local_files_only=True)
     assert sorted(rows["input_ids"]) == sorted(tokenizer(CAPTIONS)["input_ids"])
+
+
+class TestWrongUse:
+    """Trainers that are given the parts of a feed say what to write instead."""
+
+    @pytest.fixture
+    def feed(self, tmp_path: Path) -> Iterator[precook.Feed]:
+        save_tokenizer(tmp_path / "text")
+        with tokens(table(tmp_path)) as owner:
+            owner.build()
+            with owner.feed(batch_size=2) as feed:
+                yield feed
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"remove_unused_columns": False}, {"dataloader_num_workers": 1}], ids=["plain", "all", "worker"]
+    )
+    def test_a_trainer_of_single_samples_is_refused(
+        self, feed: precook.Feed, tmp_path: Path, options: dict[str, Any]
+    ) -> None:
+        """`Trainer(train_dataset=feed.dataset())` names the loader, whatever its collate function makes of a batch."""
+        pytest.importorskip("accelerate", reason="accelerate is not installed")
+        arguments = {"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, "disable_tqdm": True, **options}
+        trainer = transformers.Trainer(
+            model=torch.nn.Linear(1, 1),
+            args=transformers.TrainingArguments(**arguments),
+            train_dataset=feed.dataset(),
+        )
+        with pytest.raises(precook.FeedError, match="a feed gives whole batches") as caught:
+            trainer.train()
+        assert "get_train_dataloader" in str(caught.value)
+        assert "feed.loader()" in str(caught.value)

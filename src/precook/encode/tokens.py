@@ -154,10 +154,14 @@ class TokensEncoder(BaseEncoder):
         texts = ["", _SOME_TEXT, _SOME_TEXT + token]
         rows = tokenizer.rows(texts, limit=None, special_tokens=self._section.special_tokens)
         around, text, ended = (row.ids for row in rows)
+        limit = self._section.max_length or tokenizer.limit
+        if ended == text and text[-1:] == [number]:
+            # It ends texts itself, unless they do already: every text has the token, and none gets a second one.
+            return FrozenEos(number, len(around) - 1, 0, limit)
         if ended != [*text, number]:
             return None
         after = len(list(itertools.takewhile(number.__eq__, reversed(text))))
-        return FrozenEos(number, len(around) - after, after, self._section.max_length or tokenizer.limit)
+        return FrozenEos(number, len(around) - after, after, limit)
 
     def lengths(self, texts: list[str]) -> list[int]:
         """Tokens each text takes."""

@@ -14,6 +14,8 @@ from precook.store.snapshot_content import FrozenEos
 from precook.values import Array
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from precook.feed.feed import Feed
 
 
@@ -47,6 +49,21 @@ def hf_dataset(feed: Feed, encoder: str | None, *, eos: bool) -> Any:
         for name, array in tree.items():
             arrays.setdefault(name, []).append(array)
     return datasets.Dataset.from_dict(arrays)
+
+
+def refuse_trainer(asked: FrameType | None) -> None:
+    """Refuse to give a batch to a collate function of transformers or TRL, which would take it for a list of samples.
+
+    What a DataLoader is going to do with a batch is known to whoever calls the dataset, and to nobody else.
+    """
+    caller = None if asked is None or asked.f_back is None else asked.f_back.f_locals.get("self")
+    module = getattr(getattr(caller, "collate_fn", None), "__module__", None) or ""
+    if module.partition(".")[0] in ("transformers", "trl"):
+        hint = (
+            "override get_train_dataloader of your Trainer and let it return feed.loader(); for token ids, "
+            "train_dataset=feed.as_hf_dataset(encoder)"
+        )
+        raise FeedError("a Trainer draws and stacks single samples, and a feed gives whole batches", hint=hint)
 
 
 def _choose(feed: Feed, encoder: str | None) -> EntryColumn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from precook.errors import FeedError
+from precook.feed.hf import refuse_trainer
 from precook.feed.ranks import find_ranks
 from precook.feed.sampler import check_epoch
 
@@ -55,6 +57,7 @@ class FeedDataset(Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
         """The batch of some items, as `feed.epoch` makes it; a DataLoader asks for all of them at once."""
+        refuse_trainer(inspect.currentframe())
         if max(indices) < _EPOCH and not self._told:
             self._told = True
             _log.warning(
