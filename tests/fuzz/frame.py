@@ -71,7 +71,7 @@ class Target:
     check: Callable[[bytes], bool]
     """Use an input as a user would; whether it was accepted. Errors that are ours are refusals, others are findings."""
     mutate: Callable[[bytes, random.Random], bytes]
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[bytes, ...] = ()
     """Words of the format, for a fuzzer that can use them."""
 
     @property
@@ -305,7 +305,9 @@ def _guided(finder: Finder, pool: list[bytes], seconds: float, engine: Any) -> N
         (corpus / hashlib.sha256(data).hexdigest()).write_bytes(data)
     arguments = ["fuzz", str(corpus), f"-max_total_time={int(seconds) + 1}", f"-max_len={MAX_INPUT}"]
     if finder.target.tokens:
-        words.write_text("".join(f'"{token}"\n' for token in finder.target.tokens))
+        # Byte by byte: its reader knows no other way to write a quote, a control character or half of a number.
+        escaped = ("".join(f"\\x{byte:02x}" for byte in token) for token in finder.target.tokens)
+        words.write_text("".join(f'"{token}"\n' for token in escaped))
         arguments.append(f"-dict={words}")
     # Our own limits are stricter, and say more.
     arguments += ["-timeout=600", "-rss_limit_mb=0", "-verbosity=0", "-print_final_stats=1"]

@@ -146,4 +146,4 @@ TOKENS = (
     *("#", '"', "'", '"\\U00110000"', "\\x", "%YAML 9999999999.1\n", "---\n", "...\n", "~", "1e999", "0x10", ".inf"),
     *("9" * 200, "\t", "\ufeff", "\x85", "\u2028", "\ud7ff", "null", "-1", "1_000", "12:30", "{stem}", "../..", "\0"),
 )
-TARGET = Target("config", seeds, check, mutate, TOKENS)
+TARGET = Target("config", seeds, check, mutate, tuple(token.encode() for token in TOKENS))

@@ -315,4 +315,4 @@ TOKENS = (
     ),
     *("J\xff\xff\xff\x7f", "X\xff\xff\xff\xff", "data_offsets", "\x80\x04"),
 )
-TARGET = Target("old_cache", seeds, check, mutate, tuple(json.dumps(token)[1:-1] for token in TOKENS))
+TARGET = Target("old_cache", seeds, check, mutate, tuple(token.encode("latin-1") for token in TOKENS))

@@ -193,4 +193,4 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 TOKENS = """$tensor $plain $tuple $dict $bytes $str $bits $int leaves tree columns rows values labels all null true F16
 U8 F4 numpy torch t0/keys data_offsets created salt directory recipes made code: -1"""
-TARGET = Target("pack", seeds, check, mutate, tuple(TOKENS.split()))
+TARGET = Target("pack", seeds, check, mutate, tuple(TOKENS.encode().split()))
