@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,6 +20,8 @@ from precook.maintain.bundle import export_bundle, import_bundle
 from precook.maintain.compact import plan_compact
 from precook.maintain.gc import plan_gc
 from precook.store import files
+from precook.store.entry_table import EntryTable
+from precook.store.index import schema
 from tests.support.projects import picture
 from tests.support.snapshots import columns, disk_bytes, freeze, make_older, packs, put_packs
 from tests.support.stopped import Stopped
@@ -481,3 +484,29 @@ def test_a_file_that_another_user_makes_at_this_moment_is_closed_to_nobody(
         assert not store.read_only
         put_packs(store, recipe, [[1]])
     assert len(packs(path)) == 2
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_what_is_moved_while_the_index_is_asked_for_it_is_found(
+    path: Path, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    """Packs are merged after the index has told their numbers and before it tells their names."""
+    with precook.open(path) as store:
+        put_packs(store, recipe, [[0], [1], [2], range(3, 60)])  # so many that not all of the index is read
+    keys, merged, names = [recipe.key(number) for number in range(3)], [], schema.names
+
+    def merge(db: sqlite3.Connection) -> schema.Names:
+        if not merged:
+            merged.append(0)
+            with precook.open(path) as other:
+                merged[0] = plan_compact(other).execute().packs_rewritten
+        return names(db)
+
+    with precook.open(path) as store:
+        monkeypatch.setattr(schema, "names", merge)
+        if many:
+            (table,) = EntryTable.find_all(store.internals().lookup, [columns(keys)], verify=True)
+            assert not len(table.missing)
+        else:
+            assert [store.get(key)["number"] for key in keys] == [0, 1, 2]
+    assert merged == [4]

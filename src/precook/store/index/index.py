@@ -12,6 +12,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +28,8 @@ from precook.store.layout import list_packs
 from precook.values import Bytes, Flags, Numbers
 
 _log = logging.getLogger("precook")
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,10 @@ class Index(Database):
     def find_rows(self, keys: Sequence[bytes]) -> tuple[list[tuple[bytes, int, int]], Names]:
         """The same for very many keys, without an object for each: key, pack's number and row, and the names."""
         ordered, wanted = _in_order(keys)
-
-        def look(db: sqlite3.Connection) -> tuple[list[tuple[bytes, int, int]], Names]:
-            rows = schema.places(db, ordered, wanted)
-            # Of the same connection: an index that was made anew meanwhile numbers packs its own way.
-            names = self._names_of(db, {pack for _, pack, _ in rows})
-            return [row for row in rows if row[1] in names.packs and type(row[2]) is int], names
-
-        return self._read(look)
+        rows, names = self._read_named(
+            lambda db: schema.places(db, ordered, wanted), lambda rows: ({pack for _, pack, _ in rows}, set())
+        )
+        return [row for row in rows if row[1] in names.packs and type(row[2]) is int], names
 
     def present(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that have an entry."""
@@ -68,18 +67,33 @@ class Index(Database):
 
     def page(self, after: tuple[bytes, int, int], limit: int, *, details: bool) -> tuple[schema.PageColumns, Names]:
         """Some places behind one place, in the order of keys, packs and rows; and what their numbers stand for."""
+        return self._read_named(
+            lambda db: schema.page(db, after, limit, details=details),
+            lambda columns: (set(columns.packs.tolist()), set(columns.recipes.tolist())),
+        )
 
-        def look(db: sqlite3.Connection) -> tuple[schema.PageColumns, Names]:
-            columns = schema.page(db, after, limit, details=details)
-            return columns, self._names_of(db, set(columns.packs.tolist()), columns.recipes.tolist())
+    def _read_named(
+        self,
+        query: Callable[[sqlite3.Connection], _Result],
+        numbers: Callable[[_Result], tuple[set[int], set[int]]],
+    ) -> tuple[_Result, Names]:
+        """The result of a query, and what its numbers of packs and recipes stand for, with all others that are known.
+
+        By the same connection: an index that was made anew meanwhile numbers packs its own way.
+        """
+
+        def look(db: sqlite3.Connection) -> tuple[_Result, Names]:
+            result = query(db)
+            packs, recipes = numbers(result)
+            if not (packs <= self._names.packs.keys() and recipes <= self._names.recipes.keys()):
+                # Of one moment: a pack that another process merges between the two would have no name, and its
+                # entries would count as missing.
+                with schema.one_moment(db):
+                    result = query(db)
+                    self._names = schema.names(db)
+            return result, self._names
 
         return self._read(look)
-
-    def _names_of(self, db: sqlite3.Connection, numbers: set[int], recipes: Iterable[int] = ()) -> Names:
-        """What these numbers stand for and all others that are known; read again where one is not among them."""
-        if not (numbers <= self._names.packs.keys() and self._names.recipes.keys() >= set(recipes)):
-            self._names = schema.names(db)
-        return self._names
 
     def pack_ids(self) -> set[str]:
         """The packs whose rows are here."""

@@ -6,6 +6,7 @@ the store's lock. Statements about what is remembered stand in `memo`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sqlite3
@@ -222,6 +223,20 @@ def fill(db: sqlite3.Connection, heads: Iterable[Head], listed: Collection[str])
     memo.remember(db, (), {(MADE, pack): None for pack in noted if pack.hex() not in listed}, ())
     db.execute("COMMIT")
     seal(db)
+
+
+@contextlib.contextmanager
+def one_moment(db: sqlite3.Connection) -> Iterator[None]:
+    """Statements that see the index as it is at the first of them, whatever others change meanwhile; they only read."""
+    if db.in_transaction:
+        yield
+        return
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
 
 
 def names(db: sqlite3.Connection) -> Names:
