@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment that says nothing."""
+    """An environment that says nothing, and an accelerate that tests before have not set up."""
+    monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
@@ -105,3 +106,15 @@ def test_processes_that_meet_after_the_feed_was_made_are_noticed(
             ask()
         assert "world_size=" in caught.value.hint
     assert len(list(given.epoch(0))) == len(given)
+
+
+def test_accelerate_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where accelerate is set up and torch has no process group, as on one process alone or on a TPU."""
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    monkeypatch.setitem(sys.modules, "accelerate.state", accelerate.state)
+    accelerate.Accelerator(cpu=True)
+    state = accelerate.state.PartialState()
+    assert (find_ranks(None, None).rank, find_ranks(None, None).count) == (0, 1)
+    monkeypatch.setattr(state, "process_index", 1)
+    monkeypatch.setattr(state, "num_processes", 4)
+    assert (find_ranks(None, None).rank, find_ranks(None, None).count) == (1, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,7 @@ class TestWrongUse:
     ) -> None:
         """A feed that is told to be alone, in a process that is not, does not let its batches be shared out either."""
         feed = owner.feed(batch_size=2, rank=0, world_size=1)
+        monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)  # as other tests have set it up
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
         with pytest.raises(precook.FeedError, match="shared out"):
