@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -41,6 +42,16 @@ def no_leaks() -> Iterator[None]:
     if Path("/proc/self/fd").is_dir() and any(map(is_ours, listed())):
         # Once more without garbage: when that goes is chance.
         assert not list(filter(is_ours, descriptors()))
+
+
+@pytest.fixture(autouse=True)
+def forgotten_accelerate() -> Iterator[None]:
+    """What accelerate knows of ranks and loops, it knows for the whole process: the next test begins without it."""
+    yield
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 def is_ours(name: str) -> bool:
