@@ -223,6 +223,24 @@ class TestAccelerate:
         )
         assert next(iter(loader))["pixels"].device.type == device
 
+    def test_processes_that_share_a_model_are_not_fed_apart(
+        self, owner: precook.Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where a model is split among processes, they need the same batches: the ranks have to be said then."""
+        accelerator = accelerate.Accelerator(cpu=True)
+        monkeypatch.setattr(
+            type(accelerator), "parallelism_config", accelerate.utils.ParallelismConfig(tp_size=2), raising=False
+        )
+        with pytest.raises(precook.FeedError, match="need the same batches") as caught:
+            accelerator.prepare_data_loader(owner.feed(batch_size=2).loader())
+        assert "world_size=" in caught.value.hint
+        accelerator.prepare_data_loader(owner.feed(batch_size=2, rank=0, world_size=1).loader())
+
+    def test_numpy_arrays_stay_where_they_are(self, owner: precook.Project) -> None:
+        """Whoever asks for numpy arrays gets them from accelerate, too."""
+        loader = accelerate.Accelerator(cpu=True).prepare(owner.feed(batch_size=2, tensors="numpy").loader())
+        assert equal(loader, epochs(owner, 1, tensors="numpy")[0])
+
     def test_gradients_are_synchronised_with_the_last_batch(self, owner: precook.Project) -> None:
         """Accumulation over four of six batches ends with the epoch: the last batch is known as such, no other is."""
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,7 +102,12 @@ def test_processes_that_meet_after_the_feed_was_made_are_noticed(
     given = owner.feed(batch_size=2, rank=1, world_size=2)
     loader = feed.loader()
     request.getfixturevalue("group")
-    for ask in (lambda: feed.epoch(0), lambda: next(iter(loader)), lambda: next(iter(feed.batch_sampler(0)))):
+    for ask in (
+        lambda: feed.epoch(0),
+        lambda: next(iter(loader)),
+        lambda: next(iter(feed.batch_sampler(0))),
+        lambda: pickle.loads(pickle.dumps(feed)).epoch(0),
+    ):
         with pytest.raises(precook.FeedError, match="rank 0 of 1 now, and was rank 1 of 2") as caught:
             ask()
         assert "world_size=" in caught.value.hint

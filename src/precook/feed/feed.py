@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from precook.feed.epoch import Epoch
 from precook.feed.fields import Fields
 from precook.feed.live import Live
 from precook.feed.options import FeedOptions
-from precook.feed.ranks import find_ranks
+from precook.feed.ranks import Ranks, find_ranks
 from precook.feed.sampler import Schedule, check_epoch, schedule
 from precook.identity.digest import derived_digest
 from precook.plan.freeze import snapshot_content
@@ -52,7 +52,13 @@ class Feed:
     """
 
     def __init__(
-        self, store: Store, content: FeedContent, options: FeedOptions, *, maker: EntryMaker | None = None
+        self,
+        store: Store,
+        content: FeedContent,
+        options: FeedOptions,
+        *,
+        maker: EntryMaker | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         unknown = set(options.pad or {}) - {column.name for column in content.columns}
         if unknown:
@@ -64,7 +70,7 @@ class Feed:
         if bare and options.caption_dropout:
             hint = "set text.empty_prompt in the config and build (`precook plan` tells if it failed), or feed without "
             raise FeedError(f"{bare[0]}: the empty prompt is not among the entries", hint=hint + "caption_dropout")
-        self.ranks = find_ranks(options.rank, options.world_size)
+        self.ranks = ranks or find_ranks(options.rank, options.world_size)
         self.store = store
         self.content = content
         self.options = options
@@ -345,10 +351,11 @@ class Feed:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # For a DataLoader's workers: a process of its own reads, and encodes nothing.
-        options = dataclasses.replace(self.options, rank=self.ranks.rank, world_size=self.ranks.count)
+        options = self.options
         if options.on_missing == "encode":
             options = dataclasses.replace(options, on_missing="error")
-        return Feed, (self.store, self.content, options)
+        # Who has said the ranks goes along: a process that was started to be another one must not believe them.
+        return partial(Feed, ranks=self.ranks), (self.store, self.content, options)
 
 
 def unknown_position() -> FeedError:

@@ -218,9 +218,15 @@ class FeedLoader(DataLoader[Batch]):
         if accelerator.split_batches:
             hint = "leave split_batches out, and feed with the batch_size of one process"
             raise FeedError("with split_batches accelerate would count the items of all ranks in a batch", hint=hint)
+        parallelism = getattr(accelerator, "parallelism_config", None)
+        if parallelism is not None and parallelism.non_data_parallel_size > 1 and not self._feed.ranks.given:
+            hint = "give the feed rank= and world_size= of the processes that get batches of their own"
+            raise FeedError("some processes share a model and need the same batches", hint=hint)
         self._accelerated = True
         placed = asking.get("device_placement")
-        if self._device is None and (accelerator.device_placement if placed is None else placed):
+        if placed is None:
+            placed = accelerator.device_placement
+        if placed and self._device is None and self._feed.options.tensors == "torch":
             self._device = str(accelerator.device)
 
 

@@ -20,15 +20,23 @@ class Ranks:
     count: int
     said_by: str
 
+    @property
+    def given(self) -> bool:
+        """Whether the caller has said so."""
+        return self.said_by == _GIVEN
+
     def check(self) -> None:
         """Refuse to begin an epoch where processes came together only after the feed was made.
 
         Each would show all of the dataset, and none would say so. Whoever has given the ranks is believed: processes
         that share a model need the same batches.
         """
-        now = _of_torch() if self.said_by != _GIVEN else None
+        now = None if self.given else _of_torch()
         if now is not None and (now.rank, now.count) != (self.rank, self.count):
-            hint = "make the feed after the processes have met, or give it rank= and world_size="
+            hint = (
+                "make the feed after the processes have met (in Lightning: in train_dataloader), or give it rank= and "
+                "world_size="
+            )
             was = f"rank {self.rank} of {self.count} when the feed was made ({self.said_by})"
             raise FeedError(f"this process is rank {now.rank} of {now.count} now, and was {was}", hint=hint)
 
@@ -64,7 +72,7 @@ def _of_environment() -> Ranks | None:
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and world_size is None:
         return None
-    hint = "set both, as torchrun does, or neither; or give the feed rank= and world_size="
+    hint = "set both, as torchrun does; make the feed after the processes have met; or give it rank= and world_size="
     if rank is None or world_size is None:
         lacking, other = ("RANK", "WORLD_SIZE") if rank is None else ("WORLD_SIZE", "RANK")
         raise FeedError(f"the environment has {other} and no {lacking}", hint=hint)
