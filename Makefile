@@ -51,8 +51,9 @@ FORMATS = $(patsubst tests/fuzz/fuzz_%.py,%,$(wildcard tests/fuzz/fuzz_*.py))
 fuzz-quick: .venv/ready
 	printf '%s\n' $(FORMATS) | xargs -P 2 -I{} $(BIN)/python -m tests.fuzz --seed $(or $(SEED),0) --seconds 60 --format {}
 
-# The code of the real projects on our fronts, from checkouts in CLIENTS by their names: mgds, mgds-pr49 (its pull
-# request 49), OneTrainer, ComfyUI, DocumentLanguageModel, qwen-image-finetune. What is not there is skipped, and says so.
+# The code of the real projects on our fronts and feeds, from checkouts in CLIENTS by their names: mgds, mgds-pr49 (its
+# pull request 49), OneTrainer, ComfyUI, DocumentLanguageModel, qwen-image-finetune, diffusers. What is not there is
+# skipped, and says so.
 # Each in a process of its own: their packages have the same names.
 CLIENTS ?= ../clients
 clients: .venvs/clients/ready

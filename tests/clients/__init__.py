@@ -1,1 +1,1 @@
-"""The real projects that a front stands in for, run on it: `make clients` with checkouts of them."""
+"""The real projects that a front stands in for or a feed trains, run on it: `make clients` with checkouts of them."""

@@ -14,7 +14,7 @@ import pytest
 
 import precook
 from precook.feed.posterior import draw_latents
-from tests.support.pages import ROOT
+from tests.support.pages import ROOT, section_blocks
 from tests.support.projects import picture
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -39,12 +39,6 @@ POOLED = {"sdxl": "text_embeds", "flux": "pooled_projections"}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def blocks(title: str, kind: str) -> list[str]:
-    """The blocks of a section."""
-    section = PAGE.read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
-    return re.findall(rf"^```{kind}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-
-
 def added(block: str) -> str:
     """The lines that come."""
     return textwrap.dedent("".join(f"{line[1:]}\n" for line in block.splitlines() if line.startswith("+")))
@@ -66,7 +60,7 @@ def test_the_new_lines_of_a_script_give_what_its_old_ones_made(
     kind: Any, pipeline_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The page's config is built, its lines are run on a batch, and each name has the value of a live step."""
-    (config,) = blocks(kind.name, "yaml")
+    (config,) = section_blocks(PAGE, kind.name, "yaml")
     loop = kind(pipeline_of(kind.family), SIDE)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / kind.family).symlink_to(pipeline_of(kind.family))
@@ -77,8 +71,9 @@ def test_the_new_lines_of_a_script_give_what_its_old_ones_made(
         assert not project.build().failed
         with project.feed(batch_size=3, seed=0) as feed:
             scope["batch"] = batch = next(iter(feed.epoch(0)))
-    for block in blocks(kind.name, "diff"):
-        exec(added(block), scope)
+    for block in section_blocks(PAGE, kind.name, "diff"):
+        if "batch[" in added(block):  # of the loop; the others change what leads to it
+            exec(added(block), scope)
     images = np.stack([np.frombuffer(precook.digest(paths[line]).bytes, np.uint8) for line in batch["caption"]])
 
     def sample(posterior: Any) -> Any:
@@ -95,18 +90,26 @@ def test_the_new_lines_of_a_script_give_what_its_old_ones_made(
 
 
 def test_the_lines_that_all_scripts_share_feed_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A feed is made with the script's arguments, and its epoch stands where the data loader stood."""
+    """A loader is made with the script's arguments, and each process gets batches of its own in each epoch."""
     captioned(tmp_path / "data", count=4)
     config = "dataset: pets\nconcepts: [{name: pets, path: data}]\nimage: {resolutions: ['64x64']}\n"
     (tmp_path / "precook.yaml").write_text(config + "encoders: {latent: {uses: image}}\n")
     precook.load(tmp_path / "precook.yaml").build()
     monkeypatch.chdir(tmp_path)
-    made, loop = map(added, blocks("The same in all of them", "diff"))
+    imported, made = map(added, section_blocks(PAGE, "The same in all of them", "diff"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
     seen: list[list[str]] = []
     for process in range(2):
-        accelerator = SimpleNamespace(process_index=process, num_processes=2, device=torch.device("cpu"))
-        arguments = SimpleNamespace(train_batch_size=2, seed=None)  # a script need not be given one
-        scope = {"precook": precook, "args": arguments, "accelerator": accelerator, "epoch": 0, "seen": seen}
-        exec(f"{made}\n{loop.rstrip()}\n    seen.append(batch['sample'])\nfeed.close()\nproject.close()", scope)
-    assert len(seen) == 2
-    assert len({sample for batch in seen for sample in batch}) == 4
+        monkeypatch.setenv("RANK", str(process))
+        scope: dict[str, Any] = {
+            "args": SimpleNamespace(train_batch_size=2, seed=None)
+        }  # a script need not be given one
+        exec(imported + made, scope)
+        assert len(scope["train_dataset"]) == 4
+        for _ in range(2):
+            seen += [batch["sample"] for batch in scope["train_dataloader"]]
+        scope["feed"].close()
+        scope["project"].close()
+    assert len(seen) == 4
+    for epoch in range(2):
+        assert len({sample for batch in seen[epoch::2] for sample in batch}) == 4

@@ -1,4 +1,4 @@
-"""Pages of the docs as tests read them: the files they show, and the commands with what the page says they print."""
+"""Pages of the docs as tests read them: files they show, changes to files, and commands with what they print."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_ANY_LINES = "(?:.*\n)*?"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,33 @@ def titled_files(page: Path) -> dict[str, str]:
     """The files that a page tells its reader to write, by name."""
     blocks = re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     return dict(blocks)
+
+
+def section_blocks(page: Path, title: str, kind: str) -> list[str]:
+    """The blocks of one kind in a section."""
+    section = page.read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(rf"^```{kind}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+def changed(source: str, block: str) -> str:
+    """A file's text after the change that a `diff` block shows; an error where the block fits nowhere, or twice.
+
+    A line of nothing but `…` stands for any lines down to the next one that is shown. A block may be indented
+    otherwise than the file, all its lines alike; no line is indented less than the first.
+    """
+    lines = [(line[:1], line[1:]) for line in block.splitlines()]
+    margin = len(lines[0][1]) - len(lines[0][1].lstrip())
+    pattern = r"^(?=(?P<indent> *)\S)"
+    for number, (sign, line) in enumerate(lines):
+        if sign != "+":
+            here = f"(?P=indent){re.escape(line[margin:])}\n" if line.strip() else "\n"
+            pattern += f"(?P<line{number}>{_ANY_LINES if line.strip() == '…' else here})"
+    found = list(re.finditer(pattern, source, re.MULTILINE))
+    assert len(found) == 1, f"this change fits in {len(found)} places:\n{block}"
+    (place,) = found
+    parts = {" ": lambda number, _: place[f"line{number}"], "+": lambda _, line: f"{place['indent']}{line[margin:]}\n"}
+    kept = [parts[sign](number, line) for number, (sign, line) in enumerate(lines) if sign != "-"]
+    return source[: place.start()] + "".join(kept) + source[place.end() :]
 
 
 def check_session(page: Path, printed: list[tuple[str, str]]) -> None:
