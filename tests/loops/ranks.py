@@ -21,7 +21,10 @@ from typing import Any
 import precook
 
 EPOCHS = 3
-LIBRARIES = ["precook", "torch.distributed", "accelerate", "pytorch_lightning", "torchdata.stateful_dataloader"]
+LIBRARIES = [
+    *("precook", "torch.distributed", "accelerate", "pytorch_lightning", "torchdata.stateful_dataloader"),
+    "bench.loops",
+]
 """What processes find imported when they begin: each would take seconds for it."""
 SECONDS = 300
 """After which a loop hangs."""
