@@ -173,7 +173,7 @@ class TestResume:
         assert equal(wider.epoch(1), owner.feed(batch_size=2, rank=1, world_size=2).epoch(1))
 
     def test_after_the_last_batch_ranks_may_be_others(self, tmp_path: Path) -> None:
-        """A checkpoint is taken while the last batch is trained on: nothing of its epoch is left, for any feed."""
+        """A checkpoint is taken while the last batch is trained on: for any feed it is the start of the next epoch."""
         owner = everything(images(tmp_path, 12))
         owner.build()
         feed = owner.feed(batch_size=2)
@@ -181,7 +181,12 @@ class TestResume:
         for _ in range(len(feed)):
             next(running)
         state = json.loads(json.dumps(feed.state_dict()))
-        assert state["epoch"] == 0
+        list(running)
+        assert (state["epoch"], state["batch"]) == (1, 0)
+        resumed = owner.feed(batch_size=2)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert equal(resumed.epoch(1), feed.epoch(1))
         wider = owner.feed(batch_size=1, rank=1, world_size=2)
         wider.load_state_dict(state)
         assert list(wider.epoch(0)) == []

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,13 @@ import precook
 
 EPOCHS = 3
 LIBRARIES = [
-    *("precook", "torch.distributed", "accelerate", "pytorch_lightning", "torchdata.stateful_dataloader"),
+    "precook.feed.loader",
+    "precook.project",
+    "torch.distributed",
+    "accelerate",
     "bench.loops",
+    "pytorch_lightning",
+    "torchdata.stateful_dataloader",
 ]
 """What processes find imported when they begin: each would take seconds for it."""
 SECONDS = 300
@@ -114,7 +119,7 @@ def train(loop: Callable[[Job], None], job: Job, *, fails: bool = False) -> Ende
     context.set_forkserver_preload(LIBRARIES)
     processes = []
     for rank in range(job.ranks):
-        one = Job(**{**vars(job), "rank": rank})
+        one = replace(job, rank=rank)
         processes.append(context.Process(target=_run, args=(loop, one, _environment(rank, job.ranks, meeting.port))))
         processes[-1].start()
     try:

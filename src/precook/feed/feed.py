@@ -141,12 +141,19 @@ class Feed:
         return self.state_at(*self._position)
 
     def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
-        """The state of this feed after so many batches of an epoch."""
+        """The state of this feed after so many batches of an epoch.
+
+        With its last batch that is the start of the next epoch, and `ended` tells whose epoch it was: the loop may
+        stand inside still, and count its batches itself.
+        """
+        ended = ""
+        if batch and batch == self.schedule(epoch).steps:
+            epoch, batch, ended = epoch + 1, 0, self._fingerprint(epoch)
         return {
             "version": _STATE,
             "epoch": epoch,
             "batch": batch,
-            "batches": self.schedule(epoch).steps if batch else 0,
+            "ended": ended,
             "batch_size": self.options.batch_size,
             "ranks": self.ranks.count,
             "seed": self.options.seed,
@@ -176,8 +183,8 @@ class Feed:
         for name, number in (("epoch", epoch), ("batch", batch)):
             if type(number) is not int or number < 0:
                 raise FeedError(f"not the state of a feed: its {name} is {number!r}")
-        if batch and batch == state.get("batches"):
-            batch = self.schedule(epoch).steps  # all of them, however many they are here
+        if not batch and epoch and state.get("ended"):
+            epoch, batch = epoch - 1, self.schedule(epoch - 1).steps  # all of them, however many they are here
         elif batch:
             if fingerprint != self._fingerprint(epoch):
                 hint = "resume with the dataset, batch size and ranks it was taken with, or begin at an epoch's start"

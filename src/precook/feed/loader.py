@@ -53,6 +53,8 @@ class FeedLoader(DataLoader[Batch]):
         self._position: Position = (0, 0)
         self._set: int | None = None
         """The epoch that was set last; None once a state was loaded."""
+        self.ended_elsewhere = False
+        """Whether the state that was loaded is that of the last batch of another feed's epoch."""
         self._length: int | None = None
         """What was said of the length last, until an epoch of another one was told of."""
         self._accelerated = False
@@ -103,6 +105,7 @@ class FeedLoader(DataLoader[Batch]):
         """Go on where a state was taken: the next iteration begins with the very next batch."""
         self._feed.load_state_dict(state)
         self._set = None
+        self.ended_elsewhere = bool(state.get("ended")) and state["ended"] != self.state_dict()["ended"]
 
     def coming(self) -> Position:
         """The epoch of the next iteration, and how many of its batches are left out because they were taken before."""
@@ -312,6 +315,14 @@ class RankSampler(DistributedSampler[int]):
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
+        if self._loader.ended_elsewhere:
+            # Lightning has counted the batches of the epoch that ended, and leaves out as many of the next one.
+            hint = (
+                "resume with the ranks, batch size and samples of then, or from a checkpoint that was saved after the "
+                "epoch, as ModelCheckpoint(every_n_epochs=1) does; in a loop of your own, call loader.set_epoch"
+            )
+            message = f"the state was taken with the last batch of epoch {self._loader.coming()[0] - 1} of another feed"
+            raise FeedError(message, hint=hint)
         self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
