@@ -134,7 +134,7 @@ class TestState:
         loader = DataLoader(feed.dataset(), batch_sampler=feed.batch_sampler(1, start=1))
         for taken, _ in enumerate(loader, 2):
             state = feed.state_dict()
-            assert (state["epoch"], state["batch"]) == (1, taken)
+            assert (state["epoch"], state["batch"]) == ((1, taken) if taken < 6 else (2, 0))
             if taken == 3:
                 kept = state
         assert feed.state_dict()["epoch"] == 2
