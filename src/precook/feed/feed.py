@@ -21,6 +21,7 @@ from precook.feed.epoch import Epoch
 from precook.feed.fields import Fields
 from precook.feed.live import Live
 from precook.feed.options import FeedOptions
+from precook.feed.position import Position
 from precook.feed.ranks import Ranks, find_ranks
 from precook.feed.sampler import Schedule, check_epoch, schedule
 from precook.identity.digest import derived_digest
@@ -77,13 +78,8 @@ class Feed:
         self._maker = maker
         self._lock = threading.Lock()
         self._schedules: dict[int, Schedule] = {}
-        self._position = (0, 0)
-        """The epoch, and how many batches of it were handed out."""
-        self._resume: tuple[int, int] | None = None
-        """The position that was loaded, until the next batch is handed out."""
+        self.position = Position()
         self._has_loader = False
-        self._offered: tuple[int, int, Sequence[int]] | None = None
-        """A batch that a sampler has named and nobody was seen to take: its position when it is, and its indices."""
         keys = np.concatenate([np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)])
         keys = keys[keys.any(axis=1) & first_of_each(keys)]
         # Before anything is looked up: what is found then stays until the feed ends.
@@ -107,8 +103,9 @@ class Feed:
         """
         number = check_epoch(number)
         # Until a batch is handed out, however often it is asked: somebody may only want to know how many are left.
-        start = self._resume[1] if self._resume is not None and self._resume[0] == number else 0
-        return self.begin(number, start=start, device=device, on_batch=self.handed_out)
+        epoch, batch = self.position.resumed or (number, 0)
+        start = batch if epoch == number else 0
+        return self.begin(number, start=start, device=device, on_batch=self.position.reach)
 
     def begin(self, number: int, *, start: int, device: str | None, on_batch: Callable[[int, int], None]) -> Epoch:
         """The batches of an epoch from the `start`-th on, for somebody who says himself what was handed out."""
@@ -136,9 +133,7 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the feed stands: after the last batch that was handed out. Plain data, for a checkpoint."""
-        if self._offered is not None:
-            raise unknown_position()
-        return self.state_at(*self._position)
+        return self.state_at(*self.position.reached)
 
     def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
         """The state of this feed after so many batches of an epoch.
@@ -195,8 +190,7 @@ class Feed:
                 named = f": with {' and '.join(others)}" if others else ""
                 raise FeedError(f"the state was taken inside epoch {epoch} of another feed{named}", hint=hint)
             self._compare(state, epoch)
-        self._position = self._resume = (epoch, batch)
-        self._offered = None
+        self.position.load(epoch, batch)
 
     def schedule(self, epoch: int) -> Schedule:
         """What an epoch shows, in which order; the last two are remembered."""
@@ -239,7 +233,7 @@ class Feed:
 
         if batch_size is not None and batch_size != self.options.batch_size:
             resized = dataclasses.replace(self.options, batch_size=batch_size)
-            if self._has_loader or self._position != (0, 0) or self._offered is not None:
+            if self._has_loader or not self.position.untouched:
                 hint = f"make a feed of its own for these: batch_size={batch_size}"
                 raise FeedError(f"this feed is in use with a batch_size of {self.options.batch_size}", hint=hint)
             with self._lock:
@@ -331,31 +325,6 @@ class Feed:
             what = f"of {self.content.dataset} with other {' and other '.join(others)}"
             raise FeedError(f"the state was taken inside epoch {epoch} {what}", hint=hint)
 
-    @property
-    def resumed(self) -> tuple[int, int] | None:
-        """The epoch and the number of batches that were loaded, until somebody goes on from there."""
-        return self._resume
-
-    def handed_out(self, epoch: int, batch: int) -> None:
-        """Stand after so many batches of an epoch."""
-        self._position = (epoch, batch)
-        self._resume = self._offered = None
-
-    @property
-    def offered(self) -> tuple[int, int, Sequence[int]] | None:
-        """The batch that a sampler has named last, until it is taken: its epoch, its number from 1 on, its indices."""
-        return self._offered
-
-    def offer(self, epoch: int, batch: int, indices: Sequence[int]) -> None:
-        """A sampler names a batch; worker processes take it without a word."""
-        self._offered = (epoch, batch, indices)
-        self._resume = None
-
-    def take(self, indices: Sequence[int]) -> None:
-        """A batch was read in this process; it counts as handed out if a sampler has just named it."""
-        if self._offered is not None and self._offered[2] == indices:
-            self.handed_out(*self._offered[:2])
-
     def __reduce__(self) -> tuple[Any, ...]:
         # For a DataLoader's workers: a process of its own reads, and encodes nothing.
         options = self.options
@@ -363,12 +332,6 @@ class Feed:
             options = dataclasses.replace(options, on_missing="error")
         # Who has said the ranks goes along: a process that was started to be another one must not believe them.
         return partial(Feed, ranks=self.ranks), (self.store, self.content, options)
-
-
-def unknown_position() -> FeedError:
-    """The error of asking for a state while others take batches who do not say how many they have handed out."""
-    hint = "train with feed.loader(), whose state follows it, with worker processes and without"
-    return FeedError("a feed cannot tell how many of the batches were handed out that a DataLoader takes", hint=hint)
 
 
 def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker
 
 from precook.errors import FeedError
 from precook.feed.device import on_device
-from precook.feed.feed import Feed, unknown_position
+from precook.feed.feed import Feed
 from precook.feed.fields import Fields
+from precook.feed.position import Reached
 from precook.feed.sampler import check_epoch
 from precook.feed.torch_data import FeedDataset, LoadedBatch, batch_indices, batch_size_of_one
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("precook")
 
 Batch = dict[str, Any]
-Position = tuple[int, int]
-"""An epoch, and how many batches of it were handed out."""
 
 
 class FeedLoader(DataLoader[Batch]):
@@ -50,7 +49,7 @@ class FeedLoader(DataLoader[Batch]):
         self._fields = fields
         self._device = None if device is None else str(device)
         feed.check(self._device)
-        self._position: Position = (0, 0)
+        self._position: Reached = (0, 0)
         self._set: int | None = None
         """The epoch that was set last; None once a state was loaded."""
         self.ended_elsewhere = False
@@ -77,29 +76,30 @@ class FeedLoader(DataLoader[Batch]):
 
     def __len__(self) -> int:
         """Batches of the epoch that is under way, or that comes next; of the whole of it, also after a resume."""
-        epoch = self.coming()[0] if self._feed.resumed is not None else self._position[0]
+        epoch = self.coming()[0] if self._feed.position.resumed is not None else self._position[0]
         self._length = self._feed.schedule(epoch).steps
         return self._length
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that of an epoch; the rest of it, where a state inside of it was loaded."""
         epoch = check_epoch(epoch)
-        if self._feed.resumed is not None and epoch not in (self._feed.resumed[0], self.coming()[0]):
+        resumed = self._feed.position.resumed
+        if resumed is not None and epoch not in (resumed[0], self.coming()[0]):
             hint = (
                 'let the loop begin at state["epoch"]; Lightning Fabric counts from 0 always: keep the loader out of '
                 "setup_dataloaders, it needs none"
             )
-            reason = f"set_epoch({epoch}), and the state that was loaded is one of epoch {self._feed.resumed[0]}"
-            raise FeedError(reason, hint=hint)
+            raise FeedError(
+                f"set_epoch({epoch}), and the state that was loaded is one of epoch {resumed[0]}", hint=hint
+            )
         self._set = epoch
-        if self._feed.resumed is None or self._feed.resumed[0] != epoch:
+        if resumed is None or resumed[0] != epoch:
             self._stand(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: after the last batch that it has handed out. Plain data, for a checkpoint."""
-        if self._feed.offered is not None:
-            raise unknown_position()
-        return self._feed.state_at(*(self._feed.resumed or self._position))
+        self._feed.position.check_known()
+        return self._feed.state_at(*(self._feed.position.resumed or self._position))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next iteration begins with the very next batch."""
@@ -107,10 +107,10 @@ class FeedLoader(DataLoader[Batch]):
         self._set = None
         self.ended_elsewhere = bool(state.get("ended")) and state["ended"] != self.state_dict()["ended"]
 
-    def coming(self) -> Position:
+    def coming(self) -> Reached:
         """The epoch of the next iteration, and how many of its batches are left out because they were taken before."""
-        if self._feed.resumed is not None:
-            epoch, batch = self._feed.resumed
+        if self._feed.position.resumed is not None:
+            epoch, batch = self._feed.position.resumed
             # Nothing is left after its last batch, and nothing is what a loop gets that counts the epochs itself.
             over = batch >= self._feed.schedule(epoch).steps and self._set != epoch
             return (epoch + 1, 0) if over else (epoch, batch)
@@ -120,7 +120,7 @@ class FeedLoader(DataLoader[Batch]):
     def offer(self, epoch: int, batch: int, indices: Sequence[int]) -> None:
         """A sampler of the loader names a batch, for somebody who takes the loader apart."""
         self._position = (epoch, batch)
-        self._feed.offer(epoch, batch, indices)
+        self._feed.position.offer(epoch, batch, indices)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # Not before the first batch is asked for: Lightning sets the epoch after it has asked for the iterator.
@@ -143,7 +143,7 @@ class FeedLoader(DataLoader[Batch]):
             self._length = None
         made = self._by_workers(epoch, start) if self.num_workers else self._by_threads(epoch, start)
         # accelerate wants to be told of the last batch while it is trained on: only the one after it shows that.
-        ahead: deque[tuple[Position, Batch]] = deque()
+        ahead: deque[tuple[Reached, Batch]] = deque()
         progress = self._progress()
         try:
             while (coming := next(made, None)) is not None:
@@ -169,17 +169,17 @@ class FeedLoader(DataLoader[Batch]):
         progress.begin()
         return progress
 
-    def _hand_out(self, ahead: deque[tuple[Position, Batch]]) -> Batch:
+    def _hand_out(self, ahead: deque[tuple[Reached, Batch]]) -> Batch:
         position, batch = ahead.popleft()
         self._stand(*position)
         return self._fields.choose(batch)
 
     def _stand(self, epoch: int, batch: int) -> None:
         self._position = (epoch, batch)
-        self._feed.handed_out(epoch, batch)
+        self._feed.position.reach(epoch, batch)
 
-    def _by_threads(self, epoch: int, start: int) -> Generator[tuple[Position, Batch], None, None]:
-        made: Position = (epoch, start)
+    def _by_threads(self, epoch: int, start: int) -> Generator[tuple[Reached, Batch], None, None]:
+        made: Reached = (epoch, start)
 
         def note(number: int, batch: int) -> None:
             nonlocal made
@@ -188,7 +188,7 @@ class FeedLoader(DataLoader[Batch]):
         for batch in self._feed.begin(epoch, start=start, device=self._device, on_batch=note):
             yield made, batch
 
-    def _by_workers(self, epoch: int, start: int) -> Generator[tuple[Position, Batch], None, None]:
+    def _by_workers(self, epoch: int, start: int) -> Generator[tuple[Reached, Batch], None, None]:
         self._feed.check(self._device)
         indices = batch_indices(self._feed, epoch, start)
         loader = DataLoader(self._feed.dataset(), batch_sampler=indices, num_workers=self.num_workers)
@@ -273,11 +273,11 @@ class LoaderDataset(FeedDataset):
     def __init__(self, loader: FeedLoader) -> None:
         super().__init__(loader.feed)
         self._loader: FeedLoader | None = loader
-        self._running: tuple[Position, Generator[Batch, None, None]] | None = None
+        self._running: tuple[Reached, Generator[Batch, None, None]] | None = None
         """The position after which batches can be had without beginning anew, and where they come from."""
 
     def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
-        offered = None if self._loader is None or get_worker_info() is not None else self._loader.feed.offered
+        offered = None if self._loader is None or get_worker_info() is not None else self._loader.feed.position.offered
         if self._loader is None or offered is None or offered[2] != indices:
             return super().__getitems__(indices)
         epoch, batch, _ = offered

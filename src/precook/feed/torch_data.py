@@ -67,7 +67,7 @@ class FeedDataset(Dataset[dict[str, Any]]):
             )
         batch = LoadedBatch(self._make(indices))
         if not _is_read_ahead(self):
-            self._feed.take(indices)
+            self._feed.position.take(indices)
         return batch
 
     def _make(self, indices: Sequence[int]) -> dict[str, Any]:
@@ -124,10 +124,10 @@ class BatchSampler(Sampler[list[int]]):
                 epoch,
             )
         for batch, indices in enumerate(batch_indices(feed, epoch, self._start), self._start + 1):
-            feed.offer(epoch, batch, indices)
+            feed.position.offer(epoch, batch, indices)
             yield indices
-        if feed.offered is None:
-            feed.handed_out(epoch + 1, 0)
+        if feed.position.offered is None:
+            feed.position.reach(epoch + 1, 0)
 
 
 def batch_indices(feed: Feed, epoch: int, start: int) -> Iterator[list[int]]:
