@@ -121,6 +121,25 @@ class TestResume:
             resumed.set_epoch(number)
             assert equal(resumed, expected[number][taken if not number else 0 :])
 
+    def test_loaders_of_one_feed_stand_each_for_itself(self, owner: precook.Project) -> None:
+        """Another loader, or a look at an epoch, moves none; a state of the feed is one for all of them."""
+        expected = epochs(owner, 2)
+        feed = owner.feed(batch_size=2)
+        loader, other = feed.loader(), feed.loader()
+        next(iter(loader))
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert equal(other, expected[0])
+        assert equal(feed.epoch(0), expected[0])
+        next(iter(feed.batch_sampler(0)))
+        assert loader.state_dict() == state
+        assert equal(loader, expected[0][1:])
+        feed.load_state_dict(state)
+        for one in (loader, other, feed.loader()):
+            assert equal(one, expected[0][1:])
+            assert equal(one, expected[1])
+            feed.load_state_dict(state)
+
     def test_a_loop_that_counts_otherwise_than_its_state_is_refused(self, owner: precook.Project) -> None:
         """Whoever resumes in epoch 1 and says that it is epoch 0, or 2, would repeat or lose the rest of it."""
         loader = owner.feed(batch_size=2).loader()
@@ -274,6 +293,21 @@ class TestAccelerate:
             state = loader.state_dict()
             assert (state["epoch"], state["batch"]) == ((1, number + 1) if number < 5 else (2, 0))
         assert equal(loader, expected[2])
+
+    def test_batches_of_an_epoch_that_nobody_named_are_skipped_with_a_warning(
+        self, owner: precook.Project, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A script that counts on its own resumes in the first epoch, whichever it was in: it is told, and only it."""
+        loaders = [owner.feed(batch_size=2).loader() for _ in range(3)]
+        state = loaders[0].state_dict()
+        loaders[0].set_epoch(0)
+        loaders[1].load_state_dict(state)
+        for loader in loaders:
+            assert not caplog.records
+            list(accelerate.skip_first_batches(loader, 2))
+        (record,) = caplog.records
+        assert "2 batches of epoch 0" in record.getMessage()
+        assert "set_epoch" in record.getMessage()
 
     def test_skipped_batches_and_workers(self, owner: precook.Project) -> None:
         """Worker processes read what is left; where they are is not known then, and the loader goes on after it."""

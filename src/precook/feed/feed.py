@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import TracebackType
@@ -21,7 +22,7 @@ from precook.feed.epoch import Epoch
 from precook.feed.fields import Fields
 from precook.feed.live import Live
 from precook.feed.options import FeedOptions
-from precook.feed.position import Position
+from precook.feed.position import Position, Reached
 from precook.feed.ranks import Ranks, find_ranks
 from precook.feed.sampler import Schedule, check_epoch, schedule
 from precook.identity.digest import derived_digest
@@ -79,7 +80,7 @@ class Feed:
         self._lock = threading.Lock()
         self._schedules: dict[int, Schedule] = {}
         self.position = Position()
-        self._has_loader = False
+        self._loaders: weakref.WeakSet[FeedLoader] = weakref.WeakSet()
         keys = np.concatenate([np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)])
         keys = keys[keys.any(axis=1) & first_of_each(keys)]
         # Before anything is looked up: what is found then stays until the feed ends.
@@ -164,6 +165,13 @@ class Feed:
         feeds know them; at the start of one and after its last batch, samples and ranks may be others. A state that an
         older precook took does not name the entries: a warning says that they are not compared.
         """
+        position = self.read_state(state)
+        self.position.load(*position)
+        for loader in self._loaders:
+            loader.resume(*position)
+
+    def read_state(self, state: Mapping[str, Any]) -> Reached:
+        """The position that a state says; `FeedError` where it is not one of this feed."""
         if not isinstance(state, Mapping):
             raise FeedError(f"not the state of a feed: {state!r}", hint="load what `state_dict()` of a feed gave")
         try:
@@ -190,7 +198,7 @@ class Feed:
                 named = f": with {' and '.join(others)}" if others else ""
                 raise FeedError(f"the state was taken inside epoch {epoch} of another feed{named}", hint=hint)
             self._compare(state, epoch)
-        self.position.load(epoch, batch)
+        return epoch, batch
 
     def schedule(self, epoch: int) -> Schedule:
         """What an epoch shows, in which order; the last two are remembered."""
@@ -233,14 +241,15 @@ class Feed:
 
         if batch_size is not None and batch_size != self.options.batch_size:
             resized = dataclasses.replace(self.options, batch_size=batch_size)
-            if self._has_loader or not self.position.untouched:
+            if self._loaders or self.position.last != (0, 0) or self.position.resumed is not None:
                 hint = f"make a feed of its own for these: batch_size={batch_size}"
                 raise FeedError(f"this feed is in use with a batch_size of {self.options.batch_size}", hint=hint)
             with self._lock:
                 self.options = resized
                 self._schedules.clear()
-        self._has_loader = True
-        return FeedLoader(self, device=device, fields=Fields.of(fields, rename), num_workers=num_workers)
+        loader = FeedLoader(self, device=device, fields=Fields.of(fields, rename), num_workers=num_workers)
+        self._loaders.add(loader)
+        return loader
 
     def dataset(self) -> FeedDataset:
         """The samples as a map-style torch Dataset, for a plain DataLoader with `batch_sampler(epoch)`."""

@@ -22,7 +22,7 @@ from precook.errors import FeedError
 from precook.feed.device import on_device
 from precook.feed.feed import Feed
 from precook.feed.fields import Fields
-from precook.feed.position import Reached
+from precook.feed.position import Position, Reached
 from precook.feed.sampler import check_epoch
 from precook.feed.torch_data import FeedDataset, LoadedBatch, batch_indices, batch_size_of_one
 
@@ -49,7 +49,8 @@ class FeedLoader(DataLoader[Batch]):
         self._fields = fields
         self._device = None if device is None else str(device)
         feed.check(self._device)
-        self._position: Reached = (0, 0)
+        self.position = Position()
+        """Of this loader: the feed's own is that of whoever has taken a batch last."""
         self._set: int | None = None
         """The epoch that was set last; None once a state was loaded."""
         self.ended_elsewhere = False
@@ -58,6 +59,8 @@ class FeedLoader(DataLoader[Batch]):
         """What was said of the length last, until an epoch of another one was told of."""
         self._accelerated = False
         """Whether accelerate has taken the loader, and is to be told of the loop."""
+        if feed.position.resumed is not None:
+            self.resume(*feed.position.resumed)
         if fields != Fields() and not feed.batches.missing:
             # At once, not with the first batch: a name that is not there ends no training that has begun.
             some = feed.batches.make(feed.schedule(0).items, np.zeros(1, np.int64))
@@ -76,14 +79,14 @@ class FeedLoader(DataLoader[Batch]):
 
     def __len__(self) -> int:
         """Batches of the epoch that is under way, or that comes next; of the whole of it, also after a resume."""
-        epoch = self.coming()[0] if self._feed.position.resumed is not None else self._position[0]
+        epoch = self.coming()[0] if self.position.resumed is not None else self.position.last[0]
         self._length = self._feed.schedule(epoch).steps
         return self._length
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that of an epoch; the rest of it, where a state inside of it was loaded."""
         epoch = check_epoch(epoch)
-        resumed = self._feed.position.resumed
+        resumed = self.position.resumed
         if resumed is not None and epoch not in (resumed[0], self.coming()[0]):
             hint = (
                 'let the loop begin at state["epoch"]; Lightning Fabric counts from 0 always: keep the loader out of '
@@ -98,28 +101,39 @@ class FeedLoader(DataLoader[Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: after the last batch that it has handed out. Plain data, for a checkpoint."""
-        self._feed.position.check_known()
-        return self._feed.state_at(*(self._feed.position.resumed or self._position))
+        return self._feed.state_at(*self.position.reached)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next iteration begins with the very next batch."""
-        self._feed.load_state_dict(state)
-        self._set = None
+        position = self._feed.read_state(state)
+        self._feed.position.reach(*position)
+        self.resume(*position)
         self.ended_elsewhere = bool(state.get("ended")) and state["ended"] != self.state_dict()["ended"]
+
+    def resume(self, epoch: int, batch: int) -> None:
+        """Go on after so many batches of an epoch."""
+        self.position.load(epoch, batch)
+        self._set = None
 
     def coming(self) -> Reached:
         """The epoch of the next iteration, and how many of its batches are left out because they were taken before."""
-        if self._feed.position.resumed is not None:
-            epoch, batch = self._feed.position.resumed
+        resumed = self.position.resumed
+        if resumed is not None:
+            epoch, batch = resumed
             # Nothing is left after its last batch, and nothing is what a loop gets that counts the epochs itself.
             over = batch >= self._feed.schedule(epoch).steps and self._set != epoch
             return (epoch + 1, 0) if over else (epoch, batch)
-        epoch, batch = self._position
+        epoch, batch = self.position.last
         return (epoch + 1, 0) if batch else (epoch, 0)
+
+    @property
+    def placed(self) -> bool:
+        """Whether somebody has said which epoch it is, or has seen one."""
+        return self._set is not None or self.position.resumed is not None or self.position.last != (0, 0)
 
     def offer(self, epoch: int, batch: int, indices: Sequence[int]) -> None:
         """A sampler of the loader names a batch, for somebody who takes the loader apart."""
-        self._position = (epoch, batch)
+        self.position.offer(epoch, batch, indices)
         self._feed.position.offer(epoch, batch, indices)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -175,7 +189,7 @@ class FeedLoader(DataLoader[Batch]):
         return self._fields.choose(batch)
 
     def _stand(self, epoch: int, batch: int) -> None:
-        self._position = (epoch, batch)
+        self.position.reach(epoch, batch)
         self._feed.position.reach(epoch, batch)
 
     def _by_threads(self, epoch: int, start: int) -> Generator[tuple[Reached, Batch], None, None]:
@@ -261,6 +275,7 @@ class LoaderSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         self._loader.feed.check()
         epoch, _ = self._loader.coming()
+        self._dataset.placed = self._loader.placed
         for batch, indices in enumerate(batch_indices(self._loader.feed, epoch, 0), 1):
             self._loader.offer(epoch, batch, indices)
             yield indices
@@ -273,16 +288,25 @@ class LoaderDataset(FeedDataset):
     def __init__(self, loader: FeedLoader) -> None:
         super().__init__(loader.feed)
         self._loader: FeedLoader | None = loader
+        self.placed = True
+        """Whether the epoch that is taken apart is known, or only the first."""
         self._running: tuple[Reached, Generator[Batch, None, None]] | None = None
         """The position after which batches can be had without beginning anew, and where they come from."""
 
     def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
-        offered = None if self._loader is None or get_worker_info() is not None else self._loader.feed.position.offered
+        offered = None if self._loader is None or get_worker_info() is not None else self._loader.position.offered
         if self._loader is None or offered is None or offered[2] != indices:
             return super().__getitems__(indices)
         epoch, batch, _ = offered
         if self._running is None or self._running[0] != (epoch, batch - 1):
             self.close()
+            if batch > 1 and not self.placed:
+                _log.warning(
+                    "%d batches of epoch 0 of %s were skipped; if the loop was in a later epoch, let the loader know: "
+                    "load its state, or call set_epoch",
+                    batch - 1,
+                    self._loader.feed.content.dataset,
+                )
             self._running = (epoch, batch - 1), self._loader.run(epoch, batch - 1)
         _, batches = self._running
         self._running = (epoch, batch), batches
