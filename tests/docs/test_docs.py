@@ -26,8 +26,9 @@ BLOCKS = [
 @pytest.mark.parametrize(("page", "number", "code"), BLOCKS)
 def test_python_in_the_docs_runs(page: Path, number: int, code: str, tmp_path: Path) -> None:
     """Every python block runs as it stands, in an empty directory."""
-    if "torch" in code:
-        pytest.importorskip("torch", reason="torch is not installed")
+    for library in ("torch", "transformers", "trl"):
+        if library in code:
+            pytest.importorskip(library, reason=f"{library} is not installed")
     environment = dict(os.environ)
     stand_in = str(ROOT / "tests" / "support" / "mgds_stand_in")
     if "mgds" in code and not importlib.machinery.PathFinder.find_spec("mgds", [p for p in sys.path if p != stand_in]):

@@ -29,6 +29,8 @@ LIBRARIES = [
     "bench.loops",
     "pytorch_lightning",
     "torchdata.stateful_dataloader",
+    "transformers.trainer",
+    "trl.trainer.sft_trainer",
 ]
 """What processes find imported when they begin: each would take seconds for it."""
 SECONDS = 300
