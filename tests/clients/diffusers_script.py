@@ -25,8 +25,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from precook import digest
 
+DENOISERS = (diffusers.UNet2DConditionModel, diffusers.FluxTransformer2DModel, diffusers.QwenImageTransformer2DModel)
 CONDITIONS = (
-    *("encoder_hidden_states", "pooled_projections", "txt_ids"),
+    *("encoder_hidden_states", "encoder_hidden_states_mask", "pooled_projections", "txt_ids"),
     *("text_embeds", "time_ids"),
 )
 """What is recorded of a denoiser's arguments, where it gets them."""
@@ -35,7 +36,8 @@ CONDITIONS = (
 def told(tensor: Any) -> str:
     """A digest of a tensor's numbers, type and shape."""
     tensor = tensor.detach().cpu().contiguous()
-    return digest(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.numpy().tobytes().hex()}").hex
+    numbers = tensor.flatten().view(torch.uint8).numpy().tobytes()
+    return digest(f"{tensor.dtype} {tuple(tensor.shape)} {numbers.hex()}").hex
 
 
 def watch(record: Path) -> None:
@@ -69,7 +71,7 @@ def watch(record: Path) -> None:
         return inner
 
     torch.randn_like = noise
-    for kind in (diffusers.UNet2DConditionModel, diffusers.FluxTransformer2DModel):
+    for kind in DENOISERS:
         kind.forward = recorded(kind.forward)
     register_optimizer_step_pre_hook(lambda optimizer, *_: write({"rate": optimizer.param_groups[0]["lr"]}))
 
