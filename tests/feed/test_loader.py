@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def epochs(owner: precook.Project, count: int, **options: Any) -> list[list[dict
     """What `feed.epoch` says, epoch by epoch."""
     feed = owner.feed(**{"batch_size": 2, **options})
     return [list(feed.epoch(number)) for number in range(count)]
+
+
+def after(owner: precook.Project, batches: int) -> dict[str, Any]:
+    """The state of a loader after so many batches of its first epoch."""
+    loader = owner.feed(batch_size=2).loader()
+    for _ in islice(loader, batches):
+        pass
+    return loader.state_dict()
 
 
 class TestEpochs:
@@ -299,15 +308,24 @@ class TestAccelerate:
     ) -> None:
         """A script that counts on its own resumes in the first epoch, whichever it was in: it is told, and only it."""
         loaders = [owner.feed(batch_size=2).loader() for _ in range(3)]
-        state = loaders[0].state_dict()
         loaders[0].set_epoch(0)
-        loaders[1].load_state_dict(state)
+        loaders[1].load_state_dict(after(owner, 2))
         for loader in loaders:
             assert not caplog.records
             list(accelerate.skip_first_batches(loader, 2))
         (record,) = caplog.records
         assert "2 batches of epoch 0" in record.getMessage()
         assert "set_epoch" in record.getMessage()
+
+    @pytest.mark.parametrize(("taken", "skipped"), [(2, 3), (2, 1), (6, 5), (6, 1)])
+    def test_batches_that_are_skipped_are_those_of_the_state(
+        self, owner: precook.Project, taken: int, skipped: int
+    ) -> None:
+        """A loop that skips more or fewer than the state that was loaded says would lose or repeat some: it is told."""
+        loader = owner.feed(batch_size=2).loader()
+        loader.load_state_dict(after(owner, taken))
+        with pytest.raises(precook.FeedError, match=f"^{skipped} batches of epoch {taken // 6} were skipped"):
+            next(iter(accelerate.skip_first_batches(loader, skipped)))
 
     def test_skipped_batches_and_workers(self, owner: precook.Project) -> None:
         """Worker processes read what is left; where they are is not known then, and the loader goes on after it."""

@@ -101,6 +101,19 @@ def test_other_ranks_inside_an_epoch_are_refused(store: Path, tmp_path: Path) ->
     assert not any(ended.seen)
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_other_ranks_at_an_epochs_start_are_refused(store: Path, tmp_path: Path, before: int, after: int) -> None:
+    """By the steps that it has counted, a Trainer would go on inside of an epoch; the loader's state knows better."""
+    job = Job(store, tmp_path, ranks=before, options={"state": True})
+    steps = len(expected(job)[0]) // EPOCHS
+    job.options["save_steps"] = steps
+    train(hf_trainer, replace(job, kill=Kill(0, steps + 1)))
+    ended = train(hf_trainer, replace(job, ranks=after), fails=True)
+    assert "FeedError" in ended.output
+    assert "were skipped, and by the state that was loaded" in ended.output
+    assert not any(ended.seen)
+
+
 def blocks(title: str, kind: str) -> list[str]:
     """The blocks of a section of the guide."""
     section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]

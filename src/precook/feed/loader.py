@@ -53,6 +53,8 @@ class FeedLoader(DataLoader[Batch]):
         """Of this loader: the feed's own is that of whoever has taken a batch last."""
         self._set: int | None = None
         """The epoch that was set last; None once a state was loaded."""
+        self.loaded = False
+        """Whether a state was loaded, and no batch was handed out since."""
         self.ended_elsewhere = False
         """Whether the state that was loaded is that of the last batch of another feed's epoch."""
         self._length: int | None = None
@@ -114,6 +116,7 @@ class FeedLoader(DataLoader[Batch]):
         """Go on after so many batches of an epoch."""
         self.position.load(epoch, batch)
         self._set = None
+        self.loaded = True
 
     def coming(self) -> Reached:
         """The epoch of the next iteration, and how many of its batches are left out because they were taken before."""
@@ -185,6 +188,7 @@ class FeedLoader(DataLoader[Batch]):
 
     def _hand_out(self, ahead: deque[tuple[Reached, Batch]]) -> Batch:
         position, batch = ahead.popleft()
+        self.loaded = False
         self._stand(*position)
         return self._fields.choose(batch)
 
@@ -274,8 +278,9 @@ class LoaderSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self._loader.feed.check()
-        epoch, _ = self._loader.coming()
+        epoch, start = self._loader.coming()
         self._dataset.placed = self._loader.placed
+        self._dataset.due = start if self._loader.loaded else None
         for batch, indices in enumerate(batch_indices(self._loader.feed, epoch, 0), 1):
             self._loader.offer(epoch, batch, indices)
             yield indices
@@ -290,6 +295,8 @@ class LoaderDataset(FeedDataset):
         self._loader: FeedLoader | None = loader
         self.placed = True
         """Whether the epoch that is taken apart is known, or only the first."""
+        self.due: int | None = None
+        """How many batches of it the state that was loaded leaves out, until one is asked for."""
         self._running: tuple[Reached, Generator[Batch, None, None]] | None = None
         """The position after which batches can be had without beginning anew, and where they come from."""
 
@@ -300,6 +307,14 @@ class LoaderDataset(FeedDataset):
         epoch, batch, _ = offered
         if self._running is None or self._running[0] != (epoch, batch - 1):
             self.close()
+            if self.due not in (None, batch - 1):
+                hint = (
+                    "resume with the ranks, batch size and samples of then: a loop that counts steps, as the HF "
+                    "Trainer does, skips others now"
+                )
+                reason = f"{batch - 1} batches of epoch {epoch} were skipped, and by the state that was loaded"
+                raise FeedError(f"{reason} {self.due}", hint=hint)
+            self.due = None
             if batch > 1 and not self.placed:
                 _log.warning(
                     "%d batches of epoch 0 of %s were skipped; if the loop was in a later epoch, let the loader know: "
