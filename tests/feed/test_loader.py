@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -213,6 +214,54 @@ def test_an_epoch_of_another_length_than_told_is_noticed(tmp_path: Path, caplog:
             sum(1 for _ in loader)  # a list would ask for the length
         (record,) = caplog.records
         assert f"the loop was told of {lengths[0]}" in record.getMessage()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_lie_on_the_device(owner: precook.Project, workers: int) -> None:
+    """As a name or as torch's own device; one that is not there is refused before anything is read."""
+    for device in ("meta", torch.device("meta")):
+        batch = next(iter(owner.feed(batch_size=2).loader(device=device, num_workers=workers)))
+        assert batch["pixels"].device.type == batch["loss_weight"].device.type == "meta"
+    with pytest.raises(precook.FeedError, match="nowhere"):
+        owner.feed(batch_size=2).loader(device="nowhere", num_workers=workers)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_batch_that_was_let_go_takes_no_memory(owner: precook.Project, prepared: bool) -> None:
+    """Only the trainer decides how long a batch lives, also while the epoch goes on."""
+    loader = owner.feed(batch_size=2).loader()
+    if prepared:
+        loader = accelerate.Accelerator(cpu=True).prepare(loader)
+    coming = iter(loader)
+    batch = next(coming)
+    seen = weakref.ref(batch["pixels"])
+    del batch
+    assert seen() is None
+    assert sum(1 for _ in coming) == len(loader) - 1
+
+
+def test_batches_of_which_nothing_is_left_are_left_out(tmp_path: Path) -> None:
+    """With threads, with workers and where some are skipped; accelerate is told of the last batch that comes."""
+    with everything(images(tmp_path, lines=1)) as owner:
+        owner.build()
+        shown = [batch["sample"][0] for batch in owner.feed(batch_size=1).epoch(0)]
+        snapshot = owner.store.snapshot("test")
+        rows = [row.tobytes().hex() for row in snapshot.content.samples.id]
+        for lost in (shown[2], shown[5]):
+            snapshot.content.line_keys["words"][rows.index(lost)] = 0
+        options = {"batch_size": 1, "on_missing": "skip"}
+        expected = list(snapshot.feed(**options).epoch(0))
+        assert [batch["sample"][0] for batch in expected] == [shown[0], shown[1], shown[3], shown[4]]
+        assert equal(snapshot.feed(**options).loader(num_workers=1), expected)
+        accelerator = accelerate.Accelerator(cpu=True)
+        loader = accelerator.prepare(snapshot.feed(**options).loader())
+        for batches in (loader, accelerate.skip_first_batches(loader, 0)):
+            loader.set_epoch(0)
+            ends = []
+            for number, batch in enumerate(batches):
+                assert same(dict(batch), expected[number])
+                ends.append(accelerator.gradient_state.end_of_dataloader)
+            assert ends == [False, False, False, True]
 
 
 class TestAccelerate:

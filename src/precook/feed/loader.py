@@ -11,6 +11,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -203,18 +204,17 @@ class FeedLoader(DataLoader[Batch]):
             nonlocal made
             made = (number, batch)
 
-        for batch in self._feed.begin(epoch, start=start, device=self._device, on_batch=note):
-            yield made, batch
+        batches = iter(self._feed.begin(epoch, start=start, device=self._device, on_batch=note))
+        while handed := [*islice(batches, 1)]:
+            yield made, handed.pop()
 
     def _by_workers(self, epoch: int, start: int) -> Generator[tuple[Reached, Batch], None, None]:
         self._feed.check(self._device)
         indices = batch_indices(self._feed, epoch, start)
-        loader = DataLoader(self._feed.dataset(), batch_sampler=indices, num_workers=self.num_workers)
-        batches: Iterator[Batch] = (dict(batch) for batch in loader)
-        if self._device is not None:
-            batches = on_device(batches, self._device)
-        for step, batch in enumerate(batches, start):
-            yield (epoch, step + 1), batch
+        loader = DataLoader(WorkerDataset(self._feed), batch_sampler=indices, num_workers=self.num_workers)
+        read = (((epoch, batch), [dict(one)]) for batch, one in enumerate(loader, start + 1) if one)
+        for position, handed in read if self._device is None else on_device(read, self._device):
+            yield position, handed.pop()
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -249,6 +249,13 @@ class FeedLoader(DataLoader[Batch]):
             placed = accelerator.device_placement
         if placed and self._device is None and self._feed.options.tensors == "torch":
             self._device = str(accelerator.device)
+
+
+class WorkerDataset(FeedDataset):
+    """The items of a feed, for worker processes of a loader: nothing comes of a batch that cannot be had."""
+
+    def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
+        return LoadedBatch(self.make(indices) or {})
 
 
 class LoaderSampler(Sampler[list[int]]):

@@ -53,7 +53,7 @@ class FeedDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         # The size is that of the whole batch, and stays as it is: a tuple.
-        return {name: _first(part) for name, part in self._make([index]).items()}
+        return {name: _first(part) for name, part in self._read([index]).items()}
 
     def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
         """The batch of some items, as `feed.epoch` makes it; a DataLoader asks for all of them at once."""
@@ -65,12 +65,19 @@ class FeedDataset(Dataset[dict[str, Any]]):
                 "feed.loader(), which goes on to the next epoch by itself",
                 self._feed.content.dataset,
             )
-        batch = LoadedBatch(self._make(indices))
+        batch = LoadedBatch(self._read(indices))
         if not _is_read_ahead(self):
             self._feed.position.take(indices)
         return batch
 
-    def _make(self, indices: Sequence[int]) -> dict[str, Any]:
+    def _read(self, indices: Sequence[int]) -> dict[str, Any]:
+        batch = self.make(indices)
+        if batch is None:
+            raise FeedError("no sample of this batch can be had", hint="feed.loader() leaves such batches out")
+        return batch
+
+    def make(self, indices: Sequence[int]) -> dict[str, Any] | None:
+        """The batch of some items; None where none of them can be had."""
         feed = self._feed
         if min(indices) < 0:
             raise IndexError(min(indices))
@@ -82,10 +89,7 @@ class FeedDataset(Dataset[dict[str, Any]]):
         if feed.content.has_pictures and (sizes != sizes[0]).any():
             hint = "train with feed.loader(), or with batch_sampler=feed.batch_sampler(epoch), which keep sizes apart"
             raise FeedError("the pictures of this batch have different sizes", hint=hint)
-        batch = feed.batches.make(items, members)
-        if batch is None:
-            raise FeedError("no sample of this batch can be had", hint="feed.epoch leaves such batches out")
-        return batch
+        return feed.batches.make(items, members)
 
 
 class BatchSampler(Sampler[list[int]]):
