@@ -13,6 +13,7 @@ import precook
 from precook.store.snapshot_content import SnapshotContent
 from tests.encode.test_tokens import BEGIN, END, save_tokenizer
 from tests.support.projects import dataset, project
+from tests.support.stores import flip
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -131,6 +132,25 @@ def test_an_end_that_nobody_knows_is_an_error(tmp_path: Path) -> None:
             rows = feed.as_hf_dataset("tokens", eos=False)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "text", local_files_only=True)
     assert sorted(rows["input_ids"]) == sorted(tokenizer(CAPTIONS)["input_ids"])
+
+
+def test_what_is_missing_is_named_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is encoded here: the error says to build before; with `skip`, a warning says how many are left out."""
+    save_tokenizer(tmp_path / "text")
+    with tokens(table(tmp_path)) as owner:
+        with (
+            owner.feed(batch_size=4, on_missing="encode") as feed,
+            pytest.raises(precook.FeedError, match="precook build"),
+        ):
+            feed.as_hf_dataset()
+        owner.build()
+        with owner.feed(batch_size=4, on_missing="skip") as feed:
+            (column,), order = feed.content.columns, feed.content.line_order
+            assert order is not None
+            flip(owner.store, precook.Key(column.keys[order.tolist().index(CAPTIONS.index("a cat"))].tobytes()))
+            rows = feed.as_hf_dataset()
+    assert len(rows) == len(CAPTIONS) - CAPTIONS.count("a cat")
+    assert "2 of tokens are left out" in caplog.text
 
 
 class TestWrongUse:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precook.errors import FeedError
+from precook.errors import DamagedEntryError, FeedError, MissingEntryError
 from precook.feed.content import EntryColumn
 from precook.plan.freeze import TOKENS
+from precook.store.entry_table import EntryTable
 from precook.store.snapshot_content import FrozenEos
 from precook.values import Array
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from precook.feed.feed import Feed
+
+_log = logging.getLogger("precook")
 
 
 def hf_dataset(feed: Feed, encoder: str | None, *, eos: bool) -> Any:
@@ -35,20 +39,39 @@ def hf_dataset(feed: Feed, encoder: str | None, *, eos: bool) -> Any:
     order = feed.content.line_order
     count = len(column.keys) - (column.empty >= 0)
     arrays: dict[str, list[Any]] = {}
+    lacking = 0
     for number in range(count) if order is None else np.argsort(order, kind="stable").tolist():
-        table, _, leaves = entries.read(number)
-        for leaf in table.table.leaves:
-            if leaf.dtype.foreign:
-                hint = "feed.epoch gives them as torch tensors"
-                raise FeedError(f"{column.name}: datasets has no numbers of type {leaf.dtype.name}", hint=hint)
-        tree = table.table.build(leaves, [])
-        if not isinstance(tree, dict) or (end is not None and "input_ids" not in tree):
-            raise FeedError(f"{column.name}: its entries are no dict of tensors{' with input_ids' if end else ''}")
-        if end is not None and _lacks(tree["input_ids"], end):
-            tree = {name: np.append(array, end.id if name == "input_ids" else 1) for name, array in tree.items()}
-        for name, array in tree.items():
+        try:
+            row = _read(entries, number, column.name)
+        except (MissingEntryError, DamagedEntryError) as error:
+            if feed.options.on_missing != "skip":
+                hint = 'run `precook build` first, or feed with on_missing="skip"'
+                raise FeedError(f"{column.name}: {error.message}", hint=hint) from error
+            lacking += 1
+            continue
+        if end is not None and "input_ids" not in row:
+            raise FeedError(f"{column.name}: its entries have no input_ids")
+        if end is not None and _lacks(row["input_ids"], end):
+            row = {name: np.append(array, end.id if name == "input_ids" else 1) for name, array in row.items()}
+        for name, array in row.items():
             arrays.setdefault(name, []).append(array)
+    if lacking:
+        dataset = feed.content.dataset
+        _log.warning("%s: %s of %s are left out: their entries are missing or damaged", dataset, lacking, column.name)
     return datasets.Dataset.from_dict(arrays)
+
+
+def _read(entries: EntryTable, number: int, encoder: str) -> dict[str, Any]:
+    """An entry as a row: arrays by name."""
+    table, _, leaves = entries.read(number)
+    for leaf in table.table.leaves:
+        if leaf.dtype.foreign:
+            hint = "feed.epoch gives them as torch tensors"
+            raise FeedError(f"{encoder}: datasets has no numbers of type {leaf.dtype.name}", hint=hint)
+    tree = table.table.build(leaves, [])
+    if not isinstance(tree, dict):
+        raise FeedError(f"{encoder}: its entries are no dict of tensors")
+    return tree
 
 
 def refuse_trainer(asked: FrameType | None) -> None:
