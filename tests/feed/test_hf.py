@@ -51,15 +51,19 @@ def tokens(base: Path, **settings: Any) -> precook.Project:
     )
 
 
+def tiny_model() -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=384, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
 def of_trl(folder: Path, captions: list[str], out: Path) -> list[list[int]]:
     """The rows that `SFTTrainer` itself makes of captions."""
     trl = pytest.importorskip("trl", reason="trl is not installed")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-    )
     trainer = trl.SFTTrainer(
-        model=transformers.LlamaForCausalLM(config),
+        model=tiny_model(),
         args=trl.SFTConfig(output_dir=str(out), max_length=LIMIT, report_to="none", use_cpu=True),
         train_dataset=datasets.Dataset.from_dict({"text": captions}),
         processing_class=tokenizer,
@@ -89,6 +93,30 @@ def test_rows_are_those_that_trl_makes_of_the_captions(tmp_path: Path, template:
     assert list(rows["input_ids"]) == wanted
     assert list(rows["attention_mask"]) == [[1] * len(row) for row in wanted]
     assert frozen.to_dict() == rows.to_dict()
+
+
+def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
+    """A model that TRL trains on the rows has the losses of one that it trains on the captions."""
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    save_tokenizer(tmp_path / "text", template=f"{BEGIN} $A")
+    with tokens(table(tmp_path)) as owner:
+        owner.build()
+        with owner.feed(batch_size=4) as feed:
+            rows = feed.as_hf_dataset("tokens")
+    found = []
+    for data in (rows, datasets.Dataset.from_dict({"text": CAPTIONS})):
+        torch.manual_seed(0)
+        arguments = {"output_dir": str(tmp_path / "out"), "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+        trainer = trl.SFTTrainer(
+            model=tiny_model(),
+            args=trl.SFTConfig(**arguments, num_train_epochs=2, per_device_train_batch_size=2, logging_steps=1),
+            train_dataset=data,
+            processing_class=transformers.AutoTokenizer.from_pretrained(tmp_path / "text", local_files_only=True),
+        )
+        trainer.train()
+        found.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 10
 
 
 def test_captions_of_several_lines_follow_each_other(tmp_path: Path) -> None:

@@ -165,3 +165,125 @@ def test_a_snapshot_that_cannot_be_fed_says_why(store: precook.Store, kind: str)
     pad = {"words": 100} if "tokens" in kind else None
     with pytest.raises(precook.FeedError, match=reason):
         shown(store, pad=pad)
+
+
+@pytest.mark.parametrize("eos", [{"id": 2**31, "before": 9, "after": 9, "limit": 0}, None], ids=["odd", "none"])
+def test_rows_of_what_are_no_tokens_are_refused(store: precook.Store, eos: Any) -> None:
+    """A snapshot may call any entries token ids, and say anything of how they end."""
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    good = next(file for file in store.snapshots() if file.number == 1)
+    tree = precook.store.snapshot.read_snapshot(good).content.tree()
+    tree["encoders"]["words"] = {"input": "text", "recipe": recipe("transformers-tokens")}
+    if eos is not None:
+        tree["encoders"]["words"]["eos"] = eos
+    tree["lines"]["order"] = np.zeros(len(tree["lines"]["sample"]), np.int32)
+    put(store, tree)
+    with store.snapshot("test").feed(tensors="numpy", batch_size=1000, threads=0) as feed:
+        assert len(feed) == 400
+
+
+def changed(tree: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
+    """The tree with another part at some place."""
+    *way, last = path
+    part: Any = tree
+    for step in way:
+        part = part[step]
+    part[last] = to
+    return tree
+
+
+def recipe(kind: str, **data: Any) -> str:
+    return json.dumps([kind, data])
+
+
+UNFIT: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "rows in another order": (
+        lambda tree: changed(tree, "pictures", "sample", to=tree["pictures"]["sample"][::-1].copy()),
+        "not in the order",
+    ),
+    "captions in another order": (
+        lambda tree: changed(tree, "lines", "sample", to=tree["lines"]["sample"][::-1].copy()),
+        "not in the order",
+    ),
+    "a sample without a picture": (
+        lambda tree: changed(tree, "pictures", "sample", to=np.zeros(4, np.int32)),
+        "no picture",
+    ),
+    "a weight beyond a float": (lambda tree: changed(tree, "concepts", 0, "loss_weight", to=1e300), "loss_weight"),
+    "an encoder that nothing is said of": (
+        lambda tree: changed(tree, "encoders", "words", "recipe", to=""),
+        "nothing is said",
+    ),
+    "an encoder whose recipe is a number": (
+        lambda tree: changed(tree, "encoders", "words", "recipe", to="5"),
+        "nothing is said",
+    ),
+    "an encoder without entries": (lambda tree: changed(tree, "line_keys", to={}), "no entries"),
+    "an empty prompt of pictures": (
+        lambda tree: changed(tree, "empty_keys", "pixels", to=np.ones(32, np.uint8)),
+        "no entries",
+    ),
+    "a caption that is not text": (
+        lambda tree: changed(tree, "captions", "text", to=np.full_like(tree["captions"]["text"], 0xFF)),
+        "not text",
+    ),
+    "masks of nothing": (
+        lambda tree: changed(
+            changed(tree, "picture_keys", "mask", to=np.zeros((4, 32), np.uint8)),
+            "encoders",
+            "mask",
+            "recipe",
+            to=recipe("mask", factor=0),
+        ),
+        "cannot be made",
+    ),
+    "masks of a whole disk": (
+        lambda tree: changed(
+            changed(tree, "picture_keys", "mask", to=np.zeros((4, 32), np.uint8)),
+            "pictures",
+            "size",
+            to=tree["pictures"]["size"] << 24,
+        ),
+        "cannot be made",
+    ),
+    "latents that are none": (
+        lambda tree: changed(tree, "encoders", "pixels", "recipe", to=recipe("diffusers-vae", posterior="moments")),
+        "mean and variance",
+    ),
+    "tokens that do not fit": (
+        lambda tree: changed(
+            changed(tree, "encoders", "words", "recipe", to=recipe("transformers-tokens")),
+            "encoders",
+            "words",
+            "pad",
+            to=2**40,
+        ),
+        "does not fit",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_a_snapshot_that_cannot_be_fed_says_why(store: precook.Store, kind: str) -> None:
+    """Neither a number too many nor another's picture: an error that names the dataset or the encoder."""
+    change, reason = UNFIT[kind]
+    good = next(file for file in store.snapshots() if file.number == 1)
+    tree = precook.store.snapshot.read_snapshot(good).content.tree()
+    put(store, change(tree))
+    pad = {"words": 100} if "tokens" in kind else None
+    with pytest.raises(precook.FeedError, match=reason):
+        shown(store, pad=pad)
+
+
+@pytest.mark.parametrize("eos", [{"id": 2**31, "before": 9, "after": 9, "limit": 0}, None], ids=["odd", "none"])
+def test_rows_of_what_are_no_tokens_are_refused(store: precook.Store, eos: Any) -> None:
+    """A snapshot may call any entries token ids, and say anything of how they end."""
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    tree = store.snapshot("test").content.tree()
+    tree["encoders"]["words"] = {"input": "text", "recipe": '["transformers-tokens",{}]'} | (
+        {"eos": eos} if eos else {}
+    )
+    tree["lines"]["order"] = np.zeros(len(tree["lines"]["sample"]), np.int32)
+    put(store, tree)
+    with store.snapshot("test").feed(tensors="numpy", batch_size=2) as feed, pytest.raises(precook.FeedError):
+        feed.as_hf_dataset("words")

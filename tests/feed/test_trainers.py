@@ -58,6 +58,18 @@ class TestTokens:
             with owner.feed(batch_size=4) as feed, pytest.raises(precook.FeedError, match="no numbers of type BF16"):
                 feed.as_hf_dataset("words")
 
+    def test_plain_values_are_columns(self, tmp_path: Path) -> None:
+        """What an encoder keeps beside tensors stands in its row, too."""
+        pytest.importorskip("datasets", reason="datasets is not installed")
+        words = Watched("text", lambda item: {"length": len(item.text or ""), "ones": torch.ones(3)})
+        with project(captioned(tmp_path), encoders={"words": words}) as owner:
+            owner.build()
+            with owner.feed(batch_size=4) as feed:
+                rows = feed.as_hf_dataset("words")
+        captions = [path.read_text() for path in (tmp_path / "data").glob("*.txt")]
+        assert sorted(rows["length"]) == sorted(map(len, captions))
+        assert list(rows["ones"]) == [[1, 1, 1]] * len(captions)
+
     @pytest.fixture
     def tokenizer(self, tmp_path: Path, tokens: Any) -> Any:
         return transformers.AutoTokenizer.from_pretrained(tmp_path / "text", local_files_only=True)

@@ -12,6 +12,8 @@ from precook.errors import DamagedEntryError, FeedError, MissingEntryError
 from precook.feed.content import EntryColumn
 from precook.plan.freeze import TOKENS
 from precook.store.entry_table import EntryTable
+from precook.store.packfile import RowDamagedError
+from precook.store.reader import build_tree
 from precook.store.snapshot_content import FrozenEos
 from precook.values import Array
 
@@ -49,10 +51,8 @@ def hf_dataset(feed: Feed, encoder: str | None, *, eos: bool) -> Any:
                 raise FeedError(f"{column.name}: {error.message}", hint=hint) from error
             lacking += 1
             continue
-        if end is not None and "input_ids" not in row:
-            raise FeedError(f"{column.name}: its entries have no input_ids")
-        if end is not None and _lacks(row["input_ids"], end):
-            row = {name: np.append(array, end.id if name == "input_ids" else 1) for name, array in row.items()}
+        if end is not None:
+            row = _ended(row, end, column.name)
         for name, array in row.items():
             arrays.setdefault(name, []).append(array)
     if lacking:
@@ -62,13 +62,16 @@ def hf_dataset(feed: Feed, encoder: str | None, *, eos: bool) -> Any:
 
 
 def _read(entries: EntryTable, number: int, encoder: str) -> dict[str, Any]:
-    """An entry as a row: arrays by name."""
-    table, _, leaves = entries.read(number)
+    """An entry as a row: arrays and plain values by name."""
+    table, row, leaves = entries.read(number)
     for leaf in table.table.leaves:
         if leaf.dtype.foreign:
             hint = "feed.epoch gives them as torch tensors"
             raise FeedError(f"{encoder}: datasets has no numbers of type {leaf.dtype.name}", hint=hint)
-    tree = table.table.build(leaves, [])
+    try:
+        tree = build_tree(table, row, leaves)
+    except RowDamagedError as error:
+        raise FeedError(f"{encoder}: {error}", hint="run `precook verify` to list damaged entries") from error
     if not isinstance(tree, dict):
         raise FeedError(f"{encoder}: its entries are no dict of tensors")
     return tree
@@ -106,6 +109,15 @@ def _eos(column: EntryColumn) -> FrozenEos:
         hint = "build again where transformers is installed (nothing is encoded anew), or ask for eos=False"
         raise FeedError(f"{message} an older precook", hint=hint)
     return column.eos
+
+
+def _ended(row: dict[str, Any], eos: FrozenEos, encoder: str) -> dict[str, Any]:
+    """A row of token ids with what TRL puts behind its text."""
+    if "input_ids" not in row or not all(isinstance(array, np.ndarray) and array.ndim == 1 for array in row.values()):
+        raise FeedError(f"{encoder}: its entries are no rows of input_ids", hint="ask for eos=False")
+    if not _lacks(row["input_ids"], eos):
+        return row
+    return {name: np.append(array, eos.id if name == "input_ids" else 1) for name, array in row.items()}
 
 
 def _lacks(ids: Array, eos: FrozenEos) -> bool:
