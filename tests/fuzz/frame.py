@@ -36,6 +36,8 @@ _OWN_FAULT = 99
 """How a process ends whose fuzzer is broken."""
 MAX_INPUT = 1 << 18
 MAX_POOL = 2000
+LARGE = 1000
+"""Parts of a document that is not repeated many times any more."""
 MAX_FINDINGS = 20
 NUMBERS = [
     -1,
@@ -130,7 +132,8 @@ def _mutate_form(form: Any, rng: random.Random) -> Any:
         other, at = rng.choice(parts)
         parent[key] = json.loads(json.dumps(other[at])) if other is not parent else other[at]
     elif kind == 2 and isinstance(parent, list):
-        parent[key:key] = [parent[key]] * rng.choice([1, 1, 3, 100])
+        # What is large already grows slowly: a hundred times a hundred times it is the end of this process.
+        parent[key:key] = [parent[key]] * rng.choice([1, 1, 3, 100] if len(parts) < LARGE else [1])
     elif kind == 2:
         parent[rng.choice([f"{key}x", "", "$tuple", "x" * 200])] = parent[key]
     elif kind == 3:
