@@ -78,6 +78,22 @@ class TestEpochs:
             loader.set_epoch(number)
             assert equal(loader, expected[number])
 
+    def test_a_new_loader_for_each_epoch_is_told(
+        self, owner: precook.Project, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It shows the first epoch for ever, unless the epoch is set, as Lightning does where it reloads."""
+        feed = owner.feed(batch_size=2)
+        for number in range(2):
+            loader = feed.loader()
+            loader.set_epoch(number)
+            list(loader)
+        list(feed.epoch(0))
+        assert not caplog.records
+        list(feed.loader())
+        (record,) = caplog.records
+        assert "begins with epoch 0" in record.getMessage()
+        assert "set_epoch" in record.getMessage()
+
     def test_an_iterator_without_a_batch_taken_is_no_epoch(self, owner: precook.Project) -> None:
         """Asking for an iterator, or for the length, begins nothing."""
         loader = owner.feed(batch_size=2).loader()

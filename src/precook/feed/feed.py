@@ -81,6 +81,8 @@ class Feed:
         self._schedules: dict[int, Schedule] = {}
         self.position = Position()
         self._loaders: weakref.WeakSet[FeedLoader] = weakref.WeakSet()
+        self.looped = False
+        """Whether a loader has handed out a batch."""
         keys = np.concatenate([np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)])
         keys = keys[keys.any(axis=1) & first_of_each(keys)]
         # Before anything is looked up: what is found then stays until the feed ends.

@@ -143,6 +143,12 @@ class FeedLoader(DataLoader[Batch]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # Not before the first batch is asked for: Lightning sets the epoch after it has asked for the iterator.
         self._apart.close()
+        if self._feed.looped and not self.placed:
+            _log.warning(
+                "a new loader of %s begins with epoch 0, which another one has shown: keep one loader for all epochs, "
+                "or call set_epoch",
+                self._feed.content.dataset,
+            )
         yield from self.run(*self.coming())
 
     def run(self, epoch: int, start: int) -> Generator[Batch, None, None]:
@@ -190,6 +196,7 @@ class FeedLoader(DataLoader[Batch]):
     def _hand_out(self, ahead: deque[tuple[Reached, Batch]]) -> Batch:
         position, batch = ahead.popleft()
         self.loaded = False
+        self._feed.looped = True
         self._stand(*position)
         return self._fields.choose(batch)
 
