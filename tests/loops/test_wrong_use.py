@@ -16,6 +16,7 @@ for library in ("accelerate", "pytorch_lightning"):
 import pytorch_lightning as lightning  # noqa: E402
 from accelerate import Accelerator  # noqa: E402
 from accelerate.data_loader import prepare_data_loader  # noqa: E402
+from accelerate.utils import DataLoaderConfiguration  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from tests.loops.ranks import Job, train  # noqa: E402
@@ -43,6 +44,13 @@ def prepared(job: Job) -> None:
         job.saw(0, batch)
 
 
+def dispatched(job: Job) -> None:
+    """The first rank reads for all of them, and has only its own batches."""
+    configured = DataLoaderConfiguration(dispatch_batches=True)
+    for batch in Accelerator(cpu=True, dataloader_config=configured).prepare(own_loader(job)):
+        job.saw(0, batch)
+
+
 def prepared_by_hand(job: Job) -> None:
     """The function below `Accelerator.prepare`, which does not ask whether something is prepared."""
     Accelerator(cpu=True)
@@ -67,7 +75,7 @@ def fitted(job: Job) -> None:
     trainer.fit(Parts(job))
 
 
-@pytest.mark.parametrize("loop", [prepared, prepared_by_hand, fitted])
+@pytest.mark.parametrize("loop", [prepared, dispatched, prepared_by_hand, fitted])
 def test_batches_that_are_shared_out_twice_are_refused(
     store: Path, tmp_path: Path, loop: Callable[[Job], None]
 ) -> None:

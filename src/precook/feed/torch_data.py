@@ -119,6 +119,10 @@ class BatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         feed, epoch = self._feed, self._epoch
         feed.check()
+        for loader in _accelerate_loaders():
+            # With `dispatch_batches` the first rank reads for all, and nobody has asked for the batch size.
+            if type(loader).__name__ == "DataLoaderDispatcher" and loader.batch_sampler is self:
+                batch_size_of_one(feed)
         self._iterations += 1
         if self._iterations == 2:  # noqa: PLR2004 - the second time says it, later ones say nothing new
             _log.warning(
@@ -156,10 +160,13 @@ def batch_size_of_one(feed: Feed) -> int:
 
 def _is_read_ahead(dataset: FeedDataset) -> bool:
     """Whether accelerate iterates a DataLoader over a dataset: it takes a batch more than it hands out."""
+    return any(getattr(loader, "dataset", None) is dataset for loader in _accelerate_loaders())
+
+
+def _accelerate_loaders() -> list[Any]:
+    """What accelerate iterates at the moment."""
     state = sys.modules.get("accelerate.state")
-    if state is None or not state.is_initialized():
-        return False
-    return any(getattr(loader, "dataset", None) is dataset for loader in state.GradientState().dataloader_references)
+    return state.GradientState().dataloader_references if state is not None and state.is_initialized() else []
 
 
 def _first(part: Any) -> Any:
