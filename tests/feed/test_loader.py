@@ -293,10 +293,15 @@ class TestAccelerate:
             assert equal(prepared, expected)
 
     def test_batches_that_accelerate_would_split_are_refused(self, owner: precook.Project) -> None:
-        """With `split_batches` a batch size counts all ranks, and ours counts one: told when the loader is prepared."""
+        """With `split_batches` a batch size counts all ranks, and ours counts one: told when the loader is prepared.
+
+        One rank alone is all ranks.
+        """
         configured = accelerate.DataLoaderConfiguration(split_batches=True)
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configured)
-        loader = owner.feed(batch_size=2).loader()
+        alone = owner.feed(batch_size=2).loader()
+        assert accelerator.prepare(alone) is alone
+        loader = owner.feed(batch_size=2, rank=0, world_size=2).loader()
         for prepare in (accelerator.prepare, accelerator.prepare_data_loader):
             with pytest.raises(precook.FeedError, match="split_batches") as caught:
                 prepare(loader)

@@ -243,7 +243,7 @@ class FeedLoader(DataLoader[Batch]):
         if asking is None or accelerate is None or not isinstance(asking.get("self"), accelerate.Accelerator):
             return
         accelerator = asking["self"]
-        if accelerator.split_batches:
+        if accelerator.split_batches and max(accelerator.num_processes, self._feed.ranks.count) > 1:
             hint = "leave split_batches out, and feed with the batch_size of one process"
             raise FeedError("with split_batches accelerate would count the items of all ranks in a batch", hint=hint)
         parallelism = getattr(accelerator, "parallelism_config", None)
