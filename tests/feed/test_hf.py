@@ -192,11 +192,12 @@ class TestWrongUse:
             with owner.feed(batch_size=2) as feed:
                 yield feed
 
+    @pytest.mark.parametrize("loader", [False, True], ids=["dataset", "of a loader"])
     @pytest.mark.parametrize(
         "options", [{}, {"remove_unused_columns": False}, {"dataloader_num_workers": 1}], ids=["plain", "all", "worker"]
     )
     def test_a_trainer_of_single_samples_is_refused(
-        self, feed: precook.Feed, tmp_path: Path, options: dict[str, Any]
+        self, feed: precook.Feed, tmp_path: Path, options: dict[str, Any], *, loader: bool
     ) -> None:
         """`Trainer(train_dataset=feed.dataset())` names the loader, whatever its collate function makes of a batch."""
         pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -204,7 +205,7 @@ class TestWrongUse:
         trainer = transformers.Trainer(
             model=torch.nn.Linear(1, 1),
             args=transformers.TrainingArguments(**arguments),
-            train_dataset=feed.dataset(),
+            train_dataset=feed.loader().dataset if loader else feed.dataset(),
         )
         with pytest.raises(precook.FeedError, match="a feed gives whole batches") as caught:
             trainer.train()

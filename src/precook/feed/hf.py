@@ -77,12 +77,15 @@ def _read(entries: EntryTable, number: int, encoder: str) -> dict[str, Any]:
     return tree
 
 
-def refuse_trainer(asked: FrameType | None) -> None:
+def refuse_trainer(dataset: object, frame: FrameType | None) -> None:
     """Refuse to give a batch to a collate function of transformers or TRL, which would take it for a list of samples.
 
-    What a DataLoader is going to do with a batch is known to whoever calls the dataset, and to nobody else.
+    What a DataLoader is going to do with a batch is known to whoever calls the dataset, and to nobody else: `frame` is
+    where the dataset is asked.
     """
-    caller = None if asked is None or asked.f_back is None else asked.f_back.f_locals.get("self")
+    while frame is not None and frame.f_locals.get("self") is dataset:
+        frame = frame.f_back
+    caller = None if frame is None else frame.f_locals.get("self")
     module = getattr(getattr(caller, "collate_fn", None), "__module__", None) or ""
     if module.partition(".")[0] in ("transformers", "trl"):
         hint = (

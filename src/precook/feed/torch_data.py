@@ -57,7 +57,7 @@ class FeedDataset(Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
         """The batch of some items, as `feed.epoch` makes it; a DataLoader asks for all of them at once."""
-        refuse_trainer(inspect.currentframe())
+        refuse_trainer(self, inspect.currentframe())
         if max(indices) < _EPOCH and not self._told:
             self._told = True
             _log.warning(
