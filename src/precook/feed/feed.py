@@ -111,7 +111,7 @@ class Feed:
         return self.begin(number, start=start, device=device, on_batch=self.position.reach)
 
     def begin(self, number: int, *, start: int, device: str | None, on_batch: Callable[[int, int], None]) -> Epoch:
-        """The batches of an epoch from the `start`-th on, for somebody who says himself what was handed out."""
+        """The batches of an epoch from the `start`-th on, for somebody who keeps count of what is handed out."""
         self.check(device)
         return Epoch(
             self.batches,

@@ -50,6 +50,9 @@ class FeedLoader(DataLoader[Batch]):
         self._fields = fields
         self._device = None if device is None else str(device)
         feed.check(self._device)
+        if num_workers < 0:
+            raise FeedError(f"num_workers is a number of processes, not {num_workers}", hint="0 reads in threads")
+        self._workers = num_workers
         self.position = Position()
         """Of this loader: the feed's own is that of whoever has taken a batch last."""
         self._set: int | None = None
@@ -70,7 +73,8 @@ class FeedLoader(DataLoader[Batch]):
             if some is not None:
                 fields.choose(some)
         self._apart = LoaderDataset(self)
-        super().__init__(self._apart, batch_sampler=LoaderSampler(self, self._apart), num_workers=num_workers)
+        # Without workers: whoever takes the loader apart reads through it, and it has the workers.
+        super().__init__(self._apart, batch_sampler=LoaderSampler(self, self._apart))
         # The constructor takes no batch sampler beside these, and lets nobody set them later.
         self.__dict__["batch_size"] = feed.options.batch_size
         self.__dict__["sampler"] = RankSampler(self)
@@ -165,7 +169,7 @@ class FeedLoader(DataLoader[Batch]):
                 self._length,
             )
             self._length = None
-        made = self._by_workers(epoch, start) if self.num_workers else self._by_threads(epoch, start)
+        made = self._by_workers(epoch, start) if self._workers else self._by_threads(epoch, start)
         # accelerate wants to be told of the last batch while it is trained on: only the one after it shows that.
         ahead: deque[tuple[Reached, Batch]] = deque()
         progress = self._progress()
@@ -218,7 +222,7 @@ class FeedLoader(DataLoader[Batch]):
     def _by_workers(self, epoch: int, start: int) -> Generator[tuple[Reached, Batch], None, None]:
         self._feed.check(self._device)
         indices = batch_indices(self._feed, epoch, start)
-        loader = DataLoader(WorkerDataset(self._feed), batch_sampler=indices, num_workers=self.num_workers)
+        loader = DataLoader(WorkerDataset(self._feed), batch_sampler=indices, num_workers=self._workers)
         read = (((epoch, batch), [dict(one)]) for batch, one in enumerate(loader, start + 1) if one)
         for position, handed in read if self._device is None else on_device(read, self._device):
             yield position, handed.pop()
@@ -331,8 +335,8 @@ class LoaderDataset(FeedDataset):
             self.due = None
             if batch > 1 and not self.placed:
                 _log.warning(
-                    "%d batches of epoch 0 of %s were skipped; if the loop was in a later epoch, let the loader know: "
-                    "load its state, or call set_epoch",
+                    "the first %d of the batches of epoch 0 of %s were skipped; if the loop was in a later epoch, let "
+                    "the loader know: load its state, or call set_epoch",
                     batch - 1,
                     self._loader.feed.content.dataset,
                 )
