@@ -17,8 +17,8 @@ for library in ("accelerate", "pytorch_lightning", "torchdata"):
 
 from tests.loops.plain import EVERY, plain, stateful  # noqa: E402
 from tests.loops.ranks import EPOCHS, Job, Kill, expected, train  # noqa: E402
-from tests.loops.with_accelerate import accelerated  # noqa: E402
-from tests.loops.with_lightning import lightninged  # noqa: E402
+from tests.loops.with_accelerate import accelerated, prepared_parts  # noqa: E402
+from tests.loops.with_lightning import lightninged, lightninged_parts  # noqa: E402
 from tests.support.feeds import everything, images  # noqa: E402
 
 SEED = os.environ.get("PRECOOK_LOOPS_SEED", "0")
@@ -131,6 +131,20 @@ def test_batches_that_count_all_ranks_are_refused(store: Path, tmp_path: Path) -
     ended = train(accelerated, Job(store, tmp_path, ranks=2, options={"split_batches": True}), fails=True)
     assert "FeedError" in ended.output
     assert "split_batches" in ended.output
+    assert not any(ended.seen)
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [(prepared_parts, {}), (prepared_parts, {"dispatch_batches": True}), (lightninged_parts, {})],
+)
+def test_parts_that_would_be_shared_out_twice_are_refused(
+    store: Path, tmp_path: Path, function: Callable[[Job], None], options: dict[str, Any]
+) -> None:
+    """Ranks of the feed and of what prepares its DataLoader: an error names the loader, and no batch is lost unseen."""
+    ended = train(function, Job(store, tmp_path, ranks=2, options=options), fails=True)
+    assert "FeedError: the batches of a feed are shared out among 2 ranks by the feed alone" in ended.output
+    assert "feed.loader()" in ended.output
     assert not any(ended.seen)
 
 

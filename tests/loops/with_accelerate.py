@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader
 
 from tests.loops.plain import EVERY, loss_of, model
 from tests.loops.ranks import Job
@@ -74,3 +75,11 @@ def latest(folder: Path) -> Path | None:
     """The newest checkpoint that is whole."""
     found = [mark.parent for mark in folder.glob("checkpoint-*/whole")]
     return max(found, key=lambda path: int(path.name.split("-")[1])) if found else None
+
+
+def prepared_parts(job: Job) -> None:
+    """A DataLoader over the parts of a feed that knows its rank, prepared: shared out twice."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**job.options))
+    feed = job.feed()
+    for batch in accelerator.prepare(DataLoader(feed.dataset(), batch_sampler=feed.batch_sampler(0))):
+        job.saw(0, batch)

@@ -8,6 +8,7 @@ from typing import Any
 import pytorch_lightning as lightning
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
 
 from tests.loops.plain import EVERY, loss_of, model
 from tests.loops.ranks import Job
@@ -65,3 +66,18 @@ def lightninged(job: Job) -> None:
         **options,
     )
     trainer.fit(module, train_dataloaders=job.feed().loader() if given else None, ckpt_path=found)
+
+
+class ModuleOfParts(Module):
+    """A module with a DataLoader over the parts of a feed."""
+
+    def train_dataloader(self) -> Any:
+        feed = self.job.feed()
+        return DataLoader(feed.dataset(), batch_sampler=feed.batch_sampler(0))
+
+
+def lightninged_parts(job: Job) -> None:
+    """`Trainer.fit` over the parts of a feed, which Lightning wants to share out among ranks itself."""
+    lightning.Trainer(
+        accelerator="cpu", devices=job.ranks, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False
+    ).fit(ModuleOfParts(job))
