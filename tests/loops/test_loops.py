@@ -17,7 +17,7 @@ for library in ("accelerate", "pytorch_lightning", "torchdata"):
 
 from tests.loops.plain import EVERY, plain, stateful  # noqa: E402
 from tests.loops.ranks import EPOCHS, Job, Kill, expected, train  # noqa: E402
-from tests.loops.with_accelerate import accelerated, prepared_parts  # noqa: E402
+from tests.loops.with_accelerate import accelerated, prepared_by_hand, prepared_parts  # noqa: E402
 from tests.loops.with_lightning import lightninged, lightninged_parts  # noqa: E402
 from tests.support.feeds import everything, images  # noqa: E402
 
@@ -136,7 +136,12 @@ def test_batches_that_count_all_ranks_are_refused(store: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("function", "options"),
-    [(prepared_parts, {}), (prepared_parts, {"dispatch_batches": True}), (lightninged_parts, {})],
+    [
+        (prepared_parts, {}),
+        (prepared_parts, {"dispatch_batches": True}),
+        (prepared_by_hand, {}),
+        (lightninged_parts, {}),
+    ],
 )
 def test_parts_that_would_be_shared_out_twice_are_refused(
     store: Path, tmp_path: Path, function: Callable[[Job], None], options: dict[str, Any]
