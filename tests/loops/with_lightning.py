@@ -40,6 +40,7 @@ def lightninged(job: Job) -> None:
     """
     options = dict(job.options)
     given, each_epoch = options.pop("given", False), options.pop("each_epoch", False)
+    options.setdefault("max_steps", -1 if each_epoch else 10**6)  # as the guide says
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     module = Module(job)
     found = max(job.folder.glob("*.ckpt"), key=lambda path: int(path.stem), default=None)

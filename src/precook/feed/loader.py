@@ -59,6 +59,8 @@ class FeedLoader(DataLoader[Batch]):
         """The epoch that was set last; None once a state was loaded."""
         self.loaded = False
         """Whether a state was loaded, and no batch was handed out since."""
+        self.resumed_at_end = False
+        """Whether the state that was loaded is that of the last batch of an epoch."""
         self.ended_elsewhere = False
         """Whether the state that was loaded is that of the last batch of another feed's epoch."""
         self._length: int | None = None
@@ -115,7 +117,8 @@ class FeedLoader(DataLoader[Batch]):
         position = self._feed.read_state(state)
         self._feed.position.reach(*position)
         self.resume(*position)
-        self.ended_elsewhere = bool(state.get("ended")) and state["ended"] != self.state_dict()["ended"]
+        self.resumed_at_end = bool(state.get("ended"))
+        self.ended_elsewhere = self.resumed_at_end and state["ended"] != self.state_dict()["ended"]
 
     def resume(self, epoch: int, batch: int) -> None:
         """Go on after so many batches of an epoch."""
@@ -379,6 +382,14 @@ class RankSampler(DistributedSampler[int]):
                 "epoch, as ModelCheckpoint(every_n_epochs=1) does; in a loop of your own, call loader.set_epoch"
             )
             message = f"the state was taken with the last batch of epoch {self._loader.coming()[0] - 1} of another feed"
+            raise FeedError(message, hint=hint)
+        before, batch = self._loader.position.reached
+        if self._loader.resumed_at_end and epoch == before + 1 and 0 < batch < self._loader.feed.schedule(before).steps:
+            # With `max_steps`, Lightning takes a checkpoint that was saved after an epoch for one inside of it.
+            hint = "resume from a checkpoint that was saved after an epoch without max_steps"
+            message = (
+                f"epoch {before} was left after {batch} of {len(self._loader)} batches, the first since the resume"
+            )
             raise FeedError(message, hint=hint)
         self._loader.set_epoch(epoch)
 
