@@ -1,12 +1,13 @@
-"""The GPU feed benchmark: one training step, fed three ways.
+"""The GPU feed benchmark: feeding alone, and one training step that is fed three ways.
 
-A transformer denoiser of about 200 million parameters trains in bfloat16 on latents of 512 px pictures and on prompt
-embeddings. Its batches come from tensors that already lie on the GPU, from `feed.epoch(e, device="cuda")`, or from a
-VAE and a text encoder that run in the loop over pictures that already lie decoded in pinned memory. All see the same
-samples in the same order. The entries come from a real build. Weights are random.
+Alone, batches are brought to the GPU as fast as they come: `bench/alone.py`. Then a transformer denoiser of about 200
+million parameters trains in bfloat16 on latents of 512 px pictures and on prompt embeddings. Its batches come from
+tensors that already lie on the GPU, from `feed.epoch(e, device="cuda")`, or from a VAE and a text encoder that run in
+the loop over pictures that already lie decoded in pinned memory. All see the same samples in the same order. The
+entries come from a real build. Weights are random.
 
-`python bench/gpu_feed.py` needs a CUDA device, transformers and diffusers; `--device cpu --quick` runs anywhere: does
-it run?
+`python bench/gpu_feed.py` needs a CUDA device, transformers and diffusers; `--only alone` runs one of the two,
+`--device cpu --quick` runs anywhere: does it run?
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ from torch import nn
 from torch.nn import functional
 
 import precook
+from bench.alone import alone
 from bench.measure import median, median_ratio
-from bench.script import facts, folder, parser, tell, versions
+from bench.script import facts, folder, parser, some_of, tell, versions
 from bench.table import Column, Goal, Section
 
+SECTIONS = ("alone", "step")
 _WORDS = 2000
 _GIB = 1 << 30
 
@@ -86,13 +89,16 @@ TINY = Sizes(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build, then train three ways."""
+    """Feed alone; build, then train three ways."""
     options = _parse(arguments)
     device = options.device
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     tell(facts(device=name, versions=versions("torch", "transformers", "diffusers")))
     with folder(options.dir) as made:
-        print(Contest(made, device, TINY if options.quick else FULL).run(), flush=True)
+        if "alone" in options.only:
+            print(alone(made, device, quick=options.quick), flush=True)
+        if "step" in options.only:
+            print(Contest(made, device, TINY if options.quick else FULL).run(), flush=True)
     return 0
 
 
@@ -379,6 +385,7 @@ def _bytes(batch: dict[str, Any]) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     asked = parser(__doc__)
     asked.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    asked.add_argument("--only", **some_of(SECTIONS))
     return asked.parse_args(arguments)
 
 

@@ -67,11 +67,11 @@ class FeedWay(Way):
         count: int,
         *,
         verify: bool | Literal["always"] = True,
-        threads: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__("precook, feed.epoch", folder, kind, count)
         self._verify = verify
-        self._options = {} if threads is None else {"threads": threads}
+        self._options = options
 
     def open(self) -> None:
         self._store = precook.open(self.folder, verify_reads=self._verify)
@@ -100,10 +100,13 @@ class FeedLoaderWay(FeedWay):
 class PeerWay(Way):
     """A peer's samples in a DataLoader."""
 
-    def __init__(self, peer: type[Peer], folder: Path, kind: Kind, count: int, workers: int) -> None:
+    def __init__(
+        self, peer: type[Peer], folder: Path, kind: Kind, count: int, workers: int, *, pinned: bool = False
+    ) -> None:
         super().__init__(f"{peer.name}, DataLoader, {_told(workers)}", folder, kind, count)
         self.peer = peer
         self.workers = workers
+        self._pinned = pinned
 
     def open(self) -> None:
         made = self.peer(self.folder, self.kind, self.count)
@@ -116,6 +119,7 @@ class PeerWay(Way):
             num_workers=self.workers,
             collate_fn=_collate_large if self.kind == "large" else _collate_small,
             persistent_workers=self.workers > 0,
+            pin_memory=self._pinned,
         )
 
     def batches(self, epoch: int) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - the generator goes on

@@ -62,6 +62,17 @@ def test_tiny_run_trains_from_all_three_sources(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^\| (tensors on the GPU|precook, feed\.epoch|encoding live) +\| +\d", done.stdout, re.MULTILINE)
+    alone, _, step = done.stdout.partition("### A training step")
+    rows = re.findall(
+        r"^\| (floor|tensors on the GPU|precook, feed\.\w+|one \.pt per sample).* \| +[\d,]+ ", alone, re.MULTILINE
+    )
+    assert rows == [
+        "floor",
+        "tensors on the GPU",
+        *["precook, feed.epoch"] * 4,
+        "precook, feed.loader",
+        "one .pt per sample",
+    ]
+    rows = re.findall(r"^\| (tensors on the GPU|precook, feed\.epoch|encoding live) +\| +\d", step, re.MULTILINE)
     assert rows == ["tensors on the GPU", "precook, feed.epoch", "encoding live"]
     assert re.search(r"cached step / resident step: \d+\.\d{3}x \(goal: at most 1\.020x\)", done.stdout)

@@ -82,3 +82,26 @@ def test_memory_that_was_let_go_is_used_again(library: Any) -> None:
 
 def _address(tensor: Any) -> int:
     return int(tensor.data_ptr() if isinstance(tensor, torch.Tensor) else tensor.ctypes.data)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_pinned_memory_is_made_in_every_type(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What numpy fills is what the tensor holds. Without a GPU nothing is pinned: that it is asked for is enough."""
+    asked = []
+    empty = torch.empty
+
+    def unpinned(shape: Any, *, dtype: Any, pin_memory: bool) -> Any:
+        asked.append(pin_memory)
+        return empty(shape, dtype=dtype)
+
+    dtype = DTYPES[name]
+    if not hasattr(torch, dtype.torch):
+        pytest.skip(f"this torch has no {dtype.torch}")
+    buffers = Buffers("torch", pinned=True)
+    monkeypatch.setattr(torch, "empty", unpinned)
+    array, tensor = buffers.make(dtype, (3, 4))
+    array.reshape(-1).view(np.uint8)[:] = np.arange(12 * dtype.size) % 2
+    assert asked == [True]
+    assert (array.dtype, array.shape) == (dtype.bits, (3, 4))
+    assert (tensor.dtype, tuple(tensor.shape)) == (dtype.torch_type(), (3, 4))
+    assert np.array_equal(tensor.view(torch.uint8).numpy().reshape(-1), np.arange(12 * dtype.size) % 2)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precook
+from precook.fs.system import system
 from precook.maintain.compact import plan_compact
 from precook.store.entry_table import EntryTable
 from precook.store.index.index import Place
@@ -30,8 +31,8 @@ def places_of(store: precook.Store, keys: list[precook.Key]) -> EntryTable:
     return found
 
 
-def copied(places: EntryTable) -> list[list[Any]]:
-    """Every entry's leaves."""
+def copied(places: EntryTable, *, prepared: bool = False) -> list[list[Any]]:
+    """Every entry's leaves; prepared here, and copied when that is asked for."""
     found = places.place_all(np.arange(len(places.keys)))
     count = len(found.tables[0].table.leaves)
     leaves: list[list[Any]] = [
@@ -41,15 +42,18 @@ def copied(places: EntryTable) -> list[list[Any]]:
         ]
         for number in range(count)
     ]
-    places.copy_all(found, leaves)
+    if prepared:
+        places.prepare_copy(found, leaves)()
+    else:
+        places.copy_all(found, leaves)
     return [list(leaf) for leaf in zip(*leaves, strict=True)]
 
 
 @pytest.mark.parametrize("verify", [True, False, "always"])
 @settings(max_examples=15)
-@given(shapes=SHAPES, cut=st.integers(0, 12))
+@given(shapes=SHAPES, cut=st.integers(0, 12), prepared=st.booleans())
 def test_every_copy_is_what_was_put(
-    verify: Any, shapes: list[tuple[int, int]], cut: int, tmp_path_factory: Any
+    verify: Any, shapes: list[tuple[int, int]], cut: int, tmp_path_factory: Any, *, prepared: bool
 ) -> None:
     """From the disk at first and from the mapped file then: leaves of any rank, of one length or of many."""
     recipe = precook.Recipe("shapes", {})
@@ -70,9 +74,100 @@ def test_every_copy_is_what_was_put(
                     writer.put(keys[number], trees[number], recipe=recipe)
         places = places_of(store, keys)
         for _ in range(3):
-            for tree, leaves in zip(trees, copied(places), strict=True):
+            for tree, leaves in zip(trees, copied(places, prepared=prepared), strict=True):
                 for array, leaf in zip(tree.values(), leaves, strict=True):
                     assert np.array_equal(array, leaf)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_rows_are_copied_side_by_side_into_one_array(
+    store: precook.Store, recipe: precook.Recipe, *, prepared: bool
+) -> None:
+    """Of leaves in tables of one length and of many: each row of the array is its entry's, in the order asked for."""
+    keys = [recipe.key(number) for number in range(9)]
+    trees = [np.arange(40_000, dtype=np.int32).reshape(4, -1) * number for number in range(9)]
+    for part in (range(3), range(3, 9)):
+        with store.writer() as writer:
+            for number in part:
+                writer.put(keys[number], trees[number], recipe=recipe)
+            # Beside it lies one of another length: the second pack says of each row where it begins.
+            if part.start:
+                writer.put(recipe.key("other"), trees[0][:3], recipe=recipe)
+    places = places_of(store, keys)
+    copied(places)
+    found = places.place_all(np.array([7, 0, 3, 8, 3]))
+    whole = np.full((5, 4, 10_000), 77, np.int32)
+    if prepared:
+        places.prepare_copy(found, [whole])()
+    else:
+        places.copy_all(found, [whole])
+    assert np.array_equal(whole, np.stack([trees[number] for number in (7, 0, 3, 8, 3)]))
+
+
+def test_a_prepared_copy_goes_another_way_where_the_system_refuses_its_own(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries are there all the same, and nobody is told."""
+    put_packs(store, recipe, [range(3)])
+    places = places_of(store, [recipe.key(number) for number in range(3)])
+    before = copied(places)
+    asked: list[int] = []
+    monkeypatch.setattr(system, "gather", lambda spans, _: asked.append(len(spans)) or False)
+    for one, leaves in zip(before, copied(places, prepared=True), strict=True):
+        assert all(np.array_equal(*pair) for pair in zip(one, leaves, strict=True))
+    assert asked
+
+
+def test_a_table_is_mapped_once_by_threads_that_ask_at_once(
+    store: precook.Store, recipe: precook.Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that is prepared knows addresses: they must not go because another thread has mapped the table as well."""
+    put_packs(store, recipe, [range(3)])
+    places = places_of(store, [recipe.key(number) for number in range(3)])
+    copied(places)
+    table = places.place_all(np.arange(1)).tables[0]
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.append(table.columns()))
+
+    class Lock:
+        """The pack's lock; who asks for it while it is held is let through once its holder is done."""
+
+        asked = threading.Event()
+        lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if threading.current_thread() is other:
+                self.asked.set()
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    real = table.pack.map
+
+    def map_slowly(*, private: bool) -> Any:
+        if not other.ident:
+            other.start()
+            assert Lock.asked.wait(60)
+        return real(private=private)
+
+    monkeypatch.setattr(table.pack.guard, "lock", Lock())
+    monkeypatch.setattr(type(table.pack), "map", lambda _, private: map_slowly(private=private))
+    first = table.columns()
+    other.join()
+    assert found[0] is first
+    assert table.columns() is first
+
+
+def test_a_prepared_copy_finds_entries_whose_pack_is_gone(store: precook.Store, recipe: precook.Recipe) -> None:
+    """Packs that were never mapped are compacted away: what is left to be copied is found in the new one."""
+    put_packs(store, recipe, [range(3), range(3, 6)])
+    places = places_of(store, [recipe.key(number) for number in range(6)])
+    before = copied(places)
+    with precook.open(store.path) as other:
+        plan_compact(other).execute()
+    for one, leaves in zip(before, copied(places, prepared=True), strict=True):
+        assert all(np.array_equal(*pair) for pair in zip(one, leaves, strict=True))
 
 
 def test_a_file_that_changes_under_a_feed_is_noticed_if_asked(path: Path, recipe: precook.Recipe) -> None:

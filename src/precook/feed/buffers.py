@@ -29,10 +29,10 @@ class Buffers:
 
     def __init__(self, library: Library, *, pinned: bool = False) -> None:
         self.library: Library = library
-        self._pinned = pinned
+        self.pinned = pinned
         self._torch: Any = load_torch() if library == "torch" else None
         self._free: defaultdict[int, deque[_Block]] = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._types: dict[str, tuple[np.dtype[Any], Callable[[Array], Any]]] = {}
+        self._types: dict[str, tuple[np.dtype[Any], Callable[[Array], Any], Any]] = {}
 
     def prepare(self, dtypes: Iterable[DType]) -> None:
         """Find out how tensors of some types are made, before the first batch needs them."""
@@ -43,14 +43,16 @@ class Buffers:
 
     def make(self, dtype: DType, shape: tuple[int, ...], *, fill: int | None = None) -> tuple[Array, Any]:
         """An array to fill, as `dtype.bits`, and the tensor over the same memory; `fill` sets every element."""
-        size = math.prod(shape) * dtype.size
-        if self._pinned:
-            flat = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
-            array = flat.numpy().view(self._type(dtype)[0]).reshape(shape)
-            tensor = flat.view(dtype.torch_type()).reshape(shape)  # not over the array: torch knows it as pinned
+        bits, convert, plain = self._type(dtype)
+        if self.pinned:
+            # Few calls of torch: at each of them another thread may take its turn. The tensor is not made over the
+            # array: torch would not know that it is pinned.
+            tensor = self._torch.empty(shape, dtype=plain, pin_memory=True)
+            array = tensor.numpy()
+            if dtype.foreign:
+                array, tensor = array.view(bits), tensor.view(dtype.torch_type())
         else:
-            bits, convert = self._type(dtype)
-            array = self._block(size).view(bits).reshape(shape)
+            array = self._block(math.prod(shape) * dtype.size).view(bits).reshape(shape)
             tensor = convert(array)
         if fill == 0:
             array[...] = 0  # in every type zero is made of zero bits
@@ -62,11 +64,16 @@ class Buffers:
         """A small array as a tensor."""
         return values if self._torch is None else self._torch.from_numpy(values)
 
-    def _type(self, dtype: DType) -> tuple[np.dtype[Any], Callable[[Array], Any]]:
-        """What numpy fills, and what makes the tensor over it; kept, because asking takes as long as a small copy."""
+    def _type(self, dtype: DType) -> tuple[np.dtype[Any], Callable[[Array], Any], Any]:
+        """What numpy fills, what makes the tensor over it, and the torch type of that size that numpy knows.
+
+        Kept, because asking takes as long as a small copy.
+        """
         known = self._types.get(dtype.name)
         if known is None:
-            known = self._types[dtype.name] = (dtype.bits, converter(dtype, self.library))
+            plain = {1: "uint8", 2: "int16"}[dtype.size] if dtype.foreign else dtype.torch
+            plain_type = None if self._torch is None else getattr(self._torch, plain)
+            known = self._types[dtype.name] = (dtype.bits, converter(dtype, self.library), plain_type)
         return known
 
     def _block(self, size: int) -> npt.NDArray[np.uint8]:

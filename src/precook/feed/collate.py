@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from precook.errors import FeedError, printable
 from precook.feed.buffers import Buffers
 from precook.feed.content import EntryColumn
 from precook.feed.options import Pad
+from precook.store.copy import Places
 from precook.store.dtypes import DTYPES
 from precook.store.entry_table import EntryTable, FoundRows
 from precook.store.format.pack import LeafColumn, Table
@@ -26,6 +29,10 @@ _MASK_PIXELS = 1 << 26
 _NO_VALUES = b"[]"
 _PROMPT = "diffusers-prompt"
 """The kind of encoder whose leaves stand in a batch as its pipeline has them."""
+
+
+Copies = list[Callable[[], None]]
+"""What fills the tensors of a batch, in this order."""
 
 
 class Collator:
@@ -55,11 +62,16 @@ class Collator:
         if self._pad != "list":
             self._axes = find_axes(self.column, self.entries, self._buckets)
 
-    def collate(self, rows: Numbers, size: tuple[int, int], buffers: Buffers) -> dict[str, Any]:
-        """The entries of some rows as they stand in a batch: one tree under the encoder's name, perhaps with a mask."""
+    def collate(self, rows: Numbers, size: tuple[int, int], buffers: Buffers, copies: Copies) -> dict[str, Any]:
+        """The entries of some rows as they stand in a batch: one tree under the encoder's name, perhaps with a mask.
+
+        Its tensors hold the entries once the calls are made that are added to `copies`.
+        """
         name = self.column.name
         if self._white and not self.entries.keys[rows].any(axis=1).all():
-            return {name: self._with_white(rows, size, buffers)}
+            array, tensor = self._make_masks(len(rows), size, buffers)
+            copies.append(partial(self._copy_masks, array, rows))
+            return {name: tensor}
         batch = self.entries.place_all(rows)
         tables = [table.table for table in batch.distinct]
         first = tables[0]
@@ -71,7 +83,7 @@ class Collator:
         if forms is None:
             forms = self._forms[first.skeleton] = _leaf_forms(self.column, first)
         leaves: list[Any] = []
-        arrays: list[list[Array]] = []
+        arrays: list[Places] = []
         for number, leaf in enumerate(first.leaves):
             shapes = _batch_shapes(batch, [table.leaves[number] for table in tables], number)
             if self._pad == "list" or forms[number].listed:
@@ -82,11 +94,14 @@ class Collator:
                 tensor, places = self._leaf(number, leaf, shapes, axes[number], forms[number], buffers)
                 leaves.append(tensor)
                 arrays.append(places)
-        self.entries.copy_all(batch, arrays)
+        if buffers.pinned:
+            copies.append(self.entries.prepare_copy(batch, arrays))
+        else:
+            copies.append(partial(self.entries.copy_all, batch, arrays))
         tree = first.build(leaves, _batch_values(batch, tables))
         if isinstance(tree, _Padded):
             return {name: tree.tensor, f"{name}_mask": tree.mask}
-        return {name: _with_masks(tree, name)}
+        return {name: _with_masks(tree, name) if _Padded in map(type, leaves) else tree}
 
     def _leaf(
         self,
@@ -96,7 +111,7 @@ class Collator:
         axis: int | None,
         form: LeafForm,
         buffers: Buffers,
-    ) -> tuple[Any, list[Array]]:
+    ) -> tuple[Any, Places]:
         """A leaf of the whole batch, and where each entry's part goes."""
         if axis is None and form.pad_to is None:
             return self._stacked(leaf, shapes, form, buffers)
@@ -112,7 +127,9 @@ class Collator:
                 raise FeedError(f"{name}: {filler} does not fit among its numbers, and shorter ones are padded with it")
         array, tensor = buffers.make(leaf.dtype, (len(shapes), *shape), fill=filler)
         before = (slice(None),) * axis
-        places = [entry[(*before, slice(length))] for entry, length in zip(array, lengths, strict=True)]
+        places: Places = array
+        if min(lengths) < longest:
+            places = [entry[(*before, slice(length))] for entry, length in zip(array, lengths, strict=True)]
         if form.pad_to is not None:
             return tensor, places
         mask, mask_tensor = buffers.make(DTYPES["BOOL" if form.mask is None else "I64"], (len(shapes), longest))
@@ -121,7 +138,7 @@ class Collator:
 
     def _stacked(
         self, leaf: LeafColumn, shapes: list[tuple[int, ...]], form: LeafForm, buffers: Buffers
-    ) -> tuple[Any, list[Array]]:
+    ) -> tuple[Any, Places]:
         """A leaf of entries that are all of one shape."""
         name, shape = self.column.name, shapes[0]
         if shapes.count(shape) < len(shapes):
@@ -133,7 +150,7 @@ class Collator:
         array, tensor = buffers.make(leaf.dtype, (*shape[: form.axis], len(shapes), *shape[form.axis :]))
         if not leaf.rank:
             return tensor, [array[i : i + 1].reshape(()) for i in range(len(shapes))]
-        return tensor, list(np.moveaxis(array, form.axis, 0))
+        return tensor, list(np.moveaxis(array, form.axis, 0)) if form.axis else array
 
     def _longest(self, lengths: tuple[int, ...], form: LeafForm) -> int:
         """How long a padded leaf of the batch is."""
@@ -162,18 +179,20 @@ class Collator:
             raise FeedError(f"{self.column.name}: the tokenizer has no pad token that is known", hint=hint)
         return self.column.pad
 
-    def _with_white(self, rows: Numbers, size: tuple[int, int], buffers: Buffers) -> Any:
-        """Masks of a batch in which some samples have none: all of such a picture counts."""
+    def _make_masks(self, count: int, size: tuple[int, int], buffers: Buffers) -> tuple[Array, Any]:
+        """Room for the masks of a batch in which some samples have none."""
         factor = self.column.settings.get("factor")
         if type(factor) is not int or factor < 1 or size[0] * size[1] > _MASK_PIXELS * factor**2:
             raise FeedError(f"{self.column.name}: a mask for {size[0]} x {size[1]} pixels cannot be made")
-        array, tensor = buffers.make(DTYPES["F32"], (len(rows), 1, size[0] // factor, size[1] // factor))
+        return buffers.make(DTYPES["F32"], (count, 1, size[0] // factor, size[1] // factor))
+
+    def _copy_masks(self, array: Array, rows: Numbers) -> None:
+        """Fill it: where a sample has no mask, all of its picture counts."""
         for mask, row in zip(array, rows.tolist(), strict=True):
             if self.entries.keys[row].any():
                 self.entries.copy(row, [mask])
             else:
                 mask[...] = 1
-        return tensor
 
 
 def _batch_shapes(batch: FoundRows, columns: list[LeafColumn], number: int) -> list[tuple[int, ...]]:

@@ -37,36 +37,46 @@ def on_device(batches: Iterator[_Tree], device: str) -> Iterator[_Tree]:
             yield _moved(batch, lambda tensor: tensor.to(device))
         return
     stream = torch.cuda.Stream(device)
-    ahead: deque[tuple[_Tree, Any, _Tree]] = deque()
+    ahead: deque[tuple[_Tree, list[Any], Any]] = deque()
 
     def start() -> None:
         host = next(batches, None)
         if host is None:
             return
+        tensors: list[Any] = []
+
+        def copy(tensor: Any) -> Any:
+            tensors.append(tensor.to(device, non_blocking=True))
+            return tensors[-1]
+
         with torch.cuda.stream(stream):
-            moved = _moved(host, lambda tensor: tensor.to(device, non_blocking=True))
-            done = stream.record_event()
-        ahead.append((moved, done, host))
+            moved = _moved(host, copy)
+            # The host's tensors may go now: torch gives pinned memory away once the copies from it are over.
+            ahead.append((moved, tensors, stream.record_event()))
 
     start()
     while ahead:
-        moved, done, host = ahead.popleft()
+        moved, tensors, done = ahead.popleft()
         start()
         now = torch.cuda.current_stream(device)
         now.wait_event(done)
-        # The allocator must not give this memory away before the trainer's stream is done with it.
-        _moved(moved, lambda tensor, now=now: tensor.record_stream(now))  # type: ignore[misc]
+        while tensors:  # to the last one: only the trainer decides how long a batch lives
+            # The allocator must not give this memory away before the trainer's stream is done with it.
+            tensors.pop().record_stream(now)
         yield moved
-        done.synchronize()  # long over; until then the pinned memory must stay
-        del host
+
+
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+"""What has no tensor in it."""
 
 
 def _moved(tree: Any, move: Callable[[Any], Any]) -> Any:
-    torch = load_torch()
-    if isinstance(tree, torch.Tensor):
-        return move(tree)
+    """A tree with each of its tensors moved; lists and dicts in it are new ones, but for those of plain values."""
     if isinstance(tree, dict):
         return {name: _moved(part, move) for name, part in tree.items()}
     if isinstance(tree, (list, tuple)):
+        # At once, not each for itself: a batch has as many texts as samples, and this is done beside each step.
+        if _PLAIN.issuperset(map(type, tree)):
+            return tree
         return type(tree)(_moved(part, move) for part in tree)
-    return tree
+    return move(tree) if isinstance(tree, load_torch().Tensor) else tree

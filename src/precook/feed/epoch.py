@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -50,8 +51,9 @@ class Epoch:
         self._on_batch = on_batch
         """Called with the epoch and the number of batches of it that were handed out."""
         self._unread = batches.unread
+        self._small = batches.small
         # Threads that make small batches at once pass Python to and fro for every entry.
-        self._turn = threading.Lock() if batches.small else nullcontext()
+        self._turn = threading.Lock() if self._small else nullcontext()
 
     def __len__(self) -> int:
         return self._schedule.steps - self._start
@@ -71,7 +73,7 @@ class Epoch:
         steps = range(self._start, self._schedule.steps)
         if not self._options.threads:
             for step in steps:
-                if handed := self._make(step):
+                if handed := self._make(step, self._prepare(step)):
                     yield step, handed
             return
         waiting: deque[tuple[int, Future[Handed]]] = deque()
@@ -82,7 +84,9 @@ class Epoch:
         try:
             while True:
                 for coming_step in islice(coming, self._options.prefetch - len(waiting)):
-                    waiting.append((coming_step, pool.submit(self._make, coming_step)))
+                    # Not in a variable: nothing here keeps a batch that a trainer has let go of.
+                    made = pool.submit(self._make, coming_step, self._prepare(coming_step))
+                    waiting.append((coming_step, made))
                 if not waiting:
                     return
                 step, future = waiting.popleft()
@@ -93,11 +97,18 @@ class Epoch:
         finally:
             end()
 
-    def _make(self, step: int) -> Handed:
-        schedule, rank = self._schedule, self._rank
+    def _prepare(self, step: int) -> Callable[[], Batch | None]:
+        """Begin a batch; what is returned makes the rest of it, in any thread."""
+        given = self._schedule.items, self._schedule.batch(step, self._rank)
+        if self._small:
+            # Next to nothing would be left for the thread: it may as well do all.
+            return partial(self._batches.make, *given, pinned=self._pinned)
+        return self._batches.prepare(*given, pinned=self._pinned)
+
+    def _make(self, step: int, finish: Callable[[], Batch | None]) -> Handed:
         ahead = step + self._options.prefetch
-        if self._unread and ahead < schedule.steps:
-            self._batches.announce(schedule.items, schedule.batch(ahead, rank))
+        if self._unread and ahead < self._schedule.steps:
+            self._batches.announce(self._schedule.items, self._schedule.batch(ahead, self._rank))
         with self._turn:
-            batch = self._batches.make(schedule.items, schedule.batch(step, rank), pinned=self._pinned)
+            batch = finish()
         return [] if batch is None else [batch]

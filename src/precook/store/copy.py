@@ -6,12 +6,13 @@ A row that this process has checked before is copied from the mapped file, any o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from precook.errors import TreeError
+from precook.fs.system import system
 from precook.store.leaves import Library, converter
 from precook.store.packfile import RowDamagedError, TableFile, stack_signature
 from precook.store.tree import Tree, read_values
@@ -19,6 +20,9 @@ from precook.values import Array, Key
 
 Verify = bool | Literal["always"]
 """When an entry's checksum is checked: True at this process's first read of it, "always" at each read, False never."""
+
+Places = Array | Sequence[Array]
+"""Where one leaf of many rows goes: an array for each row, or a whole one that has a row of its own for each."""
 
 
 def copy_row(table: TableFile, row: int, arrays: Sequence[Array], *, verify: Verify) -> None:
@@ -47,14 +51,52 @@ def all_mapped(tables: Sequence[TableFile]) -> bool:
     return True
 
 
-def copy_leaves(tables: Sequence[TableFile], rows: Sequence[int], leaves: Sequence[Sequence[Array]]) -> None:
+def copy_leaves(tables: Sequence[TableFile], rows: Sequence[int], leaves: Sequence[Places]) -> None:
     """Copy many such rows, leaf by leaf. Plain on purpose: this loop is what reading a batch costs.
 
     The caller has asked `all_mapped`, once for all.
     """
-    for number, arrays in enumerate(leaves):
-        for array, table, row in zip(arrays, tables, rows, strict=True):
-            array[...] = (table.takers or table.make_takers())[number](row)
+    for number, places in enumerate(leaves):
+        taken = [(table.takers or table.make_takers())[number](row) for table, row in zip(tables, rows, strict=True)]
+        if isinstance(places, np.ndarray):
+            # In one call: threads that make batches beside each other wait for Python more than for memory.
+            np.concatenate(taken, out=places.reshape(len(taken) * places.shape[1], *places.shape[2:]))
+            continue
+        for array, leaf in zip(places, taken, strict=True):
+            array[...] = leaf
+
+
+def gather_leaves(
+    tables: Sequence[TableFile], rows: Sequence[int], leaves: Sequence[Places]
+) -> Callable[[], bool] | None:
+    """What copies many such rows in one call of the system, and says whether it has; None where it takes more calls.
+
+    That is a fifth slower than a copy by numpy. But a thread that copies so asks for Python once, and not after every
+    row: beside threads that are busy with Python, each time it asks it waits longer than a row takes.
+    """
+    filled: list[int] = []
+    copied: list[int] = []
+    for number, places in enumerate(leaves):
+        whole = isinstance(places, np.ndarray)
+        arrays: Sequence[Array] = [places] if isinstance(places, np.ndarray) else places
+        for array in arrays:
+            if not array.flags.c_contiguous:
+                return None
+            filled += (array.__array_interface__["data"][0], array.nbytes)
+        size = filled[-1] // len(rows)
+        for table, row in zip(tables, rows, strict=True):
+            leaf, start = table.table.leaves[number], table.address or table.find_address()
+            if whole and leaf.offsets is None:
+                copied += (start + leaf.start + row * size, size)
+            else:
+                begin, length = leaf.span(row)
+                copied += (start + begin, length)
+    spans = np.array(filled + copied, np.uint64).reshape(-1, 2)
+
+    def gather(tables: Any = tables, leaves: Any = leaves) -> bool:  # noqa: ARG001 - both have to live till then
+        return system.gather(spans, len(filled) // 2)
+
+    return gather
 
 
 def read_rows(

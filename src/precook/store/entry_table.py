@@ -6,6 +6,7 @@ does not confirm is left to `lookup`, which finds out key by key what is wrong.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -13,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from precook.errors import DamagedEntryError, MissingEntryError
-from precook.store.copy import Verify, all_mapped, copy_leaves, copy_mapped, copy_row, read_rows
+from precook.store.copy import Places, Verify, all_mapped, copy_leaves, copy_mapped, copy_row, gather_leaves, read_rows
 from precook.store.format.pack import Table
 from precook.store.index.index import Index
 from precook.store.index.scan import find_pages, read_pages
@@ -202,8 +203,8 @@ class EntryTable:
                 self.look_again(np.array([number]))
         raise damaged or MissingEntryError(self._key(number))
 
-    def copy_all(self, located: FoundRows, leaves: Sequence[Sequence[Array]]) -> None:
-        """The same for many entries that `place_all` found; `leaves` has of each leaf an array for every entry."""
+    def copy_all(self, located: FoundRows, leaves: Sequence[Places]) -> None:
+        """The same for many entries that `place_all` found; `leaves` says of each leaf where every entry's goes."""
         if located.read and self._verify != "always" and all_mapped(located.tables):
             try:
                 copy_leaves(located.tables, located.rows, leaves)
@@ -212,6 +213,20 @@ class EntryTable:
             else:
                 return
         self._copy_each(located, list(zip(*leaves, strict=True)) if leaves else [()] * len(located.rows))
+
+    def prepare_copy(self, located: FoundRows, leaves: Sequence[Places]) -> Callable[[], None]:
+        """The same, left to a thread that has little time for Python: all that can be done before is done now."""
+        gather = None
+        if located.read and self._verify != "always" and all_mapped(located.tables):
+            # A pack that cannot be mapped: whoever copies looks for its entries elsewhere, or names them.
+            with contextlib.suppress(RowDamagedError, OSError):
+                gather = gather_leaves(located.tables, located.rows, leaves)
+
+        def copy() -> None:
+            if gather is None or not gather():
+                self.copy_all(located, leaves)
+
+        return copy
 
     def announce(self, numbers: Numbers) -> None:
         """Ask the system to read entries ahead that were not read yet."""

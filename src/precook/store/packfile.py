@@ -232,6 +232,7 @@ class TableFile:
         "_large",
         "_source",
         "_taken",
+        "address",
         "checked",
         "most_bytes",
         "pack",
@@ -255,13 +256,16 @@ class TableFile:
         self.most_bytes = sum(most)
         """What a row takes at most."""
         self._large = any(size >= LARGE for size in most)
-        self._source: list[Array] | None = None
+        self._source: tuple[list[Array], int] | None = None
+        """The columns as they are mapped, and the address of the mapping; never mapped anew, for addresses are kept."""
         self._gift: list[Array] | None = None
         self._taken = bytearray()
         self.takers: list[Callable[[int], Any]] | None = None
         """What `make_takers` made, once it has."""
         self._converters: dict[Library | None, list[Callable[[Array], Any]]] = {}
         self._announced: set[tuple[int, int]] = set()
+        self.address = 0
+        """What `find_address` found, once it has."""
 
     def key(self, row: int) -> bytes:
         """The key of a row."""
@@ -367,7 +371,7 @@ class TableFile:
     def take(self, row: int) -> tuple[list[Array], bool]:
         """A checked row's leaves, large ones without a copy; and whether the table was mapped anew for it."""
         if not self._large:
-            columns = self._source or self.columns()
+            columns = self.columns()
             return [
                 _row(leaf, column, row).copy() for leaf, column in zip(self.table.leaves, columns, strict=True)
             ], False
@@ -384,11 +388,12 @@ class TableFile:
 
     def columns(self) -> list[Array]:
         """Every leaf's column as it is mapped, read-only: of checked rows only."""
-        source = self._source
-        if source is None:
-            with self.pack.guard.lock:
-                source = self._source = self._columns(self.pack.map(private=False))
-        return source
+        return (self._source or self._map())[0]
+
+    def find_address(self) -> int:
+        """Where the pack's first byte lies in memory, as long as this table is there: of checked rows only."""
+        self.address = (self._source or self._map())[1]
+        return self.address
 
     def view(self, row: int) -> list[Array]:
         """A checked row's leaves as they are mapped, read-only."""
@@ -429,6 +434,13 @@ class TableFile:
             for around in near - self._announced:
                 self._announced.add(around)
                 _ADVISE(descriptor, around[1] * AROUND, AROUND, system.WILL_NEED)
+
+    def _map(self) -> tuple[list[Array], int]:
+        with self.pack.guard.lock:
+            if self._source is None:
+                mapping = self.pack.map(private=False)
+                self._source = self._columns(mapping), mapping.__array_interface__["data"][0]
+            return self._source
 
     def _columns(self, mapping: Bytes) -> list[Array]:
         return [_column(leaf, mapping, self.table.rows) for leaf in self.table.leaves]
