@@ -162,8 +162,12 @@ def _explain_refusal(path: Path, reason: str) -> StoreError | DoubtError | Syste
     except OSError as error:
         explained = files.explain(path, error)
         return explained if isinstance(explained, (NoSpaceError, ReadOnlyError)) else SystemRefusedError(explained)
-    if reason == _READ_ONLY and not os.access(path, os.W_OK):
-        return ReadOnlyError(path, f"the index cannot be written: {reason}")
+    if reason == _READ_ONLY:
+        closed = [file for file in (path, *companions(path)) if not os.access(file, os.W_OK) and file.exists()]
+        if path in closed:
+            return ReadOnlyError(path, f"the index cannot be written: {reason}")
+        if not closed:
+            return DoubtError(reason)  # nobody keeps us from writing: it is what the file says of itself
     return SystemRefusedError(StoreWriteError(path, f"the index could not be read or written: {reason}"))
 
 
