@@ -9,11 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import precook
-from tests.support.feeds import equal, everything, images, same
+from tests.support.feeds import equal, everything, frozen, images, same
 from tests.support.projects import Watched
+from tests.support.snapshots import packs
 
 torch = pytest.importorskip("torch", reason="batches are torch tensors")
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -493,3 +495,93 @@ class TestFields:
             feed.loader(**options)
         if "no '" in reason:
             assert "pixels, words.hidden" in caught.value.hint
+
+
+class TestSeveral:
+    """Two loops over one feed, and what comes in between."""
+
+    def test_the_state_of_a_feed_with_two_loaders_is_refused(self, owner: precook.Project) -> None:
+        """After a pass of validation the feed does not say where training stands; the loader does."""
+        feed = owner.feed(batch_size=2)
+        training, validation = feed.loader(), feed.loader()
+        next(iter(training))
+        validation.set_epoch(0)
+        for _ in validation:
+            pass
+        with pytest.raises(precook.FeedError, match="2 loaders") as caught:
+            feed.state_dict()
+        assert "loader.state_dict()" in str(caught.value.hint)
+        assert training.state_dict()["batch"] == 1
+
+    def test_an_epoch_that_is_set_inside_of_another_one_comes_next(self, owner: precook.Project) -> None:
+        """Whatever is left of the iteration that was under way does not undo it; nor does it undo a state."""
+        loader = owner.feed(batch_size=2).loader()
+        expected = epochs(owner, 3)
+        for number, _ in enumerate(loader):
+            if number == 1:
+                loader.set_epoch(2)
+        assert equal(loader, expected[2])
+        state = after(owner, 1)
+        running = iter(loader)
+        next(running)
+        loader.load_state_dict(state)
+        next(running)
+        assert equal(loader, expected[0][1:])
+
+    def test_a_loaded_state_holds_for_the_feed_and_its_next_loader(self, owner: precook.Project) -> None:
+        """They go on where the loader does that was given the state."""
+        feed = owner.feed(batch_size=2)
+        feed.loader().load_state_dict(after(owner, 2))
+        assert equal(feed.loader(), epochs(owner, 1)[0][2:])
+
+    def test_a_loader_that_cannot_be_made_leaves_the_feed_as_it_was(self, owner: precook.Project) -> None:
+        """Its batch size with it."""
+        feed = owner.feed(batch_size=2)
+        with pytest.raises(precook.FeedError, match="no 'nothing'"):
+            feed.loader(batch_size=3, fields=["nothing"])
+        assert equal(feed.epoch(0), epochs(owner, 1)[0])
+
+    def test_the_length_after_a_break_is_that_of_the_next_epoch(self, owner: precook.Project) -> None:
+        """As it is of the one that is under way until then."""
+        loader = owner.feed(batch_size=2).loader()
+        for _ in loader:
+            break
+        loader.feed.schedule = lambda epoch: type("Steps", (), {"steps": 100 + epoch})  # type: ignore[method-assign]
+        assert len(loader) == 101
+
+    def test_a_closed_feed_gives_no_batches(self, owner: precook.Project) -> None:
+        """Nothing keeps its entries any more."""
+        feed = owner.feed(batch_size=2)
+        loader = feed.loader()
+        feed.close()
+        with pytest.raises(precook.FeedError, match="closed"):
+            list(loader)
+
+    def test_more_batches_than_an_epoch_has_are_no_state(self, owner: precook.Project) -> None:
+        """A state that nobody has taken is refused."""
+        with pytest.raises(precook.FeedError, match="99 of"):
+            owner.feed(batch_size=2).load_state_dict({**after(owner, 2), "batch": 99})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_one_of_several_ranks_lacks_is_an_error(tmp_path: Path, workers: int) -> None:
+    """The others would wait for it for ever; alone, it is left out."""
+    path = tmp_path / "cache"
+    with precook.open(path) as store:
+        snapshot = frozen(store, precook.Recipe("test", {}), [np.full(8, number) for number in range(6)])
+        key = snapshot.content.picture_keys["latent"][0].tobytes()
+    (pack,) = (pack for pack in packs(path) if key in pack.read_bytes())
+    pack.unlink()
+    with precook.open(path) as store:
+        snapshot = store.snapshot("made-up")
+        with snapshot.feed(batch_size=1, on_missing="skip") as alone:
+            assert len(list(alone.loader(num_workers=workers))) == 5
+        lost = []
+        for rank in range(2):
+            with snapshot.feed(batch_size=1, on_missing="skip", rank=rank, world_size=2) as feed:
+                try:
+                    list(feed.loader(num_workers=workers))
+                except precook.FeedError as error:
+                    lost.append(error.message)
+        assert len(lost) == 1
+        assert "no sample of a batch can be had" in lost[0]

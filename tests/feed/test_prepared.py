@@ -11,7 +11,7 @@ import pytest
 
 import precook
 from precook.feed.batch import BatchMaker
-from tests.support.feeds import equal
+from tests.support.feeds import equal, frozen
 from tests.support.projects import Watched, dataset, project
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -83,3 +83,19 @@ def test_what_goes_wrong_comes_when_its_batch_is_asked_for(
         next(coming)
         with pytest.raises(precook.FeedError, match="the third batch"):
             next(coming)
+
+
+def test_entries_that_differ_in_more_than_length_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gets the bytes of one entry in the place of another's, however they are copied."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda shape, *, dtype, pin_memory=False: empty(shape, dtype=dtype))
+    recipe = precook.Recipe("transformers-text", {"model": "made-up"})
+    with precook.open(tmp_path / "cache") as store:
+        entries = [{"hidden": np.full((4, width), width, np.float32)} for width in (8, 4, 12)]
+        with frozen(store, recipe, entries).feed(batch_size=3) as feed:
+            schedule = feed.schedule(0)
+            for number in range(3):
+                assert feed.batches.make(schedule.items, np.array([number])) is not None  # from now on it is mapped
+            for pinned in (False, True):
+                with pytest.raises(precook.FeedError, match="more than length"):
+                    feed.batches.prepare(schedule.items, schedule.batch(0, 0), pinned=pinned)()

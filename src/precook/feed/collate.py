@@ -98,7 +98,12 @@ class Collator:
             copies.append(self.entries.prepare_copy(batch, arrays))
         else:
             copies.append(partial(self.entries.copy_all, batch, arrays))
-        tree = first.build(leaves, _batch_values(batch, tables))
+        try:
+            tree = first.build(leaves, _batch_values(batch, tables))
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            # An entry is not what was put: its check says which.
+            self.entries.copy_all(batch, arrays)
+            raise FeedError(f"{name}: plain values of an entry are none: {error}") from error
         if isinstance(tree, _Padded):
             return {name: tree.tensor, f"{name}_mask": tree.mask}
         return {name: _with_masks(tree, name) if _Padded in map(type, leaves) else tree}
@@ -116,6 +121,10 @@ class Collator:
         if axis is None and form.pad_to is None:
             return self._stacked(leaf, shapes, form, buffers)
         axis = axis or 0
+        if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) > 1:
+            hint = f'ask for them as they are: pad={{"{self.column.name}": "list"}}'
+            shown = sorted(set(shapes))
+            raise FeedError(f"{self.column.name}: entries of one batch differ in more than length: {shown}", hint=hint)
         lengths = tuple(shape[axis] for shape in shapes)
         longest = self._longest(lengths, form)
         shape = (*shapes[0][:axis], longest, *shapes[0][axis + 1 :])
@@ -231,6 +240,8 @@ def _with_masks(tree: Any, where: str) -> Any:
         if any(isinstance(part, _Padded) for part in parts):
             hint = f'ask for them as they are: pad={{"{where.partition(".")[0]}": "list"}}'
             raise FeedError(f"{where}: a list has no place for the mask of a padded tensor", hint=hint)
+        if parts is tree:
+            return type(tree)(_with_masks(part, f"{where}.{number}") for number, part in enumerate(parts))
         return tree
     padded = {name: part for name, part in tree.items() if isinstance(part, _Padded)}
     alike = len({part.lengths for part in padded.values()}) == 1 and "mask" not in tree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 from precook.errors import FeedError
@@ -33,8 +34,8 @@ def on_device(batches: Iterator[_Tree], device: str) -> Iterator[_Tree]:
     """Each batch with its tensors on a device; on a GPU the next copy runs beside the training step."""
     torch = load_torch()
     if not is_cuda(device):
-        for batch in batches:
-            yield _moved(batch, lambda tensor: tensor.to(device))
+        while handed := [*islice(batches, 1)]:  # not in a variable: only the trainer decides how long a batch lives
+            yield _moved(handed.pop(), lambda tensor: tensor.to(device))
         return
     stream = torch.cuda.Stream(device)
     ahead: deque[tuple[_Tree, list[Any], Any]] = deque()

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from precook.errors import FeedError
 from precook.feed.batch import BatchMaker
 from precook.feed.device import is_cuda, on_device
 from precook.feed.options import FeedOptions
@@ -61,7 +62,11 @@ class Epoch:
     def __iter__(self) -> Iterator[Batch]:
         made = self._make_all()
         try:
-            for step, handed in made if self._device is None else on_device(made, self._device):
+            coming: Iterator[tuple[int, Handed]] = made
+            if self._device is not None:
+                # Emptied on the way: on a CPU a batch that was moved is the same memory.
+                coming = on_device(((step, [handed.pop()]) for step, handed in made), self._device)
+            for step, handed in coming:
                 self._on_batch(self._number, step + 1)
                 yield handed.pop()
             self._on_batch(self._number + 1, 0)
@@ -111,4 +116,14 @@ class Epoch:
             self._batches.announce(self._schedule.items, self._schedule.batch(ahead, self._rank))
         with self._turn:
             batch = finish()
-        return [] if batch is None else [batch]
+        if batch is None:
+            check_lost(self._schedule.ranks)
+            return []
+        return [batch]
+
+
+def check_lost(ranks: int) -> None:
+    """Refuse to go on without a batch that cannot be had where others train on theirs: they would wait for ever."""
+    if ranks > 1:
+        hint = "build, so that nothing is missing, or feed the project, which leaves such samples out on every rank"
+        raise FeedError(f"no sample of a batch can be had, and the other {ranks - 1} ranks have theirs", hint=hint)

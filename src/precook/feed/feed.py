@@ -81,8 +81,10 @@ class Feed:
         self._schedules: dict[int, Schedule] = {}
         self.position = Position()
         self._loaders: weakref.WeakSet[FeedLoader] = weakref.WeakSet()
-        self.looped = False
-        """Whether a loader has handed out a batch."""
+        self.loops: set[int] = set()
+        """The loaders that have handed out a batch."""
+        self._fingerprints: dict[int, str] = {}
+        self._closed = False
         keys = np.concatenate([np.zeros((0, 32), np.uint8), *(column.keys for column in content.columns)])
         keys = keys[keys.any(axis=1) & first_of_each(keys)]
         # Before anything is looked up: what is found then stays until the feed ends.
@@ -126,6 +128,8 @@ class Feed:
 
     def check(self, device: str | None = None) -> None:
         """Refuse what no batch can be made for: without the lease, as another rank, on a device that is not there."""
+        if self._closed:
+            raise FeedError(f"this feed of {self.content.dataset} is closed", hint="make another one")
         if self._lease.protects:
             self._lease.check()
         self.ranks.check()
@@ -136,6 +140,9 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the feed stands: after the last batch that was handed out. Plain data, for a checkpoint."""
+        if len(self.loops) > 1:
+            hint = "keep the state of the loader that you train with: loader.state_dict()"
+            raise FeedError(f"{len(self.loops)} loaders of this feed stand each somewhere else", hint=hint)
         return self.state_at(*self.position.reached)
 
     def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
@@ -199,7 +206,7 @@ class Feed:
                 ]
                 named = f": with {' and '.join(others)}" if others else ""
                 raise FeedError(f"the state was taken inside epoch {epoch} of another feed{named}", hint=hint)
-            self._compare(state, epoch)
+            self._compare(state, epoch, batch)
         return epoch, batch
 
     def schedule(self, epoch: int) -> Schedule:
@@ -246,12 +253,23 @@ class Feed:
             if self._loaders or self.position.last != (0, 0) or self.position.resumed is not None:
                 hint = f"make a feed of its own for these: batch_size={batch_size}"
                 raise FeedError(f"this feed is in use with a batch_size of {self.options.batch_size}", hint=hint)
-            with self._lock:
-                self.options = resized
-                self._schedules.clear()
-        loader = FeedLoader(self, device=device, fields=Fields.of(fields, rename), num_workers=num_workers)
+            before = self.options
+            self._choose(resized)
+            try:
+                loader = FeedLoader(self, device=device, fields=Fields.of(fields, rename), num_workers=num_workers)
+            except BaseException:
+                self._choose(before)
+                raise
+        else:
+            loader = FeedLoader(self, device=device, fields=Fields.of(fields, rename), num_workers=num_workers)
         self._loaders.add(loader)
         return loader
+
+    def _choose(self, options: FeedOptions) -> None:
+        with self._lock:
+            self.options = options
+            self._schedules.clear()
+            self._fingerprints.clear()
 
     def dataset(self) -> FeedDataset:
         """The samples as a map-style torch Dataset, for a plain DataLoader with `batch_sampler(epoch)`."""
@@ -277,6 +295,7 @@ class Feed:
 
     def close(self) -> None:
         """Let go of what protects the entries, and of encoders that were loaded on the way."""
+        self._closed = True
         self._lease.close()
         if self._maker is not None:
             self._maker.close()
@@ -293,13 +312,17 @@ class Feed:
         return f"<Feed of {self.content.dataset}: {self.content.count:,} samples>"
 
     def _fingerprint(self, epoch: int) -> str:
-        """Tells feeds apart whose batches in an epoch differ."""
+        """Tells feeds apart whose batches in an epoch differ; kept, because a loop may ask in every step."""
+        known = self._fingerprints.get(epoch)
+        if known is not None:
+            return known
         made = self.schedule(epoch)
         parts = [made.members, made.ends, made.order, made.items.samples, made.items.cuts]
         if any(column.of_text for column in self.content.columns):
             parts.append(made.items.lines)  # else they are known only where somebody has kept the captions
         content = b"".join(np.ascontiguousarray(part, "<i8").tobytes() for part in parts) + self.content.ids.tobytes()
-        return derived_digest(_CONTEXT, content).hex()
+        known = self._fingerprints[epoch] = derived_digest(_CONTEXT, content).hex()
+        return known
 
     @cached_property
     def _entries(self) -> dict[str, str]:
@@ -314,8 +337,10 @@ class Feed:
         text, edges = self.content.captions
         return derived_digest(_CONTEXT, text + edges.tobytes() + self.content.lines.counts.tobytes()).hex()
 
-    def _compare(self, state: Mapping[str, Any], epoch: int) -> None:
+    def _compare(self, state: Mapping[str, Any], epoch: int, batch: int) -> None:
         """Refuse a state that was taken inside an epoch with other entries or captions than are here now."""
+        if batch > self.schedule(epoch).steps:
+            raise FeedError(f"not the state of a feed: {batch} of {self.schedule(epoch).steps} batches")
         if "entries" not in state:
             _log.warning(
                 "the state was taken by an older precook: whether captions, encoders or settings of %s were changed "

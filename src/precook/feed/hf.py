@@ -107,7 +107,8 @@ def _choose(feed: Feed, encoder: str | None) -> EntryColumn:
 def _eos(column: EntryColumn) -> FrozenEos:
     if column.eos is None:
         message = (
-            f"{column.name}: which token ends its texts is not known: its tokenizer has none, or the snapshot is of"
+            f"{column.name}: which token ends its texts is not known: its tokenizer has none, or puts others behind "
+            "it, or the snapshot is of"
         )
         hint = "build again where transformers is installed (nothing is encoded anew), or ask for eos=False"
         raise FeedError(f"{message} an older precook", hint=hint)

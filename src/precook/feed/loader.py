@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker
 
 from precook.errors import FeedError
 from precook.feed.device import on_device
+from precook.feed.epoch import check_lost
 from precook.feed.feed import Feed
 from precook.feed.fields import Fields
 from precook.feed.position import Position, Reached
@@ -63,6 +64,8 @@ class FeedLoader(DataLoader[Batch]):
         """Whether the state that was loaded is that of the last batch of an epoch."""
         self.ended_elsewhere = False
         """Whether the state that was loaded is that of the last batch of another feed's epoch."""
+        self._running: tuple[int, object] | None = None
+        """The epoch of the iteration that the position follows: of the last one, until another epoch is set."""
         self._length: int | None = None
         """What was said of the length last, until an epoch of another one was told of."""
         self._accelerated = False
@@ -88,7 +91,7 @@ class FeedLoader(DataLoader[Batch]):
 
     def __len__(self) -> int:
         """Batches of the epoch that is under way, or that comes next; of the whole of it, also after a resume."""
-        epoch = self.coming()[0] if self.position.resumed is not None else self.position.last[0]
+        epoch = self.coming()[0] if self._running is None else self._running[0]
         self._length = self._feed.schedule(epoch).steps
         return self._length
 
@@ -105,6 +108,9 @@ class FeedLoader(DataLoader[Batch]):
                 f"set_epoch({epoch}), and the state that was loaded is one of epoch {resumed[0]}", hint=hint
             )
         self._set = epoch
+        self.ended_elsewhere = False
+        if self._running is not None and self._running[0] != epoch:
+            self._running = None
         if resumed is None or resumed[0] != epoch:
             self._stand(epoch, 0)
 
@@ -115,7 +121,7 @@ class FeedLoader(DataLoader[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next iteration begins with the very next batch."""
         position = self._feed.read_state(state)
-        self._feed.position.reach(*position)
+        self._feed.position.load(*position)
         self.resume(*position)
         self.resumed_at_end = bool(state.get("ended"))
         self.ended_elsewhere = self.resumed_at_end and state["ended"] != self.state_dict()["ended"]
@@ -123,8 +129,9 @@ class FeedLoader(DataLoader[Batch]):
     def resume(self, epoch: int, batch: int) -> None:
         """Go on after so many batches of an epoch."""
         self.position.load(epoch, batch)
-        self._set = None
+        self._set = self._running = None
         self.loaded = True
+        self.resumed_at_end = self.ended_elsewhere = False
 
     def coming(self) -> Reached:
         """The epoch of the next iteration, and how many of its batches are left out because they were taken before."""
@@ -150,7 +157,7 @@ class FeedLoader(DataLoader[Batch]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # Not before the first batch is asked for: Lightning sets the epoch after it has asked for the iterator.
         self._apart.close()
-        if self._feed.looped and not self.placed:
+        if self._feed.loops and not self.placed:
             _log.warning(
                 "a new loader of %s begins with epoch 0, which another one has shown: keep one loader for all epochs, "
                 "or call set_epoch",
@@ -176,17 +183,22 @@ class FeedLoader(DataLoader[Batch]):
         # accelerate wants to be told of the last batch while it is trained on: only the one after it shows that.
         ahead: deque[tuple[Reached, Batch]] = deque()
         progress = self._progress()
+        running = self._running = epoch, object()
         try:
             while (coming := next(made, None)) is not None:
                 ahead.append(coming)
                 del coming  # only the trainer decides how long a batch lives
                 if progress is None or len(ahead) > 1:
-                    yield self._hand_out(ahead)
+                    yield self._hand_out(ahead, running)
             if progress is not None and ahead:
                 progress.end_of_dataloader = True
-                yield self._hand_out(ahead)
-            self._stand(epoch + 1, 0)
+                yield self._hand_out(ahead, running)
+            if self._running is running:
+                self.resumed_at_end = self.ended_elsewhere = False
+                self._stand(epoch + 1, 0)
         finally:
+            if self._running is running:
+                self._running = None
             made.close()
             if progress is not None:
                 progress.end()
@@ -200,11 +212,12 @@ class FeedLoader(DataLoader[Batch]):
         progress.begin()
         return progress
 
-    def _hand_out(self, ahead: deque[tuple[Reached, Batch]]) -> Batch:
+    def _hand_out(self, ahead: deque[tuple[Reached, Batch]], running: tuple[int, object]) -> Batch:
         position, batch = ahead.popleft()
-        self.loaded = False
-        self._feed.looped = True
-        self._stand(*position)
+        if self._running is running:
+            self.loaded = False
+            self._feed.loops.add(id(self))
+            self._stand(*position)
         return self._fields.choose(batch)
 
     def _stand(self, epoch: int, batch: int) -> None:
@@ -269,7 +282,10 @@ class WorkerDataset(FeedDataset):
     """The items of a feed, for worker processes of a loader: nothing comes of a batch that cannot be had."""
 
     def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
-        return LoadedBatch(self.make(indices) or {})
+        batch = self.make(indices)
+        if batch is None:
+            check_lost(self._feed.ranks.count)
+        return LoadedBatch(batch or {})
 
 
 class LoaderSampler(Sampler[list[int]]):

@@ -277,6 +277,8 @@ def map_file(descriptor: int, length: int, *, private: bool) -> Bytes:
 
 _MOST_SPANS = 1024
 """Linux takes so many places in one call, and so many others."""
+_MOST_BYTES = 0x7FFFF000
+"""More than that it copies in no call."""
 _SPAN_BYTES = 16
 
 
@@ -288,7 +290,7 @@ def gather(spans: npt.NDArray[np.uint64], into: int) -> bool:
     not let us make it.
     """
     call = getattr(_libc(), "process_vm_readv", None)
-    if call is None or max(into, len(spans) - into) > _MOST_SPANS:
+    if call is None or max(into, len(spans) - into) > _MOST_SPANS or spans[:into, 1].sum() > _MOST_BYTES:
         return False
     first = spans.ctypes.data
     copied = call(os.getpid(), first, into, first + into * _SPAN_BYTES, len(spans) - into, 0)

@@ -86,11 +86,10 @@ def gather_leaves(
         size = filled[-1] // len(rows)
         for table, row in zip(tables, rows, strict=True):
             leaf, start = table.table.leaves[number], table.address or table.find_address()
-            if whole and leaf.offsets is None:
-                copied += (start + leaf.start + row * size, size)
-            else:
-                begin, length = leaf.span(row)
-                copied += (start + begin, length)
+            begin, length = leaf.span(row)
+            if whole and length != size:
+                return None
+            copied += (start + begin, length)
     spans = np.array(filled + copied, np.uint64).reshape(-1, 2)
 
     def gather(tables: Any = tables, leaves: Any = leaves) -> bool:  # noqa: ARG001 - both have to live till then

@@ -222,8 +222,11 @@ class EntryTable:
             with contextlib.suppress(RowDamagedError, OSError):
                 gather = gather_leaves(located.tables, located.rows, leaves)
 
+        tables = located.distinct
+
         def copy() -> None:
-            if gather is None or not gather():
+            # Once more: the copy may have waited for long, and a pack be overwritten meanwhile.
+            if gather is None or not all_mapped(tables) or not gather():
                 self.copy_all(located, leaves)
 
         return copy

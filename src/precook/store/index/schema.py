@@ -231,8 +231,9 @@ def one_moment(db: sqlite3.Connection) -> Iterator[None]:
     if db.in_transaction:
         yield
         return
-    db.execute("BEGIN")
     try:
+        # Inside: Ctrl-C may come when it has begun, and who reads on in an old moment sees nothing new.
+        db.execute("BEGIN")
         yield
     finally:
         if db.in_transaction:
