@@ -53,7 +53,7 @@ with precook.open("cache") as store, store.snapshot("shapes").feed(batch_size=4)
         print({name: tuple(tensor.shape) for name, tensor in shapes.items()}, "of size", batch["size"])
 """
 _END = """\
-A trainer goes on from here: `for batch in feed.epoch(e, device="cuda")`, or a DataLoader over feed.dataset()."""
+A trainer goes on from here: `for batch in feed.epoch(e, device="cuda")`, or `feed.loader()` where a DataLoader goes."""
 
 
 @dataclass(frozen=True, slots=True)

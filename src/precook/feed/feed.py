@@ -248,20 +248,18 @@ class Feed:
         """
         from precook.feed.loader import FeedLoader  # noqa: PLC0415 - it imports torch
 
-        if batch_size is not None and batch_size != self.options.batch_size:
+        before = self.options
+        if batch_size is not None and batch_size != before.batch_size:
             resized = dataclasses.replace(self.options, batch_size=batch_size)
             if self._loaders or self.position.last != (0, 0) or self.position.resumed is not None:
                 hint = f"make a feed of its own for these: batch_size={batch_size}"
-                raise FeedError(f"this feed is in use with a batch_size of {self.options.batch_size}", hint=hint)
-            before = self.options
+                raise FeedError(f"this feed is in use with a batch_size of {before.batch_size}", hint=hint)
             self._choose(resized)
-            try:
-                loader = FeedLoader(self, device=device, fields=Fields.of(fields, rename), num_workers=num_workers)
-            except BaseException:
-                self._choose(before)
-                raise
-        else:
+        try:
             loader = FeedLoader(self, device=device, fields=Fields.of(fields, rename), num_workers=num_workers)
+        except BaseException:
+            self._choose(before)
+            raise
         self._loaders.add(loader)
         return loader
 

@@ -47,15 +47,17 @@ def hold_snapshot(store: Store, dataset: str, name: str | None = None) -> Iterat
     def choose(listed: list[SnapshotFile]) -> SnapshotFile:
         return _choose(store, listed, dataset, name)
 
-    chosen = with_snapshots(layout, lambda listed: read_snapshot(choose(listed)))
+    def read() -> Snapshot:
+        return with_snapshots(layout, lambda listed: read_snapshot(choose(listed)))
+
+    chosen = read()
     with store.lease(f"export of {dataset}") as lease:
-        while True:
-            files.reached("export.chosen")
+        files.reached("export.chosen")
+        lease.protect(chosen.entry_keys())
+        # Before that call a newer one may have taken its place, and a collection what only this one names.
+        while with_snapshots(layout, choose).id != chosen.file.id:
+            chosen = read()
             lease.protect(chosen.entry_keys())
-            # Before that call a newer one may have taken its place, and a collection what only this one names.
-            if with_snapshots(layout, choose).id == chosen.file.id:
-                break
-            chosen = with_snapshots(layout, lambda listed: read_snapshot(choose(listed)))
         yield chosen
 
 
