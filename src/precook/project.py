@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from precook.config.check import check, read_config
-from precook.config.encoders import own_class
+from precook.config.encoders import NetworkEncoder, own_class
 from precook.config.schema import Settings
 from precook.config.yaml import Origin
 from precook.encode.build import Build, BuildPlan, BuildReport, lease_build, plan_build, record_build
@@ -72,6 +72,7 @@ class Project:
                 origin=origin,
                 devices=(section.device,),
                 batch_size=None if section.batch_size == "auto" else section.batch_size,
+                compile=section.compile if isinstance(section, NetworkEncoder) else "auto",
                 trust=settings.stamps == "trust",
                 snapshots=snapshots,
             )

@@ -124,8 +124,9 @@ FREE = {
         *("name", "path", "recursive", "outside", "missing_mask", "image_column", "repeats", "samples", "loss_weight"),
     },
     "ImageSettings": {"upscale", "extreme_aspect", "max_pixels", "pick"},
-    "DiffusersVae": {"slicing"},
-    "TransformersText": {"attention"},
+    "DiffusersVae": {"slicing", "compile"},
+    "DiffusersPrompt": {"compile"},
+    "TransformersText": {"attention", "compile"},
 }
 
 

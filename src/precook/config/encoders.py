@@ -69,6 +69,7 @@ def _version(value: object) -> object:
 _LARGE_VERSION = 10**18
 _VERSION_SCHEMA = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "integer"}, {"type": "null"}]}
 Dtype = Literal["float32", "float16", "bfloat16"]
+Compile = Literal["auto", "off", "on"]
 PosteriorForm = Literal["mean", "sample", "moments"]
 Layers = Annotated[
     tuple[int, ...] | Literal["all"],
@@ -112,7 +113,18 @@ class ModelEncoder(EncoderSection):
     subfolder: NonEmpty | None = Field(default=None, description="Folder inside the model's.", examples=["weights"])
 
 
-class DiffusersVae(ModelEncoder):
+class NetworkEncoder(ModelEncoder):
+    """An encoder that runs a neural network."""
+
+    dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
+    compile: Annotated[Compile, one_of(Compile)] = Field(
+        default="auto",
+        description="Compile the model with torch.compile: on, off, or auto, where it saves time.",
+        json_schema_extra=NOT_IN_KEYS,
+    )
+
+
+class DiffusersVae(NetworkEncoder):
     """Latents of a VAE of diffusers."""
 
     uses: Literal["diffusers-vae"] = Field(description="Latents of a VAE of diffusers: a tensor C x h x w.")
@@ -121,7 +133,6 @@ class DiffusersVae(ModelEncoder):
         description="Where model is one .safetensors file: folder with the config.json of its VAE.",
         examples=["models/vae-config"],
     )
-    dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
     posterior: Annotated[PosteriorForm, one_of(PosteriorForm)] = Field(
         default="mean", description="mean, sample (drawn once), or moments (drawn anew each epoch)."
     )
@@ -136,13 +147,12 @@ class DiffusersVae(ModelEncoder):
     )
 
 
-class DiffusersPrompt(ModelEncoder):
+class DiffusersPrompt(NetworkEncoder):
     """What a pipeline of diffusers makes of a text."""
 
     uses: Literal["diffusers-prompt"] = Field(
         description="What a pipeline's own encode_prompt returns; model is the pipeline's folder."
     )
-    dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
     max_length: Positive | None = Field(
         default=None,
         description="The call's max_sequence_length; without it, the call's own default.",
@@ -153,7 +163,7 @@ class DiffusersPrompt(ModelEncoder):
     )
 
 
-class TransformersText(ModelEncoder):
+class TransformersText(NetworkEncoder):
     """Embeddings of a text encoder of transformers."""
 
     uses: Literal["transformers-text"] = Field(description="Hidden states of a text encoder of transformers.")
@@ -162,7 +172,6 @@ class TransformersText(ModelEncoder):
         description="Folder of the tokenizer; without it, the model's own, or the one beside it.",
         examples=["models/tokenizer"],
     )
-    dtype: Annotated[Dtype, one_of(Dtype)] = Field(default="float32", description="float32, float16 or bfloat16.")
     layers: Layers = Field(default=(-1,), description="Which hidden states: [-1] is the last, or all.")
     pooled: bool = Field(default=True, description="Also keep the pooled output, where the model has one.")
     max_length: Positive | None = Field(

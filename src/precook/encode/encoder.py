@@ -137,11 +137,21 @@ class BaseEncoder:
     without a copy."""
     can_stage = False
     """Whether a GPU can be handed the next batch before the last is back, by `stage`."""
+    can_compile = False
+    """Whether `compile` may make it faster; to be asked once it is loaded."""
+    compiled = False
+    """Whether what is encoded or staged from now on runs on compiled code, which is recorded with the entries."""
     truncated = 0
     """Texts that were cut to fit, so far."""
 
     def load(self, device: str) -> None:
         """Called before the first batch."""
+
+    def compile(self) -> None:
+        """Run on compiled code from now on, which takes a while to make; where that fails, the log says so in one line.
+
+        Called between two batches, by the thread that encodes or stages them. Results differ by rounding only.
+        """
 
     def encode(self, batch: list[Item]) -> list[Tree]:
         """One tree for each item."""

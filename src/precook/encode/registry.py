@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from precook.config.encoders import (
+    Compile,
     DiffusersPrompt,
     DiffusersVae,
     EncoderSection,
@@ -51,7 +52,7 @@ from precook.errors import ConfigError, EncodeError, IdentityError, SourceError,
 from precook.fs.stamps import read_stamps, stamp_keys
 from precook.identity.models import identify_path
 from precook.identity.recipe import Recipe
-from precook.identity.versions import code_versions, dump_versions, library_versions
+from precook.identity.versions import COMPILED, code_versions, dump_versions, library_versions
 from precook.memo.memo import Memory
 from precook.plan.freeze import TOKENS, SpecialTokens
 from precook.plan.wanted import Encoding, Input
@@ -121,6 +122,8 @@ class EncoderSpec:
     devices: tuple[str, ...] = (AUTO,)
     batch_size: int | None = None
     """None: found by trying."""
+    compile: Compile = "auto"
+    """Whether it runs on compiled code, if it can."""
     trust: bool = False
     """Whether stamps of files are believed on every file system."""
     snapshots: HubSnapshots = field(default_factory=HubSnapshots)
@@ -213,9 +216,13 @@ class EncoderSpec:
         pictures = () if takes == "text" else ("Pillow",)
         return {**library_versions(dict.fromkeys((*pictures, *libraries))), **code}
 
-    def made(self, takes: Input) -> bytes:
-        """The same as it is recorded with entries; to be asked once the encoder is loaded."""
-        return dump_versions(self.versions(takes))
+    def made(self, takes: Input, *, compiled: bool = False) -> bytes:
+        """The same as it is recorded with entries; to be asked once the encoder is loaded.
+
+        Of `compiled` code it says so, for people: a plan, which does not know what a build will do, compares no such
+        thing with today's versions.
+        """
+        return dump_versions({**self.versions(takes), **({COMPILED: "inductor"} if compiled else {})})
 
     def _given_version(self) -> dict[str, str]:
         """The config's `version` as part of the key, where it has one."""

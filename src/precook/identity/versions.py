@@ -26,6 +26,8 @@ MAX_VERSION_TEXT = 200
 """Most characters of a name and of what is recorded under it."""
 OURS = "precook"
 """Recorded, and no reason to make anything anew: what our own code decides has a version in the key."""
+COMPILED = "compiled"
+"""The name under which stands by which compiler a model's code was made, where it was not run as it is."""
 _CODE = "code:"
 """What names of modules begin with, to tell them from libraries."""
 _CODE_DIGITS = 32
