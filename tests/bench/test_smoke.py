@@ -76,3 +76,19 @@ def test_tiny_run_trains_from_all_three_sources(tmp_path: Path) -> None:
     rows = re.findall(r"^\| (tensors on the GPU|precook, feed\.epoch|encoding live) +\| +\d", step, re.MULTILINE)
     assert rows == ["tensors on the GPU", "precook, feed.epoch", "encoding live"]
     assert re.search(r"cached step / resident step: \d+\.\d{3}x \(goal: at most 1\.020x\)", done.stdout)
+
+
+def test_quick_run_of_a_gpu_build_compares_with_the_loop_by_hand(tmp_path: Path) -> None:
+    """On a processor, texts are encoded by hand and by a build that may compile, and the ratio has its goal."""
+    pytest.importorskip("diffusers", reason="the benchmark imports it, and diffusers is not installed")
+    command = [sys.executable, "bench/gpu_build.py", "--quick", "--runs", "1", "--only", "few-text"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--dir", str(tmp_path)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    goal = r"precook, compile: auto / batched by hand, eager: \d+\.\d\dx \(goal: at least 0\.90x\)"
+    assert len(re.findall(goal, done.stdout)) == 1
+    assert re.search(r"compile: auto compiled in [01] of 1 runs", done.stdout)
+    assert not list(tmp_path.glob("precook-bench-*")), "the run left its files behind"
