@@ -55,6 +55,23 @@ def test_no_number_that_is_not_finite_is_accepted(value: Any) -> None:
     assert accepted(Acceptance("words"), [text("a")], [{"a": ['{"$bits":"7ff0000000000000"}', 1.5]}]) == [True]
 
 
+def test_what_was_found_on_the_device_is_not_looked_for_again() -> None:
+    """Results that are said to be not finite are refused, with the tensor's name; plain values are looked at still."""
+    wrong, good = {"h": np.array([1.0, np.nan])}, {"h": np.array([1.0, 2.0])}
+
+    def messages(trees: list[Any], not_finite: set[int] | None) -> list[str]:
+        results = Acceptance("words").accept([()] * len(trees), trees, not_finite=not_finite)
+        return [result.message if isinstance(result, EncodeError) else "" for result in results]
+
+    named = "words returned numbers that are not finite in h"
+    assert messages([good, wrong, good], None) == ["", named, ""]
+    assert messages([good, wrong, good], {1}) == ["", named, ""]
+    # On the word of whoever looked: nobody reads all of the results a second time.
+    assert messages([good, wrong, good], set()) == ["", "", ""]
+    assert messages([good, good], {0}) == ["words returned numbers that are not finite", ""]
+    assert messages([[float("inf")]], set()) == ["words returned numbers that are not finite"]
+
+
 @pytest.mark.parametrize("trees", [None, "ab", b"ab", 3, iter([1, 2]), [1], [1, 2, 3], {1: 1, 2: 2}])
 def test_a_batch_of_something_else_is_refused(trees: Any) -> None:
     """Exactly one result for each item, in a list."""

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 import precook
 from precook.store.format.build import build_pack, make_entry
 from precook.store.format.pack import parse_head, parse_pack_header
 from precook.store.leaves import converter, has_nan, is_finite, read_leaf
-from precook.store.tree import builder, read_values, take_apart
+from precook.store.tree import Parts, builder, read_values, take_apart, take_each_apart
 from tests.support.trees import same, trees
 
 
@@ -54,6 +55,71 @@ def test_a_pack_of_one_describes_its_entry(tree: Any) -> None:
     assert table.skeleton == entry.parts.skeleton
     assert table.values.row(0) == entry.parts.values
     assert [leaf.row_shape(0) for leaf in table.leaves] == [leaf.shape for leaf in entry.parts.leaves]
+
+
+def described(tree: Any) -> Any:
+    """What `take_apart` makes of a tree, in values that can be compared."""
+    try:
+        return plain(take_apart(tree))
+    except precook.TreeError as error:
+        return error.message, error.hint
+
+
+def plain(parts: Parts) -> Any:
+    leaves = [(leaf.dtype.name, leaf.library, leaf.shape, leaf.data.tobytes()) for leaf in parts.leaves]
+    return parts.skeleton, parts.paths, parts.values, leaves
+
+
+def check_each(trees: list[Any]) -> None:
+    """Many trees taken apart together become what each becomes alone."""
+    for copy in (True, False):
+        together = [
+            (parts.message, parts.hint) if isinstance(parts, precook.TreeError) else plain(parts)
+            for parts in take_each_apart(trees, copy=copy)
+        ]
+        assert together == [described(tree) for tree in trees]
+
+
+@given(st.lists(trees, max_size=5))
+def test_many_trees_taken_apart_together_are_what_each_is_alone(several: list[Any]) -> None:
+    """Whatever came before it, and however often: no tree is taken for one like another."""
+    check_each([tree for tree in several for _ in range(2)])
+
+
+class Name(str):
+    """A text that is no plain text."""
+
+    __slots__ = ()
+
+
+def test_a_tree_that_only_looks_like_the_one_before_is_no_other() -> None:
+    """Keys that are equal and not the same, another order, another type, rank or library, and what cannot be stored."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    one, other = np.arange(4, dtype=np.float32), torch.arange(4, dtype=torch.float32)
+    check_each([{1: one}, {True: one}, {1: other}, {Name("1"): one}, {"1": one}, {"1": 5}, {"1": {"1": one}}])
+    check_each([{"a": one, "b": other}, {"b": one, "a": other}, {"a": one}, {"a": one, "b": [other]}])
+    check_each([[one, (other,)], [one, (other.reshape(2, 2),)], [one, (other.half(),)], [one, [other]], [one, (one,)]])
+    check_each([[one], [torch.nn.Parameter(other)], [other.clone().requires_grad_()], [np.ma.array(one)], [one]])
+    check_each([one, other, other.reshape(1, 2, 2), 3, [], [one], {}, one])
+
+
+def test_rows_of_one_memory_are_taken_as_they_lie_there() -> None:
+    """Whichever part of a memory a tensor is, of whichever type; two memories may begin at one address."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    raw = np.arange(40, dtype=np.uint8)
+    batch = torch.from_numpy(raw)
+    rows = [batch[:16].view(torch.bfloat16), batch[8:24].view(torch.float32), batch, batch[3:3], batch[::3], batch[39]]
+    check_each(rows)
+    check_each([torch.from_numpy(raw[:8]), batch, torch.from_numpy(raw[:8])])
+    # A whole number of elements, and some bytes that are none.
+    check_each([torch.from_numpy(raw)[:32].view(torch.complex64), torch.from_numpy(raw[:37])])
+    kept = [
+        parts.leaves[0].data for parts in take_each_apart([batch[:8], batch[8:]], copy=False) if type(parts) is Parts
+    ]
+    assert [np.shares_memory(data, raw) for data in kept] == [True, True]
+    copied = [parts.leaves[0].data for parts in take_each_apart([batch[:8], batch[8:]]) if type(parts) is Parts]
+    raw[:] = 0
+    assert [data.tolist() for data in copied] == [list(range(8)), list(range(8, 40))]
 
 
 class Color(enum.IntEnum):

@@ -91,6 +91,24 @@ def test_each_of_many_entries_may_have_a_recipe_of_its_own(store: precook.Store)
     assert store.get(recipes[-1].key(0)) == 65_999
 
 
+def test_tens_of_thousands_at_once_are_all_there(store: precook.Store, recipe: precook.Recipe) -> None:
+    """More rows than one statement of the index adds: of one pack, in two tables, and among claims."""
+    keys = [recipe.key(number) for number in range(20_001)]
+    with store.writer(flush_bytes=1 << 40, flush_seconds=600) as writer:
+        for number, key in enumerate(keys):
+            writer.put(key, number if number % 2 else [number], recipe=recipe)
+    assert store.missing(keys) == []
+    assert [store.get(keys[number]) for number in (0, 9_999, 10_000, 20_000)] == [[0], 9_999, [10_000], [20_000]]
+    (stats,) = store.stats().recipes
+    assert stats.entries == len(keys)
+    raw = [key.bytes for key in keys]
+    with store.claims() as ours, store.claims() as others:
+        assert others.take(raw[5:6]) == set(raw[5:6])
+        assert ours.take(raw) == set(raw) - {raw[5]}
+        assert ours.take([], done=raw) == set()
+        assert others.take(raw) == set(raw)
+
+
 def test_a_writer_whose_thread_cannot_start_says_so_and_can_be_used_again(
     store: precook.Store, recipe: precook.Recipe
 ) -> None:

@@ -5,8 +5,7 @@ for encoders that run in a `DevicePool`.
 
 1. `count_results(trees, wanted)`: a list with one tree for each input, or what was returned instead.
 2. `Acceptance.accept(shapes, trees)`: each tree taken apart, or an `EncodeError` that says what is wrong with it.
-   `take_finite` checks a single tree, where there is no batch to compare it with. `Acceptance.compare_texts` ends the
-   work of a text model that tells no text from another.
+   `Acceptance.compare_texts` ends the work of a text model that tells no text from another.
 3. `write_results(writer, recipe, results)`: what was accepted goes to the store, and comes back as `Written`.
 
 What an encoder raises is a reason for people by `described`; `is_out_of_memory` and `is_device_lost` say whether it was
@@ -20,7 +19,7 @@ import threading
 import traceback
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ from precook.identity.digest import digest
 from precook.identity.recipe import Recipe
 from precook.store.commit import ready_entry
 from precook.store.leaves import is_finite
-from precook.store.tree import Parts, Tree, take_apart
+from precook.store.tree import Parts, Tree, take_each_apart
 from precook.store.writer import Writer
 from precook.values import Digest
 
@@ -68,20 +67,6 @@ def count_results(trees: object, wanted: int) -> Sequence[Tree]:
     raise WrongResultsError(trees)
 
 
-def take_finite(encoder: str, tree: Tree, *, copy: bool = True) -> Parts:
-    """A tree taken apart; `EncodeError` where it cannot be stored or holds numbers that are not finite."""
-    try:
-        parts = take_apart(tree, copy=copy)
-    except TreeError as error:
-        raise EncodeError(f"{encoder} returned what cannot be stored: {error.message}") from error
-    for path, leaf in zip(parts.paths, parts.leaves, strict=True):
-        if not is_finite(leaf):
-            raise EncodeError(f"{encoder} returned numbers that are not finite{f' in {path}' if path else ''}")
-    if _BITS in parts.values:
-        raise EncodeError(f"{encoder} returned numbers that are not finite")
-    return parts
-
-
 class Acceptance:
     """Checks the results of one encoder: finite, and alike where the inputs are; safe to use from several threads.
 
@@ -111,16 +96,27 @@ class Acceptance:
             rest = "instead of a list of results" if wrong.count is None else f"results for {wanted} items"
             raise EncodeError(f"{self._encoder} returned {wrong.returned} {rest}") from None
 
-    def accept(self, shapes: Sequence[Shape], trees: Sequence[Tree], *, copy: bool = True) -> list[Parts | EncodeError]:
+    def accept(
+        self,
+        shapes: Sequence[Shape],
+        trees: Sequence[Tree],
+        *,
+        copy: bool = True,
+        not_finite: Collection[int] | None = None,
+    ) -> list[Parts | EncodeError]:
         """Each result taken apart, or what is wrong with it; without `copy`, in the memory that it came in.
 
         `shapes` are those of the inputs: results of the same are compared. `()` stands for inputs without one. An empty
-        dict, in which a batch would find nothing at all, ends the work: it is raised.
+        dict, in which a batch would find nothing at all, ends the work: it is raised. `not_finite` are the numbers of
+        the results with tensors that are not finite, from whoever has looked at all of them; None where nobody has.
         """
         if any(isinstance(tree, dict) and not tree for tree in trees):
             hint = "return a tensor, or a dict of them by name; nothing of this batch was stored"
             raise EncodeError(f"{self._encoder} returned an empty tree", hint=hint)
-        taken = [self._take(tree, copy=copy) for tree in trees]
+        taken = [
+            self._checked(parts, not_finite=None if not_finite is None else number in not_finite)
+            for number, parts in enumerate(take_each_apart(trees, copy=copy))
+        ]
         with self._lock:
             self._set_pattern(shapes, taken)
             return [self._compared(shape, parts) for shape, parts in zip(shapes, taken, strict=True)]
@@ -156,11 +152,20 @@ class Acceptance:
                 hint = "its tokenizer does not know their words: name the one that belongs to the model"
                 raise EncodeError(f"{message}, such as {_quoted(one)} and {_quoted(other)}", hint=hint)
 
-    def _take(self, tree: Tree, *, copy: bool) -> Parts | EncodeError:
-        try:
-            return take_finite(self._encoder, tree, copy=copy)
-        except EncodeError as error:
+    def _checked(self, parts: Parts | TreeError, *, not_finite: bool | None) -> Parts | EncodeError:
+        """A result with nothing but finite numbers; `not_finite` is what is known of its tensors, None for nothing."""
+        if isinstance(parts, TreeError):
+            error = EncodeError(f"{self._encoder} returned what cannot be stored: {parts.message}")
+            error.__cause__ = parts
             return error
+        if not_finite is not False:
+            for path, leaf in zip(parts.paths, parts.leaves, strict=True):
+                if not is_finite(leaf):
+                    where = f" in {path}" if path else ""
+                    return EncodeError(f"{self._encoder} returned numbers that are not finite{where}")
+        if not_finite or _BITS in parts.values:
+            return EncodeError(f"{self._encoder} returned numbers that are not finite")
+        return parts
 
     def _set_pattern(self, shapes: Sequence[Shape], taken: Sequence[Parts | EncodeError]) -> None:
         new = set(shapes) - self._patterns.keys() - {()}
@@ -178,8 +183,8 @@ class Acceptance:
             return parts
         if parts.skeleton != self._skeleton:
             return EncodeError(f"{self._encoder} returned another nesting or dtype than for the others")
-        usual, shapes = self._patterns.get(shape), _leaf_shapes(parts)
-        if usual is not None and shapes != usual:
+        usual = self._patterns.get(shape)
+        if usual is not None and (shapes := _leaf_shapes(parts)) != usual:
             return EncodeError(f"{self._encoder} returned {_shown(shapes)}, for the others {_shown(usual)}")
         return parts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ _BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values() if dtype.lanes == 1
 _BY_TORCH = {f"torch.{dtype.torch}": dtype for dtype in DTYPES.values()}
 
 
+@functools.lru_cache(maxsize=128)
 def from_numpy_type(dtype: np.dtype[Any]) -> DType | None:
     """Ours for a numpy type, if there is one; types of other byte order are not the same type."""
     candidate = _BY_NUMPY.get(dtype.name)
@@ -94,6 +96,7 @@ def from_numpy_type(dtype: np.dtype[Any]) -> DType | None:
     return candidate if known else None
 
 
+@functools.lru_cache(maxsize=128)
 def from_torch_type(dtype: object) -> DType | None:
     """Ours for a torch type, if there is one."""
     return _BY_TORCH.get(str(dtype))

@@ -81,27 +81,32 @@ def publish_file(durable: Path, path: Path) -> None:
 
 def write_all(descriptor: int, buffers: Sequence[Any]) -> None:
     """Write every byte of every buffer: a write that takes only some of them is continued."""
-    pending = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
-    first = 0
-    while first < len(pending):
-        end = _reach(pending, first)
-        written = calls.writev(descriptor, pending[first:end])
-        if end < len(pending):
+    rest = iter(buffers)
+    pending: list[memoryview] = []
+    nbytes = 0
+    begun = False
+    while True:
+        # As many as one call writes, enough to keep the disk busy meanwhile. Not all at once: thousands of views are as
+        # many objects for Python's collector to go through.
+        while len(pending) < _BUFFERS_AT_ONCE and nbytes < _BYTES_AT_ONCE and (buffer := next(rest, None)) is not None:
+            view = memoryview(buffer).cast("B")
+            if view.nbytes:
+                pending.append(view)
+                nbytes += view.nbytes
+        if not pending:
+            return
+        if begun:
             begin_writeback(descriptor)
-        while first < len(pending) and written >= pending[first].nbytes:
-            written -= pending[first].nbytes
-            first += 1
+        written = calls.writev(descriptor, pending)
+        begun = True
+        nbytes -= written
+        done = 0
+        while done < len(pending) and written >= pending[done].nbytes:
+            written -= pending[done].nbytes
+            done += 1
+        del pending[:done]
         if written:
-            pending[first] = pending[first][written:]
-
-
-def _reach(pending: Sequence[memoryview], at: int) -> int:
-    """The end of the buffers that are written by one call: enough of them to keep the disk busy meanwhile."""
-    end, nbytes = at, 0
-    while end < min(len(pending), at + _BUFFERS_AT_ONCE) and nbytes < _BYTES_AT_ONCE:
-        nbytes += pending[end].nbytes
-        end += 1
-    return end
+            pending[0] = pending[0][written:]
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:

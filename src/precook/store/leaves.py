@@ -43,19 +43,88 @@ def read_leaf(value: Any, where: str, *, copy: bool = True) -> Leaf:
 
     Without `copy` it may share the tensor's memory, which then must not be written to any more.
     """
-    # First: torch has tensors of more dimensions than numpy knows.
-    if value.ndim > MAX_RANK:
-        raise TreeError(where, f"a tensor of {value.ndim} dimensions; at most {MAX_RANK} can be stored")
-    leaf = (
-        _from_numpy(value, where, copy=copy) if isinstance(value, np.ndarray) else _from_torch(value, where, copy=copy)
-    )
-    size = leaf.dtype.size
-    for dim in leaf.shape:
-        # Counted without the zeros: an empty tensor must not claim a huge shape either.
-        size *= max(dim, 1)
-        if dim > MAX_DIM or size > MAX_BYTES:
-            raise TreeError(where, f"a tensor of shape {leaf.shape} is too large to store")
-    return leaf
+    return LeafReader(copy=copy).read(value, where)
+
+
+class LeafReader:
+    """Reads the tensors of one tree or of many, as `read_leaf` does; for one thread, and not for long.
+
+    What encoders return are rows of a batch, in one piece of memory: it is looked at once, and each row is then a piece
+    of what was seen. While the reader lives, so does that memory.
+    """
+
+    def __init__(self, *, copy: bool = True) -> None:
+        self._copy = copy
+        self._memory: dict[tuple[int, int], Bytes] = {}
+        """What tensors lie in, by its address and size."""
+
+    def read(self, value: Any, where: str) -> Leaf:
+        """A tensor as a leaf, or a `TreeError` that says why it cannot be stored."""
+        # First: torch has tensors of more dimensions than numpy knows.
+        if value.ndim > MAX_RANK:
+            raise TreeError(where, f"a tensor of {value.ndim} dimensions; at most {MAX_RANK} can be stored")
+        leaf = self._from_numpy(value, where) if isinstance(value, np.ndarray) else self._from_torch(value, where)
+        # What takes some bytes, and not more than these, has no side that is too long.
+        if not 0 < leaf.data.nbytes <= MAX_DIM:
+            size = leaf.dtype.size
+            for dim in leaf.shape:
+                # Counted without the zeros: an empty tensor must not claim a huge shape either.
+                size *= max(dim, 1)
+                if dim > MAX_DIM or size > MAX_BYTES:
+                    raise TreeError(where, f"a tensor of shape {leaf.shape} is too large to store")
+        return leaf
+
+    def _from_numpy(self, array: Array, where: str) -> Leaf:
+        if type(array) is not np.ndarray:
+            name = type(array).__qualname__
+            raise TreeError(where, f"a numpy {name} would come back as an ndarray", hint="give numpy.asarray(it)")
+        dtype = from_numpy_type(array.dtype)
+        if dtype is None:
+            raise TreeError(
+                where, f"numpy arrays of type {array.dtype} cannot be stored", hint="convert it with .astype(...)"
+            )
+        return Leaf(dtype, "numpy", array.shape, self._flat(array))
+
+    def _from_torch(self, tensor: Any, where: str) -> Leaf:
+        torch = load_torch()
+        if type(tensor) is not torch.Tensor:
+            name = type(tensor).__qualname__
+            raise TreeError(where, f"a torch {name} would come back as a plain tensor", hint="give it.detach()")
+        if tensor.requires_grad:
+            raise TreeError(where, "the tensor requires grad, which cannot be stored", hint="give it.detach()")
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            raise TreeError(where, f"a {tensor.layout} tensor on {tensor.device} has no plain bytes to store")
+        dtype = from_torch_type(tensor.dtype)
+        if dtype is None:
+            raise TreeError(where, f"tensors of type {tensor.dtype} cannot be stored", hint="convert it with .to(...)")
+        shape = tuple(tensor.shape)
+        if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
+            return Leaf(dtype, "torch", shape, self._piece(tensor, dtype.size))
+        host = tensor if tensor.is_cpu else tensor.cpu()
+        if dtype.foreign:
+            host = host.view(torch.uint8 if dtype.size == 1 else torch.int16)
+        # Copied by numpy, in this thread: torch shares the work out to threads that then wait for each other.
+        return Leaf(dtype, "torch", shape, self._flat(host.numpy(force=True)))
+
+    def _piece(self, tensor: Any, size: int) -> Bytes:
+        """The bytes of a tensor that lies in one piece, with elements of so many."""
+        # Nothing but look-ups for a row of memory that is known: each operation of torch's lets another thread take its
+        # turn, and beside busy threads that costs more than a copy.
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr(), storage.nbytes()
+        memory = self._memory.get(place)
+        if memory is None:
+            torch = load_torch()
+            # Not of another device, whatever is the default here.
+            memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+            self._memory[place] = memory
+        start = tensor.storage_offset() * size
+        piece = memory[start : start + tensor.numel() * size]
+        return piece.copy() if self._copy else piece
+
+    def _flat(self, array: Array) -> Bytes:
+        whole = np.array(array, order="C", copy=True) if self._copy else np.ascontiguousarray(array)
+        return whole.reshape(-1).view(np.uint8)
 
 
 def converter(dtype: DType, library: Library) -> Callable[[Array], Any]:
@@ -74,43 +143,6 @@ def converter(dtype: DType, library: Library) -> Callable[[Array], Any]:
         return lambda array: array
     numpy_type = dtype.numpy_type()
     return lambda array: array.view(numpy_type)
-
-
-def _from_numpy(array: Array, where: str, *, copy: bool) -> Leaf:
-    if type(array) is not np.ndarray:
-        name = type(array).__qualname__
-        raise TreeError(where, f"a numpy {name} would come back as an ndarray", hint="give numpy.asarray(it)")
-    dtype = from_numpy_type(array.dtype)
-    if dtype is None:
-        raise TreeError(
-            where, f"numpy arrays of type {array.dtype} cannot be stored", hint="convert it with .astype(...)"
-        )
-    return Leaf(dtype, "numpy", array.shape, _flat(array, copy=copy))
-
-
-def _from_torch(tensor: Any, where: str, *, copy: bool) -> Leaf:
-    torch = load_torch()
-    if type(tensor) is not torch.Tensor:
-        name = type(tensor).__qualname__
-        raise TreeError(where, f"a torch {name} would come back as a plain tensor", hint="give it.detach()")
-    if tensor.requires_grad:
-        raise TreeError(where, "the tensor requires grad, which cannot be stored", hint="give it.detach()")
-    if tensor.layout != torch.strided or tensor.device.type == "meta":
-        raise TreeError(where, f"a {tensor.layout} tensor on {tensor.device} has no plain bytes to store")
-    dtype = from_torch_type(tensor.dtype)
-    if dtype is None:
-        raise TreeError(where, f"tensors of type {tensor.dtype} cannot be stored", hint="convert it with .to(...)")
-    # Few calls of torch: each lets another thread take its turn, and beside busy threads that costs more than the copy.
-    host = tensor if tensor.device.type == "cpu" else tensor.cpu()
-    if dtype.foreign:
-        host = host.view(torch.uint8 if dtype.size == 1 else torch.int16)
-    # Copied by numpy, in this thread: torch shares the work out to threads that then wait for each other.
-    return Leaf(dtype, "torch", tuple(tensor.shape), _flat(host.numpy(force=True), copy=copy))
-
-
-def _flat(array: Array, *, copy: bool) -> Bytes:
-    whole = np.array(array, order="C", copy=True) if copy else np.ascontiguousarray(array)
-    return whole.reshape(-1).view(np.uint8)
 
 
 def has_nan(leaf: Leaf) -> bool:

@@ -11,18 +11,19 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import is_
 from typing import Any
 
 import numpy as np
 
 from precook.errors import PrecookError, TreeError
 from precook.identity.canonical import MAX_DEPTH, JsonValue, dict_form, dump_json, scalar_form
-from precook.store.dtypes import DTYPES, from_numpy_type, load_torch, loaded_torch
+from precook.store.dtypes import DTYPES, DType, from_numpy_type, load_torch, loaded_torch
 from precook.store.lazy import LazyTensor
-from precook.store.leaves import Leaf, is_tensor, read_leaf
+from precook.store.leaves import Leaf, LeafReader, Library, is_tensor
 
 Tree = Any
 """Nested dict, list, tuple, plain values and torch or numpy tensors.
@@ -50,7 +51,10 @@ class Parts:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors."""
-        return sum(leaf.data.nbytes for leaf in self.leaves)
+        total = 0
+        for leaf in self.leaves:  # a third of the time of `sum` over one or two
+            total += leaf.data.nbytes
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +78,12 @@ class _Mixed:
 class _Taker:
     """Takes one tree apart."""
 
-    def __init__(self, *, copy: bool) -> None:
-        self._copy = copy
+    def __init__(self, reader: LeafReader) -> None:
+        self._reader = reader
         self.leaves: list[Leaf] = []
         self.paths: list[str] = []
+        self.places: list[str] = []
+        """Where each leaf hangs, in the words of an error."""
         self.values: list[JsonValue] = []
 
     def take(self, node: Tree, path: tuple[object, ...]) -> _Plain | _Mixed:
@@ -92,7 +98,8 @@ class _Taker:
             parts = [self.take(item, (*path, i)) for i, item in enumerate(node)]
             return self._join(kind, (), parts)
         if is_tensor(node):
-            self.leaves.append(read_leaf(node, _where(path), copy=self._copy))
+            self.places.append(_where(path))
+            self.leaves.append(self._reader.read(node, self.places[-1]))
             self.paths.append(".".join(map(str, path)))
             return _Mixed(("$tensor", len(self.leaves) - 1))
         if kind in (type(None), bool, int, float, str, bytes):
@@ -154,19 +161,88 @@ def _nesting_form(nesting: _Nesting) -> JsonValue:
     return _form(kind, keys, [_nesting_form(item) for item in items])
 
 
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """How a tree of nothing but tensors was nested: one that is nested likewise is taken apart without a walk."""
+
+    nesting: _Nesting
+    kinds: tuple[tuple[DType, int, Library], ...]
+    """The type, rank and library of each leaf."""
+    skeleton: bytes
+    paths: tuple[str, ...]
+    places: tuple[str, ...]
+    """Where each leaf hangs, in the words of an error."""
+
+    def take(self, tree: Tree, reader: LeafReader) -> Parts | None:
+        """The tree taken apart, if it is nested likewise; a tensor that cannot be stored is named in a `TreeError`."""
+        tensors: list[Any] = []
+        if not _gather(self.nesting, tree, tensors):
+            return None
+        leaves = tuple(map(reader.read, tensors, self.places))
+        skeleton = self.skeleton
+        for leaf, (dtype, rank, library) in zip(leaves, self.kinds, strict=True):
+            if leaf.dtype is not dtype or len(leaf.shape) != rank or leaf.library != library:
+                skeleton = _skeleton(self.nesting, _leaf_forms(leaves))
+        return Parts(skeleton, leaves, self.paths, b"[]")
+
+
+def _gather(nesting: _Nesting, tree: Tree, tensors: list[Any]) -> bool:
+    """Whether a tree is nested like this, with tensors where they are expected, which are added to the list."""
+    if len(nesting) == 2:  # noqa: PLR2004 - a tag and a number
+        tensors.append(tree)
+        return is_tensor(tree) and not isinstance(tree, LazyTensor)
+    kind, keys, items = nesting
+    if type(tree) is not kind or len(tree) != len(items):
+        return False
+    # The very same keys, as names that stand in code are: equal ones of another type are none that can be stored.
+    if kind is dict and not all(map(is_, tree, keys)):
+        return False
+    for item, part in zip(items, tree.values() if kind is dict else tree, strict=True):
+        if not _gather(item, part, tensors):
+            return False
+    return True
+
+
 def take_apart(tree: Tree, *, copy: bool = True) -> Parts:
     """Take a tree apart, copying its tensors; a part that cannot be stored is named in a `TreeError`.
 
     Without `copy`, tensors that lie in one piece keep their memory, and nobody may write to it any more.
     """
-    taker = _Taker(copy=copy)
+    return _walk(tree, LeafReader(copy=copy))[0]
+
+
+def take_each_apart(trees: Iterable[Tree], *, copy: bool = True) -> Iterator[Parts | TreeError]:
+    """Take many trees apart, those of a batch say, each as `take_apart` does or with the error that it raises.
+
+    One that is nested like the one before it, as nearly all are, costs a few microseconds.
+    """
+    reader = LeafReader(copy=copy)
+    pattern: _Pattern | None = None
+    for tree in trees:
+        try:
+            parts = pattern.take(tree, reader) if pattern is not None else None
+            if parts is None:
+                parts, pattern = _walk(tree, reader)
+        except TreeError as error:
+            yield error
+        else:
+            yield parts
+
+
+def _walk(tree: Tree, reader: LeafReader) -> tuple[Parts, _Pattern | None]:
+    """A tree taken apart and, where it has no plain parts, the pattern for others like it."""
+    taker = _Taker(reader)
     nesting = taker.place(taker.take(tree, ()))
-    return Parts(
-        skeleton=_skeleton(nesting, tuple((leaf.dtype.name, len(leaf.shape), leaf.library) for leaf in taker.leaves)),
-        leaves=tuple(taker.leaves),
-        paths=tuple(taker.paths),
-        values=dump_json(taker.values) if taker.values else b"[]",
-    )
+    leaves, paths = tuple(taker.leaves), tuple(taker.paths)
+    skeleton = _skeleton(nesting, _leaf_forms(leaves))
+    if taker.values:
+        return Parts(skeleton, leaves, paths, dump_json(taker.values)), None
+    kinds = tuple((leaf.dtype, len(leaf.shape), leaf.library) for leaf in leaves)
+    return Parts(skeleton, leaves, paths, b"[]"), _Pattern(nesting, kinds, skeleton, paths, tuple(taker.places))
+
+
+def _leaf_forms(leaves: Sequence[Leaf]) -> tuple[tuple[str, int, str], ...]:
+    return tuple((leaf.dtype.name, len(leaf.shape), leaf.library) for leaf in leaves)
 
 
 def read_values(values: bytes, *, named: bool = False) -> list[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -71,7 +71,7 @@ def make_entry(
         skeleton=parts.skeleton,
         values=parts.values,
         labels=labels,
-        leaves=((leaf.shape, (leaf.data,)) for leaf in parts.leaves),
+        leaves=[(leaf.shape, (leaf.data,)) for leaf in parts.leaves],
     )
     return Entry(key, parts, recipe.form if recipe else b"", labels, found, made if recipe else b"")
 
@@ -83,9 +83,9 @@ def build_pack(entries: Sequence[Entry], *, created: int, salt: str) -> PackImag
     """
     recipes = list(dict.fromkeys((entry.recipe, entry.made) for entry in entries if entry.recipe))
     numbers = {recipe: number for number, recipe in enumerate(recipes, 1)} | {(b"", b""): 0}
-    tables: dict[bytes, list[Entry]] = {}
+    tables: defaultdict[bytes, list[Entry]] = defaultdict(list)
     for entry in entries:
-        tables.setdefault(entry.parts.skeleton, []).append(entry)
+        tables[entry.parts.skeleton].append(entry)
 
     directory: list[tuple[str, Array]] = []
     body: list[tuple[str, DType, tuple[int, ...], list[Leaf]]] = []
@@ -158,7 +158,7 @@ def _table_form(
     ):
         dtype = leaves[0].dtype
         shapes = [leaf.shape for leaf in leaves]
-        if all(shape == shapes[0] for shape in shapes):
+        if shapes.count(shapes[0]) == len(shapes):
             leaf_forms.append({"name": f"{name}/{label}", "shape": list(shapes[0])})
             shape = (len(rows), *lanes_shape(dtype, shapes[0]))
         else:
@@ -172,7 +172,7 @@ def _table_form(
 
 def text_form(name: str, texts: list[bytes], directory: list[tuple[str, Array]]) -> JsonValue:
     """`{"all": …}` where every row has the same JSON, else null and two columns."""
-    if all(text == texts[0] for text in texts) and (form := compact_form(texts[0])) is not None:
+    if texts.count(texts[0]) == len(texts) and (form := compact_form(texts[0])) is not None:
         return {"all": form[0]}
     directory.append((name, np.frombuffer(b"".join(texts), np.uint8)))
     directory.append((f"{name}.offsets", np.cumsum([0, *map(len, texts)]).astype("<u4")))

@@ -69,6 +69,17 @@ _OBJECTS = 100
 """Tables and the like that are looked at, more than we have."""
 _CHUNK = 30_000
 """Values bound at a time; SQLite takes 32,766."""
+_ROWS = 10_000
+"""Rows that are added at a time: in far fewer steps than a statement may take."""
+# Many rows by one statement, in core SQL, their values side by side in one value for each column: each call of SQLite's
+# lets other threads take their turn, and beside busy ones a call for each row takes longer than the rows.
+_EACH = "WITH RECURSIVE each(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM each WHERE n + 1 < ?1)"
+_ADD_ENTRIES = (
+    f"{_EACH} INSERT OR IGNORE INTO entry SELECT substr(?2, 32 * n + 1, 32), ?3,"  # noqa: S608 - our own words
+    " CAST(substr(?4, 20 * n + 1, 20) AS INTEGER), CAST(substr(?5, 20 * n + 1, 20) AS INTEGER),"
+    " CAST(substr(?6, 20 * n + 1, 20) AS INTEGER) FROM each"
+)
+_ADD_CLAIMS = f"{_EACH} INSERT OR IGNORE INTO claim SELECT substr(?2, 32 * n + 1, 32), ?3, ?4 FROM each"  # noqa: S608
 _LONGEST_CLAIM = 120.0
 """Seconds, more than any claim is made for: one that ends later is from before the clock was set back."""
 _MOMENT = 10**9
@@ -384,25 +395,22 @@ def add(db: sqlite3.Connection, head: Head) -> None:
         recipes.append(db.execute("SELECT number FROM recipe WHERE digest = ?", (digest,)).fetchone()[0])
     first = 0
     for table, nbytes in zip(head.tables, sizes, strict=True):
-        keys = table.keys.tobytes()
         here = np.flatnonzero(live[first : first + table.rows])
         # In the order of the keys, as far as that is quick to tell: neighbours share the index's pages.
         here = here[np.argsort(table.keys[here, :8].copy().view(">u8").reshape(-1))]
-        db.executemany(
-            "INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?, ?)",
-            (
-                (keys[32 * i : 32 * i + 32], number, first + i, recipe, size)
-                for i, recipe, size in zip(
-                    here.tolist(),
-                    np.asarray(recipes)[table.recipes[here]].tolist(),
-                    nbytes[here].tolist(),
-                    strict=True,
-                )
-            ),
-        )
+        numbers = np.asarray(recipes)[table.recipes[here]]
+        for start in range(0, len(here), _ROWS):
+            some = slice(start, start + _ROWS)
+            columns = [_digits(column[some]) for column in (first + here, numbers, nbytes[here])]
+            db.execute(_ADD_ENTRIES, (len(here[some]), table.keys[here[some]].tobytes(), number, *columns))
         first += table.rows
     _note_made(db, pack, head)
     _forget_damage(db, head, live)
+
+
+def _digits(numbers: Numbers) -> bytes:
+    """Numbers as `_ADD_ENTRIES` takes them: decimal, each of twenty bytes."""
+    return b"%20d" * len(numbers) % tuple(numbers.tolist())
 
 
 def _note_made(db: sqlite3.Connection, pack: bytes, head: Head) -> None:
@@ -632,9 +640,10 @@ def claim(
     """Claim keys for a builder for some time and give up those it is done with; the keys that are its own now."""
     now = time.time()  # not before the lock: whoever waited long for it would claim for a time that is over
     db.execute("DELETE FROM claim WHERE expires < ? OR expires > ?", (now, now + _LONGEST_CLAIM))
-    db.executemany("DELETE FROM claim WHERE key = ? AND owner = ?", ((key, owner) for key in done))
-    rows = ((key, owner, now + seconds) for key in keys)
-    db.executemany("INSERT OR IGNORE INTO claim VALUES (?, ?, ?)", rows)
+    _in_chunks(db, "DELETE FROM claim WHERE key IN ({}) AND owner = ?", done, owner)
+    for start in range(0, len(keys), _ROWS):
+        some = keys[start : start + _ROWS]
+        db.execute(_ADD_CLAIMS, (len(some), b"".join(some), owner, now + seconds))
     held = _in_chunks(db, "SELECT key, owner FROM claim WHERE key IN ({})", keys)
     return {key for key, holder in held if holder == owner}
 
@@ -649,10 +658,10 @@ def release_claims(db: sqlite3.Connection, owner: bytes) -> None:
     db.execute("DELETE FROM claim WHERE owner = ?", (owner,))
 
 
-def _in_chunks(db: sqlite3.Connection, query: str, keys: Sequence[Any]) -> list[Any]:
-    """All rows of a statement whose `{}` takes any number of values, a chunk of them at a time."""
+def _in_chunks(db: sqlite3.Connection, query: str, keys: Sequence[Any], *others: object) -> list[Any]:
+    """All rows of a statement whose `{}` takes any number of values, a chunk of them at a time, before some others."""
     rows: list[Any] = []
     for start in range(0, len(keys), _CHUNK):
         chunk = keys[start : start + _CHUNK]
-        rows += db.execute(query.format(",".join("?" * len(chunk))), chunk).fetchall()
+        rows += db.execute(query.format(",".join("?" * len(chunk))), (*chunk, *others)).fetchall()
     return rows
