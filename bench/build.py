@@ -5,7 +5,8 @@ one sequential write and fsync of the same bytes in the same run. Entries have t
 at 512 px and 16 channels, 512 KiB at 1024 px). The goal is for texts, 16 to a file, which cost next to nothing to read;
 pictures of 64 px, one to an entry, show what opening and decoding small files adds.
 
-**Real encoders** are small, with random weights, beside a loop over single items that stores nothing.
+**Real encoders** are small, with random weights, beside the best batched loop written by hand on the same cores, whose
+results are durable, too (`bench/by_hand.py`); what the threads of a build wait for is looked at.
 
 `python bench/build.py` takes about three minutes, `--quick` is a smoke run.
 """
@@ -19,6 +20,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,12 +32,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import diffusers
 import numpy as np
-import tokenizers
 import torch
 import transformers
-from PIL import Image
 
 import precook
+from bench.by_hand import PictureLoop, TextLoop
+from bench.contest import Contest, Rules
+from bench.inputs import draw_pictures, make_texts, word_tokenizer, write_captions
 from bench.measure import median, median_ratio, seconds, settle
 from bench.plan import generate
 from bench.script import facts, fill, folder, parser, some_of, tell, versions
@@ -46,13 +49,14 @@ from precook.store.tree import take_apart
 
 _KIB = 1024
 _SIZES = (128 * _KIB, 512 * _KIB)
-_PARTS = ("free", "real")
+_PARTS = ("free", "text", "vae")
 _LINES = 16
 """Captions in a file: with one in each, opening files would be most of what is measured."""
 _AT_ONCE = 64
 """Entries that one call writes, as the raw write does it."""
-_WORDS = 2000
 _TOKENS = 77
+_GOAL = 0.95
+"""What a build has to reach of the loop by hand."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,9 +67,11 @@ def main(arguments: list[str] | None = None) -> int:
     with folder(options.dir) as made:
         if "free" in options.only:
             print(free_encoders(made / "free", options), flush=True)
-        if "real" in options.only:
-            for contest in (Text, Vae):
-                print(contest(made / contest.__name__, options).run(), flush=True)
+        rules = Rules("cpu", options.repeats, options.limit, waits=True, quick=options.quick)
+        for name, contest in (("text", Text), ("vae", Vae)):
+            if name in options.only:
+                for section in contest(made, rules, {"off": _GOAL}).run():
+                    print(section, flush=True)
     return 0
 
 
@@ -212,156 +218,87 @@ def _work(tensors: list[torch.Tensor]) -> str:
     )
 
 
-class Contest:
-    """A small real encoder: a loop over single items, and a build."""
-
-    unit = ""
-    title = ""
-    encoder: dict[str, Any]
-    image: dict[str, Any]
-
-    def __init__(self, base: Path, options: argparse.Namespace) -> None:
-        self.base = base
-        self.quick = options.quick
-        self.repeats = options.repeats
-        self.data = base / "data"
-        base.mkdir()
-        torch.manual_seed(0)
-
-    def run(self) -> Section:
-        """Measure both, in turn."""
-        columns = [Column("way"), Column(f"{self.unit}/s", ",.1f"), Column("seconds", ".2f")]
-        section = Section("real", self.title, columns)
-        count = self.count()
-        loops, builds = [], []
-        self.loop(3)
-        for _ in range(self.repeats):
-            loops.append(seconds(lambda: self.loop(count)))
-            builds.append(self.build(count))
-        for way, taken in (("one by one, nothing stored", loops), ("precook build", builds)):
-            section.rows.append([way, count / median(taken), median(taken)])
-        section.notes.append(
-            f"precook build / one by one: {median_ratio(loops, builds):.2f}x, median of {self.repeats} runs in turn; "
-            "the build loads its model, the loop has it loaded."
-        )
-        return section
-
-    def count(self) -> int:
-        """How many items there are."""
-        raise NotImplementedError
-
-    def loop(self, count: int) -> None:
-        """The first so many items, one by one."""
-        raise NotImplementedError
-
-    def build(self, count: int) -> float:
-        """Seconds of a build, from files to durable entries."""
-        shutil.rmtree(self.base / "cache", ignore_errors=True)
-        settle(self.base)
-        gc.collect()
-        with _project(self.base, self.data, {"real": self.encoder}, self.image) as project:
-            report = project.plan().build()
-            _check(report, count)
-        return report.seconds
-
-
 class Text(Contest):
     """Captions of 5 to 40 words through a CLIP-shaped text encoder."""
 
     unit = "texts"
+    sizes = (4, 8, 16, 32, 64)
+    dtype = "float32"
+    image = {"resolutions": [64]}  # noqa: RUF012 - read only
 
-    def __init__(self, base: Path, options: argparse.Namespace) -> None:
-        super().__init__(base, options)
-        rng = np.random.default_rng(0)
-        words = [f"w{number}" for number in range(_WORDS)]
-        generate(self.data, 4 if self.quick else 60)
-        lines = 5 if self.quick else 10
-        self.texts: list[str] = []
-        for path in sorted(self.data.glob("*.txt")):
-            texts = [" ".join(rng.choice(words, int(rng.integers(5, 41)))) for _ in range(lines)]
-            path.write_text("\n".join(texts) + "\n", "utf-8")
-            self.texts += texts
-        vocabulary = {word: number for number, word in enumerate(["<pad>", "<unk>", "<s>", "</s>", *words])}
-        inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
-        inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-        inner.post_processor = tokenizers.processors.TemplateProcessing(
-            single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
-        )
-        names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-        self.tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=_TOKENS, **names)
+    def __init__(self, base: Path, rules: Rules, goals: Mapping[str, float]) -> None:
+        super().__init__(base, rules, goals)
+        self.texts = make_texts(80 if rules.quick else 1200, least=5, most=41)
+        write_captions(base / "captions", self.texts)
+        self.tokenizer = word_tokenizer(_TOKENS, ends=True)
         config = transformers.CLIPTextConfig(
-            vocab_size=len(vocabulary), hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
+            vocab_size=len(self.tokenizer), hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
             num_attention_heads=4, max_position_embeddings=_TOKENS, bos_token_id=2, eos_token_id=3, pad_token_id=0,
         )  # fmt: skip
+        torch.manual_seed(0)
         self.model = transformers.CLIPTextModel(config).eval()
-        self.model.save_pretrained(base / "model")
-        self.tokenizer.save_pretrained(base / "model")
-        self.encoder = {"uses": "transformers-text", "model": str(base / "model"), "device": "cpu"}
-        self.image = {"resolutions": [64], "step": 8}
+        self.model.save_pretrained(base / "text")
+        self.tokenizer.save_pretrained(base / "text")
+        self.section = {"uses": "transformers-text", "model": str(base / "text"), "pooled": False}
+
+    def title(self) -> str:
+        """The model's size, and how many texts."""
         size = sum(parameter.numel() for parameter in self.model.parameters()) / 1e6
-        self.title = f"Text encoder, {size:.1f} M parameters, float32, {len(self.texts):,} texts"
+        return f"Text encoder, {size:.1f} M parameters, float32, {len(self.texts):,} texts"
 
-    def count(self) -> int:
-        """How many texts there are."""
-        return len(self.texts)
+    def data(self) -> Path:
+        """Pictures with ten captions each."""
+        return self.base / "captions"
 
-    @torch.inference_mode()
-    def loop(self, count: int) -> None:
-        """Each padded to the full length, as trainers do."""
-        for text in self.texts[:count]:
-            self.model(**self.tokenizer(text, padding="max_length", truncation=True, return_tensors="pt"))
+    def loop(self) -> TextLoop:
+        """The same texts, from memory."""
+        return TextLoop(self.base / "shelf", "cpu", self.model, self.tokenizer, self.texts)
 
 
 class Vae(Contest):
     """Pictures through a small VAE."""
 
     unit = "pictures"
+    sizes = (1, 2, 4, 8)
+    dtype = "float32"
 
-    def __init__(self, base: Path, options: argparse.Namespace) -> None:
-        super().__init__(base, options)
-        self.data.mkdir()
-        self.side = 64 if self.quick else 256
-        self.paths = [self._draw(number) for number in range(4 if self.quick else 40)]
+    def __init__(self, base: Path, rules: Rules, goals: Mapping[str, float]) -> None:
+        super().__init__(base, rules, goals)
+        self.side = 64 if rules.quick else 256
+        self.count = 8 if rules.quick else 64
+        draw_pictures(base / "pictures", self.count, self.side)
         blocks = (32, 64, 64, 64)
+        torch.manual_seed(0)
         self.vae = diffusers.AutoencoderKL(
             block_out_channels=blocks,
             down_block_types=("DownEncoderBlock2D",) * len(blocks),
             up_block_types=("UpDecoderBlock2D",) * len(blocks),
             latent_channels=4,
         ).eval()
-        self.vae.save_pretrained(base / "model")
-        self.encoder = {"uses": "diffusers-vae", "model": str(base / "model"), "device": "cpu"}
+        self.vae.save_pretrained(base / "vae")
+        self.section = {"uses": "diffusers-vae", "model": str(base / "vae")}
         self.image = {"resolutions": [f"{self.side}x{self.side}"]}
+
+    def title(self) -> str:
+        """The model's size, and how many pictures."""
         size = sum(parameter.numel() for parameter in self.vae.encoder.parameters()) / 1e6
-        self.title = f"VAE encoder, {size:.1f} M parameters, float32, {len(self.paths)} pictures of {self.side} px"
+        return f"VAE encoder, {size:.1f} M parameters, float32, {self.count} pictures of {self.side} px"
 
-    def _draw(self, number: int) -> Path:
-        rng = np.random.default_rng(number)
-        small = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8))
-        path = self.data / f"{number}.jpg"
-        small.resize((self.side * 4, self.side * 3), Image.Resampling.BICUBIC).save(path, quality=90)
-        return path
+    def data(self) -> Path:
+        """JPEG files."""
+        return self.base / "pictures"
 
-    def count(self) -> int:
-        """How many pictures there are."""
-        return len(self.paths)
-
-    @torch.inference_mode()
-    def loop(self, count: int) -> None:
-        """Read, decode, cut, encode, one after the other."""
-        for path in self.paths[:count]:
-            with Image.open(path) as picture:
-                cut = picture.convert("RGB").resize((self.side, self.side), Image.Resampling.LANCZOS)
-            pixels = torch.from_numpy(np.asarray(cut).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
-            self.vae.encode(pixels)
+    def loop(self) -> PictureLoop:
+        """The same files."""
+        return PictureLoop(self.base / "shelf", "cpu", self.vae, self.cut_pictures())
 
 
-def _project(base: Path, data: Path, encoders: dict[str, Any], image: dict[str, Any] | None = None) -> precook.Project:
+def _project(base: Path, data: Path, encoders: dict[str, Any]) -> precook.Project:
     return precook.Project(
         base=base,
         dataset="bench",
         concepts=[{"name": "bench", "path": str(data)}],
-        image=image or {"resolutions": [64], "step": 8},
+        image={"resolutions": [64], "step": 8},
         text={"empty_prompt": False},
         encoders=encoders,
     )
@@ -377,6 +314,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     asked.add_argument("--only", **some_of(_PARTS))
     asked.add_argument("--megabytes", type=int, help="MiB of entries of a free encoder (default: 1024)")
     asked.add_argument("--repeats", type=int, help="of which medians are taken (default: 5)")
+    asked.add_argument("--limit", type=float, default=120, help="seconds after which a part begins no further run")
     full, quick = {"megabytes": 1024, "repeats": 5}, {"megabytes": 8, "repeats": 1}
     return fill(asked.parse_args(arguments), full=full, quick=quick)
 

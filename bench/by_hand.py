@@ -1,9 +1,9 @@
-"""The loops that a careful user writes by hand around an encoder on a GPU; their results are durable on disk.
+"""The loops that a careful user writes by hand around an encoder; their results are durable on disk.
 
 Texts are sorted by length and padded to the longest of a batch, with attention that needs no plan for each shape;
-pictures are sorted by size and decoded by worker processes. Memory is pinned both ways, so that the device computes
-while the next batch is made and the last is fetched, and threads of their own write a safetensors file for each batch
-and sync it. The batch size is the best of several, found on a part of the same inputs.
+pictures are sorted by size and, for a GPU, decoded by worker processes. For a GPU memory is pinned both ways, so that
+it computes while the next batch is made and the last is fetched. Threads of their own write a safetensors file for each
+batch and sync it. The batch size is the best of several, found on a part of the same inputs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _ATTENTION = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBac
 class Loop:
     """A loop over batches; `run` takes the seconds from the first batch to the last durable file."""
 
-    def __init__(self, folder: Path, device: str) -> None:
+    def __init__(self, folder: Path, device: str, model: Any) -> None:
         self.folder = folder
         self.device = device
+        self.model = model
         self.size = 0
         """Items in a batch."""
 
@@ -55,7 +56,7 @@ class Loop:
 
     def _timed(self, *, part: bool) -> float:
         start, numbers = self._begin(part=part)
-        with Shelf(self.folder, numbers, self.device) as shelf:
+        with Shelf(self.folder, numbers, self.model.dtype, self.device) as shelf:
             synchronise(self.device)
             begun = time.perf_counter()
             start(shelf)
@@ -71,10 +72,10 @@ class TextLoop(Loop):
     """Hidden states of texts, sorted by length."""
 
     def __init__(self, folder: Path, device: str, model: Any, tokenizer: Any, texts: Sequence[str]) -> None:
-        super().__init__(folder, device)
-        self.model = model
+        super().__init__(folder, device, model)
         self.tokenizer = tokenizer
         self.texts = texts
+        self._options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
 
     @torch.inference_mode()
     def forward(self, texts: list[str], **padding: Any) -> tuple[Any, list[int]]:
@@ -83,7 +84,7 @@ class TextLoop(Loop):
         lengths = batch["attention_mask"].sum(1).tolist()
         inputs = {name: self._sent(tensor) for name, tensor in batch.items()}
         with sdpa_kernel(list(_ATTENTION)):
-            return self.model(**inputs, use_cache=False).last_hidden_state, lengths
+            return self.model(**inputs, **self._options).last_hidden_state, lengths
 
     def _sent(self, tensor: Any) -> Any:
         """On the device soon; from pinned memory, so that nobody waits for it."""
@@ -91,7 +92,7 @@ class TextLoop(Loop):
 
     def _begin(self, *, part: bool) -> tuple[Callable[[Shelf], None], int]:
         size, texts = self.size, self.texts[::4] if part else self.texts
-        longest = max(len(text.split()) for text in texts)
+        longest = max(map(len, self.tokenizer(list(texts), truncation=True)["input_ids"]))
 
         def run(shelf: Shelf) -> None:
             ordered = sorted(texts, key=len)
@@ -105,16 +106,15 @@ class PictureLoop(Loop):
     """Latents of pictures, sorted by the size that each is cut to."""
 
     def __init__(self, folder: Path, device: str, vae: Any, pictures: Sequence[tuple[str, tuple[int, int]]]) -> None:
-        super().__init__(folder, device)
-        self.vae = vae
+        super().__init__(folder, device, vae)
         self.pictures = sorted(pictures, key=lambda picture: picture[1])
         self._loaders: dict[tuple[int, bool], Any] = {}
 
     @torch.inference_mode()
     def forward(self, pixels: Any) -> Any:
         """Latents on the device."""
-        values = pixels.to(self.device, non_blocking=True).to(torch.bfloat16) / 127.5 - 1
-        return self.vae.encode(values).latent_dist.mean
+        values = pixels.to(self.device, non_blocking=True).to(self.model.dtype) / 127.5 - 1
+        return self.model.encode(values).latent_dist.mean
 
     def _begin(self, *, part: bool) -> tuple[Callable[[Shelf], None], int]:
         pictures = self.pictures[::4] if part else self.pictures
@@ -133,9 +133,10 @@ class PictureLoop(Loop):
             for batch in loader:
                 shelf.put(self.forward(batch))
 
-        factor = 2 ** (len(self.vae.config.block_out_channels) - 1)
+        config = self.model.config
+        factor = 2 ** (len(config.block_out_channels) - 1)
         largest = max(width * height for _, (width, height) in pictures) // factor**2
-        return run, self.size * largest * self.vae.config.latent_channels
+        return run, self.size * largest * config.latent_channels
 
     def _loader(self, pictures: Sequence[tuple[str, tuple[int, int]]]) -> Any:
         batches: list[list[int]] = []
@@ -147,9 +148,10 @@ class PictureLoop(Loop):
         return torch.utils.data.DataLoader(
             Pictures(pictures),
             batch_sampler=batches,
-            num_workers=os.cpu_count() or 1,
+            # Without a GPU the model has all cores, and decoding is a small part.
+            num_workers=(os.cpu_count() or 1) if self.device == "cuda" else 0,
             pin_memory=self.device == "cuda",
-            persistent_workers=True,
+            persistent_workers=self.device == "cuda",
         )
 
 
@@ -172,11 +174,11 @@ class Pictures(torch.utils.data.Dataset[Any]):
 class Shelf:
     """Results made durable by threads of their own: a safetensors file for each batch, in a folder that goes away."""
 
-    def __init__(self, folder: Path, numbers: int, device: str) -> None:
+    def __init__(self, folder: Path, numbers: int, dtype: Any, device: str) -> None:
         self._folder = folder
         self._free: queue.Queue[Any] = queue.Queue()
         for _ in range(_BUFFERS):
-            self._free.put(torch.empty(numbers, dtype=torch.bfloat16, pin_memory=device == "cuda"))
+            self._free.put(torch.empty(numbers, dtype=dtype, pin_memory=device == "cuda"))
         self._pool = ThreadPoolExecutor(_WRITERS)
         self._work: list[Future[None]] = []
 
