@@ -129,6 +129,29 @@ def test_tensors_that_come_out_can_be_written_to(path: Path, recipe: precook.Rec
         assert store.verify().clean
 
 
+@pytest.mark.parametrize("written", [(), (1,), (0, 2, 3), (0, 1, 2, 3)])
+def test_memory_that_is_used_again_never_shows_what_was_written(
+    path: Path, recipe: precook.Recipe, written: tuple[int, ...]
+) -> None:
+    """Rounds over large entries of one pack, some of which are written to and let go: each round reads what was put."""
+    wanted = keys(recipe, 4)
+    trees = [np.arange(20_000) + number for number in range(4)]
+    with precook.open(path) as store:
+        with store.writer() as writer:
+            for key, tree in zip(wanted, trees, strict=True):
+                writer.put(key, tree)
+        for turn in range(6):
+            for number, (key, tree) in enumerate(zip(wanted, trees, strict=True)):
+                got = store.get(key)
+                assert same(got, tree)
+                if number in written and turn % 2:
+                    got[number * 4000] = -1
+                part = got[5:]  # a part of it keeps it, too
+                del got
+                assert same(part, tree[5:]) or number in written
+        assert store.verify().clean
+
+
 def test_tensors_outlive_their_store(path: Path, recipe: precook.Recipe) -> None:
     """A tensor stays valid after the store is closed and its pack deleted."""
     array = np.arange(100_000)

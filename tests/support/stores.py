@@ -49,9 +49,9 @@ def fill(path: Path, packs: int, rows: int = 3) -> list[precook.Key]:
 
 
 def watch_reads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """A list of what is read of stores, from now on."""
+    """A list of what is read of stores that are opened from now on."""
     done: list[object] = []
-    for name in ("read", "read_one", "take"):
+    for name in ("read", "read_one", "givers"):
         original = getattr(TableFile, name)
 
         def watched(*args: Any, _original: Any = original, **options: Any) -> Any:

@@ -11,9 +11,10 @@ import os
 import resource
 import stat
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -231,48 +232,91 @@ _FAILED = ctypes.c_void_p(-1).value
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0)
 
 
-class _Region:
-    """Mapped memory that numpy can look at; unmapped when the last array over it is gone."""
+class _Mapping:
+    """Mapped memory; unmapped when nobody refers to it any more."""
 
-    __slots__ = ("__weakref__", "_address", "_length", "_writable")
-
-    _munmap: ClassVar[Any] = None
+    __slots__ = ("_munmap", "address", "interface", "length")
 
     def __init__(self, descriptor: int, length: int, *, private: bool) -> None:
         libc = _libc()
-        _Region._munmap = libc.munmap
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
         flags = (mmap.MAP_PRIVATE | _NORESERVE) if private else mmap.MAP_SHARED
         address = libc.mmap(None, length, protection, flags, descriptor, 0)
         if address is None or address == _FAILED:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
-        self._address = address
-        self._length = length
-        self._writable = private
-
-    @property
-    def __array_interface__(self) -> dict[str, object]:
-        return {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (self._length,),
-            "data": (self._address, not self._writable),
-        }
+        self._munmap = libc.munmap
+        self.address: int = address
+        self.length = length
+        self.interface = {"version": 3, "typestr": "|u1", "shape": (length,), "data": (address, not private)}
 
     def __del__(self) -> None:
-        address = getattr(self, "_address", None)
+        address = getattr(self, "address", None)
         if address is not None:
-            self._munmap(address, self._length)  # not by the class's name, which is gone when Python ends
+            self._munmap(address, self.length)  # not by the module's name, which is gone when Python ends
 
 
-def map_file(descriptor: int, length: int, *, private: bool) -> Bytes:
+class _Loan:
+    """A mapping lent to numpy. When the last array over it is gone, it is kept among the spares if it is as it was.
+
+    No lock: this may happen in any thread and between any two steps, and a deque's steps are whole.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "_is_ending", "_mapping", "_spares")
+
+    def __init__(self, mapping: _Mapping, spares: deque[Any] | None) -> None:
+        self._mapping = mapping
+        self._spares = spares
+        self._is_ending = sys.is_finalizing
+        self.__array_interface__ = mapping.interface
+
+    def __del__(self) -> None:
+        if self._spares is not None and not self._is_ending() and _is_untouched(self._mapping):
+            self._spares.append(self._mapping)
+
+
+_PAGES = 8192
+"""Pages whose state is asked for at a time: more would be memory that the system has to clear first."""
+_STATE = 0b11100000
+"""The bits, in the last byte of an item of Linux' pagemap, that say whether a page is there, swapped, of a file."""
+_ABSENT, _OF_FILE = 0b00000000, 0b10100000
+
+
+def _is_untouched(mapping: _Mapping) -> bool:
+    """Whether no page of a private mapping was written to, as far as the system tells: it is then as good as new.
+
+    Pages that were written to are no longer the file's. Where nothing is said of any page, nothing is believed.
+    """
+    first, pages = mapping.address // mmap.PAGESIZE, -(-mapping.length // mmap.PAGESIZE)
+    of_file = absent = 0
+    try:
+        # Not kept open: in a forked process it would tell of its parent's memory.
+        descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start in range(0, pages, _PAGES):
+                items = os.pread(descriptor, min(_PAGES, pages - start) * 8, (first + start) * 8)
+                states = (np.frombuffer(items, np.uint8)[7::8] & _STATE).tobytes()
+                of_file += states.count(_OF_FILE)
+                absent += states.count(_ABSENT)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return of_file > 0 and of_file + absent == pages
+
+
+def map_file(descriptor: int, length: int, *, private: bool, spares: deque[Any] | None = None) -> Bytes:
     """The first `length` bytes of a file as an array.
 
     A private mapping may be written to: the writes stay in this process and this mapping, the file never sees them.
-    Raises `OSError` where the system has no mappings left to give.
+    `spares`, of this file alone, takes mappings that came back as they were given: one of them is given before a new
+    one is made, for its pages are there already. Raises `OSError` where the system has no mappings left to give.
     """
-    return np.asarray(_Region(descriptor, length, private=private))
+    try:
+        mapping = spares.pop() if spares is not None else None
+    except IndexError:
+        mapping = None
+    return np.asarray(_Loan(mapping or _Mapping(descriptor, length, private=private), spares))
 
 
 _MOST_SPANS = 1024

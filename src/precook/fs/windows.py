@@ -24,6 +24,7 @@ import msvcrt
 import os
 import stat as modes
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import wintypes
 from pathlib import Path
@@ -390,7 +391,13 @@ def peak_memory() -> int:
     return int(counters.PeakWorkingSetSize)
 
 
-def map_file(descriptor: int, length: int, *, private: bool) -> Bytes:
+def map_file(
+    descriptor: int,
+    length: int,
+    *,
+    private: bool,
+    spares: deque[Any] | None = None,  # noqa: ARG001 - as on POSIX
+) -> Bytes:
     """The first `length` bytes of a file as an array.
 
     A private mapping may be written to: the writes stay in this process and this mapping, the file never sees them.

@@ -20,6 +20,7 @@ import stat
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,10 @@ USED, RECORDED = 1, 2
 
 _Result = TypeVar("_Result")
 
-_now = time.monotonic
+Givers = list[tuple[Callable[[int], Array], Callable[[Array], Any]]]
+"""For each leaf what gives it of a row, and what makes a tensor of that."""
+
+now = time.monotonic
 
 _ADVISE = system.advise
 
@@ -176,7 +180,7 @@ class PackFile:
         except OSError:
             return False  # whoever reads it instead is told what is wrong
         if same:
-            self.look_at = _now() + self.guard.pause
+            self.look_at = now() + self.guard.pause
         elif not self._changed:
             self._changed = True
             _log.warning("%s has changed since it was opened: its entries are checked again", printable(self.path))
@@ -216,10 +220,10 @@ class PackFile:
                 except (RowDamagedError, OSError) as error:
                     yield BadRow(row, damage_reason(error, self.path), isinstance(error, OSError))
 
-    def map(self, *, private: bool) -> Bytes:
-        """The file as an array."""
+    def map(self, *, private: bool, spares: deque[Any] | None = None) -> Bytes:
+        """The file as an array; `spares` is for private ones that nobody has written to."""
         with self.open() as descriptor:
-            return system.map_file(descriptor, self.nbytes, private=private)
+            return system.map_file(descriptor, self.nbytes, private=private, spares=spares)
 
 
 class TableFile:
@@ -229,11 +233,14 @@ class TableFile:
         "_announced",
         "_converters",
         "_gift",
-        "_large",
+        "_gift_givers",
         "_source",
+        "_spares",
         "_taken",
         "address",
         "checked",
+        "copiers",
+        "gives_mapped",
         "most_bytes",
         "pack",
         "signature",
@@ -255,10 +262,17 @@ class TableFile:
         most = [leaf.most_bytes for leaf in table.leaves]
         self.most_bytes = sum(most)
         """What a row takes at most."""
-        self._large = any(size >= LARGE for size in most)
+        self.gives_mapped = any(size >= LARGE for size in most)
+        """Whether leaves of it are handed out without a copy."""
         self._source: tuple[list[Array], int] | None = None
         """The columns as they are mapped, and the address of the mapping; never mapped anew, for addresses are kept."""
+        self.copiers: dict[Library | None, Givers] = {}
+        """What `givers` has given where all leaves are small, by library."""
         self._gift: list[Array] | None = None
+        """The columns of a private mapping; rows of it that were given away are marked in `_taken`."""
+        self._gift_givers: dict[Library | None, Givers] = {}
+        self._spares: deque[Any] = deque(maxlen=1)
+        """The mapping before, once all its tensors are gone, if none of them was written to."""
         self._taken = bytearray()
         self.takers: list[Callable[[int], Any]] | None = None
         """What `make_takers` made, once it has."""
@@ -366,25 +380,24 @@ class TableFile:
 
     def is_mapped(self, row: int) -> bool:
         """Whether a row was checked and may now be taken from the mapped file."""
-        return bool(self.checked[row]) and (_now() < self.pack.look_at or self.pack.look())
+        return bool(self.checked[row]) and (now() < self.pack.look_at or self.pack.look())
 
-    def take(self, row: int) -> tuple[list[Array], bool]:
-        """A checked row's leaves, large ones without a copy; and whether the table was mapped anew for it."""
-        if not self._large:
-            columns = self.columns()
-            return [
-                _row(leaf, column, row).copy() for leaf, column in zip(self.table.leaves, columns, strict=True)
-            ], False
-        fresh = False
+    def givers(self, row: int, tensors: Library | None) -> Givers:
+        """For each leaf what gives it of a checked row, to be written to, and what makes a tensor of it.
+
+        They are for this row and this caller alone: a large leaf is not copied, and lies in a private mapping of which
+        each row is given away once. Where all leaves are small, `copiers` has them from then on, for any row.
+        """
+        if not self.gives_mapped:
+            return self._make_copiers(tensors)
         with self.pack.guard.lock:
             if self._gift is None or self._taken[row]:
-                fresh = True
-                self._gift = self._columns(self.pack.map(private=True))
+                self._gift = None  # first, so that it can be used again if nobody else has a part of it
+                self._gift_givers = {}
+                self._gift = self._columns(self.pack.map(private=True, spares=self._spares))
                 self._taken = bytearray(self.table.rows)
             self._taken[row] = 1
-            arrays = [_row(leaf, column, row) for leaf, column in zip(self.table.leaves, self._gift, strict=True)]
-        # A small leaf is copied: it shares its page with others, and a write would cost a page of memory.
-        return [array if array.nbytes >= LARGE else array.copy() for array in arrays], fresh
+            return self._gift_givers.get(tensors) or self._make_givers(self._gift, tensors)
 
     def columns(self) -> list[Array]:
         """Every leaf's column as it is mapped, read-only: of checked rows only."""
@@ -395,10 +408,6 @@ class TableFile:
         self.address = (self._source or self._map())[1]
         return self.address
 
-    def view(self, row: int) -> list[Array]:
-        """A checked row's leaves as they are mapped, read-only."""
-        return [_row(leaf, column, row) for leaf, column in zip(self.table.leaves, self.columns(), strict=True)]
-
     def make_takers(self) -> list[Callable[[int], Any]]:
         """For each leaf what gives it of any checked row as it is mapped: made once, so that rows cost little."""
         columns = zip(self.table.leaves, self.columns(), strict=True)
@@ -408,7 +417,17 @@ class TableFile:
     def forget(self) -> None:
         """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
         with self.pack.guard.lock:
-            self._gift = None
+            self._gift, self._gift_givers = None, {}
+
+    def _make_copiers(self, tensors: Library | None) -> Givers:
+        leaves = zip(self.table.leaves, self.columns(), self.converters(tensors), strict=True)
+        self.copiers[tensors] = [(_copier(leaf, column), convert) for leaf, column, convert in leaves]
+        return self.copiers[tensors]
+
+    def _make_givers(self, columns: list[Array], tensors: Library | None) -> Givers:
+        leaves = zip(self.table.leaves, columns, self.converters(tensors), strict=True)
+        self._gift_givers[tensors] = [(_giver(leaf, column), convert) for leaf, column, convert in leaves]
+        return self._gift_givers[tensors]
 
     def _empty(self, row: int) -> list[Array]:
         # Nothing is allocated on the word of a file that cannot keep it.
@@ -468,13 +487,47 @@ def _row(leaf: LeafColumn, column: Array, row: int) -> Array:
 
 
 def _taker(leaf: LeafColumn, column: Array) -> Callable[[int], Any]:
+    """What gives a leaf of any row as it lies in its column; of those without dimensions, a number."""
     if leaf.shape is not None:
         return column.__getitem__
-    offsets, size = leaf.offsets, leaf.dtype.size
-    assert offsets is not None
-    if leaf.rank == 1:
-        return lambda row: column[offsets.item(row) // size : offsets.item(row + 1) // size]
-    return lambda row: _row(leaf, column, row)
+    if leaf.rank > 1:
+        return lambda row: _row(leaf, column, row)
+    edges, shift = _edges(leaf)
+    return lambda row: column[edges[row] >> shift : edges[row + 1] >> shift]
+
+
+def _edges(leaf: LeafColumn) -> tuple[memoryview, int]:
+    """Where rows of several lengths begin, in bytes, and by how many bits to shift that for elements."""
+    # All sizes are powers of two, and a memoryview gives Python's own numbers: half the time of `offsets.item`.
+    assert leaf.offsets is not None
+    return leaf.offsets.data, leaf.dtype.size.bit_length() - 1
+
+
+def _copier(leaf: LeafColumn, column: Array) -> Callable[[int], Array]:
+    """What copies a leaf of any row."""
+    if leaf.shape == ():
+        return lambda row: column[row, ...].copy()
+    if leaf.shape is not None:
+        return lambda row: column[row].copy()
+    if leaf.rank > 1:
+        return lambda row: _row(leaf, column, row).copy()
+    edges, shift = _edges(leaf)
+    return lambda row: column[edges[row] >> shift : edges[row + 1] >> shift].copy()
+
+
+def _giver(leaf: LeafColumn, column: Array) -> Callable[[int], Array]:
+    """What gives away a leaf of any row of a private mapping: a large one as it lies there, a small one as a copy.
+
+    A small leaf shares its page with others, and a write would cost a page of memory.
+    """
+    if leaf.shape is not None:
+        return _taker(leaf, column) if leaf.row_bytes >= LARGE else _copier(leaf, column)
+
+    def give(row: int) -> Array:
+        array = _row(leaf, column, row)
+        return array if array.nbytes >= LARGE else array.copy()
+
+    return give
 
 
 def _read_span(descriptor: int, array: Array, offset: int) -> None:

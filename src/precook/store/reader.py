@@ -19,7 +19,7 @@ from precook.store.layout import Layout
 from precook.store.lazy import lazy_leaf
 from precook.store.leaves import Library, converter
 from precook.store.lookup import Lookup
-from precook.store.packfile import USED, RowDamagedError, TableFile
+from precook.store.packfile import USED, RowDamagedError, TableFile, now
 from precook.store.tree import Tree, read_values
 from precook.values import Array, Key
 
@@ -88,18 +88,22 @@ class Reader:
         self._lookup = lookup
         self._known = lookup.packs.known
         self._verify = verify
+        self._always = verify == "always"
         self._given = 0
         self._given_from: set[TableFile] = set()
 
-    def get(self, key: Key, *, tensors: Library | None = None, lazy: bool = False) -> Tree:
+    def get_lazy(self, key: Key, tensors: Library | None) -> Tree:
+        """The tree under a key, its leaves to be read later; errors as below."""
+        return self._lookup.visit(key, lambda table, row: self._lazy_tree(key, table, row, tensors))
+
+    def get(self, key: Key, tensors: Library | None) -> Tree:
         """The tree under a key; `MissingEntryError`, or `DamagedEntryError` if all copies of it are damaged."""
-        if lazy:
-            return self._lookup.visit(key, lambda table, row: self._lazy_tree(key, table, row, tensors))
         place = self._known.get(key.bytes)
         if place is not None:
             # Most reads end here: without a closure, which would cost as much as all the rest.
+            table, row = place
             try:
-                return self._tree(*place, tensors)
+                return self._tree(table, row, tensors)
             except (RowDamagedError, OSError):
                 pass  # once more below, where it is looked for elsewhere
         return self._lookup.visit(key, lambda table, row: self._tree(table, row, tensors))
@@ -179,9 +183,31 @@ class Reader:
 
     def _tree(self, table: TableFile, row: int, tensors: Library | None) -> Tree:
         table.used[row] = USED
-        arrays = self._arrays(table, row)
-        convert = table.converters(tensors)
-        return build_tree(table, row, [make(array) for make, array in zip(convert, arrays, strict=True)])
+        leaves: list[Any]
+        # As `is_mapped` has it, in fewer calls: each is a fiftieth of what a small entry costs.
+        if table.checked[row] and (now() < table.pack.look_at or table.pack.look()):
+            try:
+                givers = table.copiers.get(tensors) or table.givers(row, tensors)
+            except OSError:
+                # No mappings left to give, or the pack is gone: reading it works, or says what is wrong.
+                leaves = self._read(table, row, tensors)
+            else:
+                if self._always:
+                    arrays = [give(row) for give, _ in givers]
+                    table.check(row, arrays)
+                    leaves = [convert(array) for (_, convert), array in zip(givers, arrays, strict=True)]
+                else:
+                    leaves = [convert(give(row)) for give, convert in givers]
+                if table.gives_mapped:
+                    self._count_given(table)
+        else:
+            leaves = self._read(table, row, tensors)
+        return build_tree(table, row, leaves)
+
+    def _read(self, table: TableFile, row: int, tensors: Library | None) -> list[Any]:
+        """A row's leaves from the disk."""
+        arrays = table.read(row, check=self._verify is not False)
+        return [convert(array) for convert, array in zip(table.converters(tensors), arrays, strict=True)]
 
     def _lazy_tree(self, key: Key, table: TableFile, row: int, tensors: Library | None) -> Tree:
         table.used[row] = USED
@@ -209,29 +235,20 @@ class Reader:
                 table.verify_large(descriptor, row)
         return table.read_one(row, number, part)
 
-    def _arrays(self, table: TableFile, row: int) -> list[Array]:
-        if not table.is_mapped(row):
-            return table.read(row, check=self._verify is not False)
-        try:
-            arrays, fresh = table.take(row)
-        except OSError:
-            # No mappings left to give, or the pack is gone: reading it works, or says what is wrong.
-            return table.read(row, check=self._verify is not False)
-        if self._verify == "always":
-            table.check(row, arrays)
-        if fresh:
-            self._given_from.add(table)
+    def _count_given(self, table: TableFile) -> None:
+        """Let go of private mappings from time to time: tensors over them that were written to have pages of memory."""
+        self._given_from.add(table)
         self._given += table.most_bytes
         if self._given > _GIVEN:
             tables, self._given_from, self._given = self._given_from, set(), 0
             for other in tables:
                 other.forget()
-        return arrays
 
 
 def build_tree(table: TableFile, row: int, leaves: list[Any]) -> Tree:
     """A row's tree around its leaves."""
+    stored = table.table
     try:
-        return table.table.build(leaves, read_values(table.table.values.row(row)))
+        return stored.build(leaves, read_values(stored.values.row(row)) if stored.parts else [])
     except (ValueError, IndexError, TypeError, RecursionError) as error:
         raise RowDamagedError(f"its plain values cannot be read: {error}") from error

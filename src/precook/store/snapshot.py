@@ -273,10 +273,10 @@ def _open(file: SnapshotFile) -> tuple[Snapshot, bytes]:
             with pack.open() as descriptor:
                 table.verify_large(descriptor, 0)
             # Of a private mapping: whoever writes to a column changes nothing but its own copy.
-            leaves, _ = table.take(0)
-        make = table.converters("numpy")
-        tree = build_tree(table, 0, [convert(leaf) for convert, leaf in zip(make, leaves, strict=True)])
+            leaves = [convert(give(0)) for give, convert in table.givers(0, "numpy")]
+        tree = build_tree(table, 0, leaves)
         key = table.key(0)
+        pack.release()  # what nobody has mapped any more can be removed, on Windows too
     except ValueError as error:
         raise DamagedPackError(file.path, f"this snapshot is damaged: {error}") from error
     if pack.head.rows != 1:

@@ -182,8 +182,12 @@ class Store:
         Without a `default`, a key that has no entry raises `MissingEntryError`, a damaged entry `DamagedEntryError`.
         With `lazy=True` the leaves are `LazyTensor`s and nothing is read yet.
         """
+        internals = self._internals
         try:
-            return self._existing(key).reader.get(key, tensors=tensors, lazy=lazy)
+            if internals is None or self._closed or type(key) is not Key:
+                # Not in each read: two more calls are a twentieth of a small one.
+                internals = self._existing(key)
+            return internals.reader.get_lazy(key, tensors) if lazy else internals.reader.get(key, tensors)
         except MissingEntryError:
             if default is _RAISE:
                 raise
