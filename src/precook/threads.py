@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,3 +41,46 @@ def starting(name: str) -> Iterator[None]:
         if not any(words in str(error) for words in ("start new thread", "ThreadPoolBuildError")):
             raise
         raise PrecookError(f"the system gives no more threads: {name} cannot be started", hint=_HINT) from error
+
+
+_TURN = 0.0002
+"""Seconds that a thread may keep the interpreter while others wait for it, during `short_turns`."""
+
+
+class _Turns:
+    """How long threads keep the interpreter, which Python has once for the whole process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = 0
+        self._before = 0.0
+
+    def shorten(self) -> None:
+        with self._lock:
+            if not self._wanted:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, _TURN))
+            self._wanted += 1
+
+    def restore(self) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if not self._wanted:
+                sys.setswitchinterval(self._before)
+
+
+_TURNS = _Turns()
+
+
+@contextmanager
+def short_turns() -> Iterator[None]:
+    """Threads take turns more often in here.
+
+    For a thread that gives orders to a GPU: it lets go of the interpreter at each of hundreds, and by Python's default
+    each time it may have to wait five milliseconds for a thread that computes.
+    """
+    _TURNS.shorten()
+    try:
+        yield
+    finally:
+        _TURNS.restore()

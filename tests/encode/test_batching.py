@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precook.encode.batching import FIRST, LARGEST, BatchSize, Bins
-from precook.encode.encoder import Item
+from precook.encode.batching import FIRST, LARGEST, BatchSize, Bins, JobBatch
+from precook.encode.encoder import Cost, Item
 from precook.encode.prepare import Job
 from precook.plan.entries import PlannedEntry
 
@@ -26,13 +26,23 @@ def pixels(height: int, width: int) -> Job:
     return Job(ENTRY, Item(image=np.zeros((height, width, 3), np.uint8)))
 
 
+def batch(count: int, each: int = 1) -> JobBatch:
+    return JobBatch([text("")] * count, each)
+
+
+def take(size: BatchSize, each: int, rate: float, **cost: int) -> None:
+    """A batch of the size of the moment, at so much work in a second."""
+    count = size.count((), each)
+    seconds = count * each / rate
+    size.took(batch(count, each), seconds, Cost(seconds, **cost) if cost else None)
+
+
 def search(rates: dict[int, float], *, batches: int = 50) -> int:
     """Where the search ends for an encoder of these speeds, in items per millisecond."""
     size = BatchSize(None)
     for _ in range(batches):
-        count = size.now
-        size.took(count, count, count / rates.get(count, max(rates.values())) / 1000)
-    return size.now
+        take(size, 1, 1000 * rates.get(size.count((), 1), max(rates.values())))
+    return size.count((), 1)
 
 
 def test_the_search_stops_where_larger_batches_bring_nothing() -> None:
@@ -47,8 +57,8 @@ def test_one_batch_that_was_held_up_does_not_end_the_search() -> None:
     """Each size has two tries."""
     size = BatchSize(None)
     for seconds in (0.01, 0.01, 5, 0.01, 0.01, 5):
-        size.took(size.now, size.now, seconds)
-    assert size.now == 64
+        size.took(batch(size.count((), 1)), seconds)
+    assert size.count((), 1) == 64
 
 
 def test_a_batch_that_takes_long_is_large_enough() -> None:
@@ -61,40 +71,85 @@ def test_batches_that_are_not_full_say_nothing() -> None:
     """With few items the size stays where it began."""
     size = BatchSize(None)
     for _ in range(10):
-        size.took(FIRST - 1, FIRST - 1, 0.01)
-    assert size.now == FIRST
+        size.took(batch(FIRST - 1), 0.01)
+    assert size.count((), 1) == FIRST
 
 
-def test_a_search_can_begin_higher() -> None:
-    """Only before anything was tried, and never beside a size that was set or did not fit."""
+def test_short_texts_and_small_pictures_come_in_larger_batches() -> None:
+    """A batch is so much work, whatever its items are: memory and time stay the same."""
     size = BatchSize(None)
-    size.begin(64)
-    assert size.now == 64
-    size.too_large(64)
-    size.begin(64)
-    assert size.now == 32
-    fixed = BatchSize(4)
-    fixed.begin(64)
-    assert fixed.now == 4
+    size.begin(16_384, {})
+    assert [size.count((), tokens) for tokens in (512, 100, 16, 1, 100_000)] == [32, 163, 1024, LARGEST, 1]
+
+
+def test_each_shape_has_a_size_of_its_own_and_begins_where_others_have_ended() -> None:
+    """What is found for one size of pictures is a good guess for another, and is not changed by it."""
+    size = BatchSize(None)
+    for rate in (10, 10, 20, 20, 20.1, 20.1):
+        count = size.count((512, 512), 100)
+        size.took(JobBatch([pixels(512, 512)] * count, 100), count * 100 / rate / 1e6)
+    assert size.found() == {(512, 512): 1600}
+    assert size.count((1024, 1024), 400) == FIRST
+    assert size.count((256, 256), 25) == 64
+    assert size.count((512, 512), 100) == 16
+
+
+def test_what_is_known_is_not_searched_again() -> None:
+    """A second build begins with the size that the first one found."""
+    size = BatchSize(None)
+    size.begin(0, {(): 320})
+    for rate in (1, 2, 4, 8):
+        take(size, 10, rate * 1e6)
+        assert size.count((), 10) == 32
+    assert size.found() == {(): 320}
+
+
+def test_a_device_that_is_nearly_full_gets_no_larger_batches() -> None:
+    """Twice the work may take more than twice the memory: it is tried only where that is surely there."""
+    size = BatchSize(None)
+    for _ in range(10):
+        take(size, 1, 1e6, memory=100, free=249)
+    assert size.count((), 1) == FIRST
+    size = BatchSize(None)
+    for _ in range(4):
+        take(size, 1, size.now * 1e5, memory=100, free=250)
+    assert size.count((), 1) == 4 * FIRST
+
+
+def test_the_device_s_own_time_counts_where_it_is_known() -> None:
+    """Threads that are kept waiting by others say nothing about the device."""
+    size = BatchSize(None)
+    for seconds in (1.0, 1.0, 9.0, 9.0):
+        count = size.count((), 1)
+        size.took(batch(count), seconds, Cost(0.001, 1, 1000))
+    assert size.count((), 1) == 4 * FIRST
 
 
 EVENTS = st.lists(st.tuples(st.booleans(), st.integers(1, 64), st.floats(0, 10)), max_size=40)
 
 
-@given(EVENTS, st.none() | st.integers(1, 64))
-def test_halving_is_never_undone(events: list[tuple[bool, int, float]], wanted: int | None) -> None:
+@given(EVENTS, st.none() | st.integers(1, 64), st.integers(1, 100))
+def test_halving_is_never_undone(events: list[tuple[bool, int, float]], wanted: int | None, each: int) -> None:
     """However batches go, a size that did not fit is not used again, and there is always at least one item."""
     size = BatchSize(wanted)
     limit = LARGEST
     for failed, most, seconds in events:
-        count = min(most, size.now)
+        count = min(most, size.count((), each))
         if failed:
-            size.too_large(count)
+            size.too_large(batch(count, each))
             limit = min(limit, max(1, count // 2))
         else:
-            size.took(count, count, seconds)
-        assert 1 <= size.now <= limit
-        assert wanted is None or size.now <= wanted
+            size.took(batch(count, each), seconds)
+        assert 1 <= size.count((), each) <= limit
+        assert wanted is None or size.count((), each) <= wanted
+
+
+def test_what_did_not_fit_does_not_fit_in_any_shape() -> None:
+    """Memory goes by work: after running out of it, batches of other shapes are as small."""
+    size = BatchSize(None)
+    size.too_large(batch(8, 100))
+    assert [size.count(shape, 100) for shape in ((), (1, 2))] == [4, 4]
+    assert size.count((3, 4), 50) == 8
 
 
 @given(
@@ -105,7 +160,7 @@ def test_halving_is_never_undone(events: list[tuple[bool, int, float]], wanted: 
 def test_bins_lose_nothing_and_mix_nothing(shapes: list[tuple[int, int]], sizes: list[int], nbytes: int) -> None:
     """Every job comes out once, with others of its shape, and no batch is larger than asked; the size may change."""
     current = sizes[0]
-    bins = Bins(lambda: current, nbytes)
+    bins = Bins(lambda _: current, nbytes)
     jobs = [pixels(*shape) for shape in shapes]
     batches: list[list[Job]] = []
     for number, job in enumerate(jobs):

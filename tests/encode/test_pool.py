@@ -38,7 +38,7 @@ class Sink:
         self.stored: list[Job] = []
         self.failed: list[tuple[str, bool]] = []
 
-    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+    def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
         self.stored += [job for job, _ in results]
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
@@ -124,7 +124,7 @@ def test_jobs_after_an_error_are_refused_with_it() -> None:
     """Whoever goes on giving learns what happened instead of waiting for ever."""
 
     class Full(Sink):
-        def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+        def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
             raise OSError("disk full")
 
     some = pool_of(Counting(), Full())
@@ -195,7 +195,7 @@ class Kept:
         self.told: list[tuple[str, str]] = []
         self.calls: list[int] = []
 
-    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+    def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
         self.calls.append(len(results))
         self.told += [(job.item.text or "", parts.leaves[0].data.tobytes().decode()) for job, parts in results]
 

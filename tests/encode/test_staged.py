@@ -37,7 +37,7 @@ class Sink:
         self.failed: list[tuple[str, str, bool]] = []
         self.batches = 0
 
-    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+    def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
         for job, parts in results:
             self.stored.append((job.item.text or "", int(parts.leaves[0].data.view(np.int64)[0])))
 
@@ -187,7 +187,7 @@ def test_a_sink_that_fails_ends_the_work() -> None:
     """A full disk comes out as what it is."""
 
     class Full(Sink):
-        def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+        def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
             raise OSError("disk full")
 
     device = Device()

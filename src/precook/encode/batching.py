@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
+from precook.encode.encoder import Cost
 from precook.encode.prepare import Job
 from precook.interrupt import Condition
 
+Shape = tuple[int, ...]
+"""What the items of a batch share: height and width; nothing for texts."""
+
 FIRST = 8
-"""Where the search for a good batch size begins."""
+"""Items with which the search for a good batch size begins, where nobody knows better."""
 LARGEST = 4096
 _GAIN = 1.03
 """A size must be so much faster than the one before for a still larger one to be tried."""
@@ -19,69 +24,137 @@ _LONG = 0.25
 """Seconds: a batch that takes this long is large enough, whatever a larger one would gain."""
 _TRIES = 2
 """Batches of each size that are timed: one that was held up by something else must not decide."""
+_ROOM = 2.5
+"""Times the memory of a batch that must be free on its device for one of twice the size to be tried."""
 _LOOK = 0.1
 """Seconds that a wait for memory takes at most, so that whoever waits can look at whether it is time to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobBatch:
+    """Jobs that are encoded together."""
+
+    jobs: list[Job]
+    each: int
+    """What the costliest of them costs, in tokens or pixels; the others are padded to it."""
+
+    @property
+    def shape(self) -> Shape:
+        """What its items share."""
+        return self.jobs[0].shape
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search for a good size of batches of one shape."""
+
+    work: int
+    """Tokens or pixels at a time."""
+    over: bool = False
+    best: float = 0.0
+    """Work in a second, at the size before."""
+    rates: list[float] = field(default_factory=list)
+    """Of the size at hand."""
 
 
 class BatchSize:
     """How many items to encode at a time: a fixed number, or found by trying; safe to use from several threads.
 
-    While it searches, the size is doubled as long as that makes the encoder faster and batches stay short. Running out
-    of memory ends the search and halves the size, also a fixed one.
+    What is tried is an amount of work, in tokens or pixels, for each shape: it is doubled as long as that makes the
+    encoder faster, batches stay short and the device has memory for it. Running out of memory ends the search and
+    halves the amount, for all shapes, and also a fixed number.
     """
 
     def __init__(self, wanted: int | None) -> None:
         self._lock = threading.Lock()
-        self._size = wanted or FIRST
-        self._searching = wanted is None
-        self._best = 0.0
-        self._rates: list[float] = []
+        self._wanted = wanted
+        self._first = 0
+        self._most: int | None = None
+        """More work than this did not fit into memory."""
+        self._searches: dict[Shape, _Search] = {}
+        self._known: Mapping[Shape, int] = {}
+        self.now = wanted or FIRST
+        """Items of the batch that was asked for last."""
 
-    @property
-    def now(self) -> int:
-        """The size to use."""
-        return self._size
-
-    def begin(self, count: int) -> None:
-        """Begin the search with so many items."""
+    def begin(self, work: int, known: Mapping[Shape, int]) -> None:
+        """Begin the search with so much work at a time or, for shapes that are known, where it has ended before."""
         with self._lock:
-            if self._searching and not self._best and not self._rates:
-                self._size = max(self._size, count)
+            self._first, self._known = work, known
 
-    def took(self, count: int, work: float, seconds: float) -> None:
-        """Note that a batch of so many items, which were so much work, took so long."""
+    def found(self) -> dict[Shape, int]:
+        """The amount of work that was found for each shape whose search is over."""
         with self._lock:
-            if not self._searching or count != self._size or seconds <= 0:
+            return {shape: search.work for shape, search in self._searches.items() if search.over}
+
+    def count(self, shape: Shape, each: int) -> int:
+        """How many items of a shape to encode at a time that cost so much each."""
+        with self._lock:
+            self.now = self._count(shape, max(1, each))
+            return self.now
+
+    def took(self, batch: JobBatch, seconds: float, cost: Cost | None = None) -> None:
+        """Note that a batch took so long, and of its device this."""
+        count, each = len(batch.jobs), max(1, batch.each)
+        with self._lock:
+            if self._wanted is not None or count != self._count(batch.shape, each):
                 return
-            self._rates.append(work / seconds)
-            if len(self._rates) < _TRIES:
+            search = self._searches[batch.shape]
+            seconds = seconds if cost is None else cost.seconds
+            if search.over or seconds <= 0:
                 return
-            rate, self._rates = max(self._rates), []
-            if rate < self._best * _GAIN:
-                self._searching = False
-                if rate < self._best * _WORTH:
-                    self._size //= 2
-            elif self._size >= LARGEST or work / rate > _LONG:
-                self._searching = False
+            search.rates.append(count * each / seconds)
+            if len(search.rates) < _TRIES:
+                return
+            rate, search.rates = max(search.rates), []
+            if rate < search.best * _GAIN:
+                search.over = True
+                if rate < search.best * _WORTH:
+                    search.work //= 2
             else:
-                self._best = rate
-                self._size *= 2
+                room = cost is None or cost.free >= _ROOM * cost.memory
+                if count >= LARGEST or count * each / rate > _LONG or not room:
+                    search.over = True
+                else:
+                    search.best = rate
+                    search.work *= 2
 
-    def too_large(self, count: int) -> None:
-        """Note that so many items did not fit into the device's memory."""
+    def too_large(self, batch: JobBatch) -> None:
+        """Note that a batch did not fit into the device's memory."""
+        count, each = len(batch.jobs), max(1, batch.each)
         with self._lock:
-            self._searching = False
-            self._size = max(1, min(self._size, count // 2))
+            if self._wanted is not None:
+                self._wanted = max(1, min(self._wanted, count // 2))
+                return
+            half = max(1, count // 2) * each
+            self._most = half if self._most is None else min(self._most, half)
+            for search in self._searches.values():
+                search.over = True
+
+    def _count(self, shape: Shape, each: int) -> int:
+        if self._wanted is not None:
+            return self._wanted
+        search = self._searches.get(shape)
+        if search is None:
+            search = self._searches[shape] = self._begin(shape, each)
+        work = search.work if self._most is None else min(search.work, self._most)
+        return max(1, min(LARGEST, work // each))
+
+    def _begin(self, shape: Shape, each: int) -> _Search:
+        if (known := self._known.get(shape)) is not None:
+            return _Search(known, over=True)
+        # What was good for other shapes is near what is good for this one.
+        work = max([self._first, FIRST * each, *(search.work for search in self._searches.values() if search.over)])
+        return _Search(work, over=self._most is not None)
 
 
 class Bins:
     """Gathers jobs by shape until there is a batch of them: so many, or so many bytes."""
 
-    def __init__(self, size: Callable[[], int], nbytes: int) -> None:
+    def __init__(self, size: Callable[[Shape], int], nbytes: int) -> None:
         self._size = size
         self._nbytes = nbytes
-        self._bins: dict[tuple[int, ...], list[Job]] = {}
-        self._filled: dict[tuple[int, ...], int] = {}
+        self._bins: dict[Shape, list[Job]] = {}
+        self._filled: dict[Shape, int] = {}
         """Bytes in each bin."""
 
     def add(self, job: Job) -> list[list[Job]]:
@@ -91,7 +164,7 @@ class Bins:
         jobs.append(job)
         self._filled[shape] = self._filled.get(shape, 0) + job.nbytes
         full = []
-        while jobs and (len(jobs) >= self._size() or self._filled[shape] >= self._nbytes):
+        while jobs and (len(jobs) >= self._size(shape) or self._filled[shape] >= self._nbytes):
             full.append(self._take(shape))
         return full
 
@@ -104,11 +177,16 @@ class Bins:
         while self:
             yield self.largest()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that all its jobs take."""
+        return sum(self._filled.values())
+
     def __bool__(self) -> bool:
         return bool(self._bins)
 
-    def _take(self, shape: tuple[int, ...]) -> list[Job]:
-        jobs, count = self._bins[shape], self._size()
+    def _take(self, shape: Shape) -> list[Job]:
+        jobs, count = self._bins[shape], self._size(shape)
         batch = jobs[:count]
         del jobs[:count]
         self._filled[shape] -= sum(job.nbytes for job in batch)

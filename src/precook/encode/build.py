@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from precook.config.schema import Settings
+from precook.encode.lanes import group_encoders, run_lanes, share_devices
 from precook.encode.progress import BuildProgress
 from precook.encode.registry import EncoderSpec, special_tokens
-from precook.encode.run import BuildOptions, run_encoder
+from precook.encode.run import BuildOptions, run_together
 from precook.errors import ConfigError, IncompleteError, NoSpaceError, printable
 from precook.fs.system import system
 from precook.interrupt import interruption
@@ -243,16 +244,23 @@ def _freeze(plan: Plan) -> SnapshotFile | None:
 
 
 def encode_missing(plan: BuildPlan, *, options: BuildOptions, stop: threading.Event, report: Reporter) -> BuildReport:
-    """Encode what a plan has as missing, one encoder after the other; `stop` ends it after the batches in flight."""
+    """Encode what a plan has as missing; `stop` ends it after the batches in flight.
+
+    Encoders of pictures run together, those on different devices at the same time, and the others in turn.
+    """
     start = time.monotonic()
     progress = BuildProgress(plan.store.memory())
     work = {name: rows for name, encoder in plan.encoders.items() if len(rows := _rows(encoder, options))}
-    if work and not stop.is_set():
-        with interruption(), plan.store.claims() as claims:
-            for name, rows in work.items():
-                if not stop.is_set():
-                    spec = plan.specs[name].on(options.devices)
-                    run_encoder(plan, spec, rows, progress, claims, options=options, stop=stop, report=report)
+    lanes = share_devices(group_encoders(plan, [plan.specs[name].on(options.devices) for name in work]))
+    options = dataclasses.replace(options, memory=max(1, options.memory // max(1, len(lanes))))
+
+    def run(lane: Sequence[Sequence[EncoderSpec]], stop: threading.Event) -> None:
+        for specs in lane:
+            if not stop.is_set():
+                run_together(plan, specs, work, progress, options=options, stop=stop, report=report)
+
+    with interruption():
+        run_lanes(lanes, run, stop)
     tried = sum(progress.encoded.values()) + sum(progress.reused.values()) + len(progress.failed) + progress.changed
     return BuildReport(
         encoded={name: progress.encoded[name] for name in plan.encoders},
@@ -262,7 +270,7 @@ def encode_missing(plan: BuildPlan, *, options: BuildOptions, stop: threading.Ev
         left=sum(len(rows) for rows in work.values()) - tried,
         truncated=dict(progress.truncated),
         seconds=time.monotonic() - start,
-        bytes=progress.nbytes,
+        bytes=progress.nbytes_by.total(),
         # In KiB, but on macOS in bytes.
         peak_memory=system.peak_memory(),
         stopped=stop.is_set(),

@@ -115,8 +115,24 @@ def read_input(encoder: object) -> Input:
     raise EncodeError(f"unknown input {takes!a:.80}{meant}", hint=hint)
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a batch took of its device."""
+
+    seconds: float
+    """From its first order to its last result, without what the device did before."""
+    memory: int
+    """Bytes that it needed at most."""
+    free: int
+    """Bytes that were left for it."""
+
+
 class StagedBatch(Protocol):
-    """A batch on its way through a device."""
+    """A batch on its way through a device.
+
+    Once it has landed, it may have two attributes more: `cost`, what it took of the device, and `not_finite`, the
+    numbers of the items whose results are not finite, where it has looked at all of them.
+    """
 
     def launch(self) -> None:
         """Tell the device all that it has to do, without waiting for it: `stage` did what may have to wait."""
@@ -141,6 +157,8 @@ class BaseEncoder:
     """Whether `compile` may make it faster; to be asked once it is loaded."""
     compiled = False
     """Whether what is encoded or staged from now on runs on compiled code, which is recorded with the entries."""
+    measures = False
+    """Whether `lengths` says what texts cost, so that batches of short ones can be larger; else each costs the same."""
     truncated = 0
     """Texts that were cut to fit, so far."""
 
@@ -189,6 +207,11 @@ class _WrappedEncoder(BaseEncoder):
     def can_stage(self) -> bool:  # type: ignore[override]
         """Whether the encoder has a method for it."""
         return callable(getattr(self._encoder, "stage", None))
+
+    @property
+    def measures(self) -> bool:  # type: ignore[override]
+        """Whether the encoder has a measure of its own."""
+        return any(callable(getattr(self._encoder, name, None)) for name in ("lengths", "length"))
 
     @property
     def truncated(self) -> int:  # type: ignore[override]

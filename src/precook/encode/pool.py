@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import threading
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,8 +16,9 @@ from precook.encode.batching import BatchSize
 from precook.encode.encoder import BaseEncoder
 from precook.encode.prepare import Job
 from precook.encode.registry import AUTO, EncoderSpec
-from precook.encode.results import Acceptance, described
+from precook.encode.results import Acceptance, described, free_memory, is_out_of_memory
 from precook.encode.staged import StagedPipeline
+from precook.encode.tuning import CompileChoice, Tuning
 from precook.encode.worker import Sink, Worker
 from precook.errors import ConfigError, EncodeError, PrecookError
 from precook.interrupt import Condition
@@ -23,8 +26,18 @@ from precook.plan.plan import Plan
 
 _AHEAD = 4
 """Batches that a device finds waiting when it has finished what it is at."""
+_GPU = "cuda"
+"""What the names of GPUs begin with."""
+_FIRST_TOKENS = 16_384
+"""Tokens of the first batches on a GPU: with fewer, a fast one is done before the next launch and waits for it."""
+_FIRST_TEXTS = 64
+"""The same in texts, of encoders that cannot measure them."""
 _LOOK = 0.1
 """Seconds between two looks at whether it is time to stop."""
+
+
+class NoRoomError(EncodeError):
+    """A device has no memory for an encoder."""
 
 
 class DevicePool:
@@ -32,14 +45,29 @@ class DevicePool:
 
     Threads begin with the first jobs, and each makes and loads its encoder then; it is unloaded at the end. With a
     `plan`, an encoder whose files have changed since is refused. What ends the work for good (a model that cannot be
-    loaded, a full disk) is raised by the next `give`, or at the end.
+    loaded, a full disk) is raised by the next `give`, or at the end. `tunings` are what earlier builds found out about
+    devices, by their names.
     """
 
-    def __init__(self, spec: EncoderSpec, sink: Sink, stop: threading.Event, *, plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        sink: Sink,
+        stop: threading.Event,
+        *,
+        plan: Plan | None = None,
+        tunings: Mapping[str, Tuning] | None = None,
+    ) -> None:
         self._spec = spec
         self._plan = plan
         self.size = BatchSize(spec.batch_size)
         """Items at a time, the same for all devices."""
+        self._tunings = tunings or {}
+        self.expected: int | None = None
+        """How many jobs will be given, where that is known."""
+        self._choice: CompileChoice | None = None
+        """When to compile, and the device that it is for: the first one that was loaded."""
+        self._tuned_for = ""
         self._acceptance = Acceptance(spec.name)
         self._sink = sink
         self._stop = stop
@@ -59,6 +87,10 @@ class DevicePool:
 
     def __enter__(self) -> DevicePool:
         return self
+
+    def tunings(self) -> dict[str, Tuning]:
+        """What was found out about the device, by its name."""
+        return {} if self._choice is None else {self._tuned_for: self._choice.found(self.size.found())}
 
     def give(self, jobs: list[Job]) -> None:
         """Hand jobs over, when there is room for them; they may be more than one batch."""
@@ -163,6 +195,7 @@ class DevicePool:
             self._sink,
             over=lambda: self._over,
             tells_apart=self._spec.built_in,
+            choice=self._tune(encoder, device, first),
         )
         given = [first]
 
@@ -170,11 +203,26 @@ class DevicePool:
             return given.pop() if given else self._next()
 
         # Only where a launch does not end with the work itself.
-        if encoder.can_stage and device.startswith("cuda"):
-            StagedPipeline(worker, following, self._fail).run(threading.current_thread().name)
+        if encoder.can_stage and device.startswith(_GPU):
+            with threads.short_turns():
+                StagedPipeline(worker, following, self._fail).run(threading.current_thread().name)
             return
         while (jobs := following()) is not None:
             worker.run(jobs)
+
+    def _tune(self, encoder: BaseEncoder, device: str, first: list[Job]) -> CompileChoice:
+        """Begin where earlier builds have ended on such a device; when to compile."""
+        with self._lock:
+            if self._choice is None:
+                self._tuned_for = name = device_name(device)
+                known, on_gpu = self._tunings.get(name, Tuning()), device.startswith(_GPU)
+                work = 0
+                if on_gpu and first[0].item.text is not None:
+                    work = _FIRST_TOKENS if encoder.measures else _FIRST_TEXTS
+                self.size.begin(work, known.sizes)
+                # On a CPU only where somebody asks for it: it seldom gains there, and needs a compiler.
+                self._choice = CompileChoice(self._spec.compile, self.expected if on_gpu else None, known)
+            return self._choice
 
     def _next(self) -> list[Job] | None:
         """The next jobs, when there are some; None at the end."""
@@ -205,7 +253,9 @@ class DevicePool:
                 raise EncodeError(f"{name}: {error.message}", hint=error.hint) from error
             except Exception as error:
                 message = f"{name} cannot be loaded on {device}: {described(error)}"
-                raise EncodeError(message, hint="what was encoded before is kept") from error
+                kind = NoRoomError if is_out_of_memory(error) else EncodeError
+                free_memory(error)
+                raise kind(message, hint="what was encoded before is kept") from error
             return encoder
 
     def _check_files(self, encoder: BaseEncoder) -> None:
@@ -227,6 +277,15 @@ class DevicePool:
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits for us
             message = f"{self._spec.name} cannot be unloaded: {described(error)}"
             self._fail(EncodeError(message, hint="what was encoded before is kept"))
+
+
+def device_name(device: str) -> str:
+    """What devices that are equally quick have in common."""
+    if device.startswith(_GPU):
+        torch: Any = importlib.import_module("torch")
+        if torch.cuda.is_available():
+            return str(torch.cuda.get_device_name(device))
+    return f"{device}, {os.cpu_count()} cores"
 
 
 def available_device() -> str:

@@ -15,7 +15,9 @@ from precook.encode.encoder import Item
 from precook.errors import SourceChangedError
 from precook.fs.read import read_small
 from precook.identity.digest import digest
-from precook.plan.entries import EncoderPlan, PlannedEntry
+from precook.plan.entries import PlannedEntry
+from precook.plan.targets import Samples
+from precook.plan.wanted import Input
 from precook.sources.captions import CaptionError
 from precook.sources.crop import cut, cut_mask
 from precook.sources.facts import LARGEST
@@ -76,8 +78,11 @@ Prepared = Job | Changed | Refused
 class Unit:
     """Entries that come from one file: it is read and decoded once for all of them."""
 
-    plan: EncoderPlan
+    samples: Samples
+    takes: Input
+    """What of its sample is read."""
     entries: Sequence[PlannedEntry]
+    """Of one encoder or of several."""
     background: tuple[int, int, int]
     """What shows through where a picture is transparent."""
     nbytes: int
@@ -103,9 +108,8 @@ class Unit:
         if first.sample is None:
             yield from (Job(entry, Item(text="")) for entry in self.entries)
             return
-        concept, number = self.plan.samples.in_concept(first.sample)
-        kind = self.plan.wants.encoding.input
-        if kind == "text":
+        concept, number = self.samples.in_concept(first.sample)
+        if self.takes == "text":
             # By digest, not by line: lines may have been reordered since.
             texts = {digest(text).bytes: text for text in concept.texts(number)}
             for entry in self.entries:
@@ -115,7 +119,7 @@ class Unit:
             for entry in self.entries:
                 width, height = _geometry(entry).target
                 yield _cut_job(entry, mask=np.full((height, width), _WHITE, np.uint8))
-        elif kind == "mask":
+        elif self.takes == "mask":
             mask = decode_mask(self._content(concept.mask_path(number) or ""))
             yield from (_cut_job(entry, mask=cut_mask(mask, _geometry(entry))) for entry in self.entries)
         else:
@@ -133,14 +137,16 @@ class Unit:
         return [Refused(entry, reason, lasting) for entry in self.entries]
 
 
-def make_units(plan: EncoderPlan, entries: Sequence[PlannedEntry], background: tuple[int, int, int]) -> list[Unit]:
-    """Entries by the file they come from, in the order of the first of each."""
+def make_units(
+    samples: Samples, takes: Input, entries: Sequence[PlannedEntry], background: tuple[int, int, int]
+) -> list[Unit]:
+    """Entries by the file they come from, in the order of the first of each; all take the same part of their sample."""
     groups: dict[object, list[PlannedEntry]] = {}
     for entry in entries:
         # A white mask and the empty prompt come from no file, and each is on its own.
         alone = entry.sample is None or entry.parts.white
-        groups.setdefault(entry.key if alone else entry.sample, []).append(entry)
-    return [Unit(plan, group, background, _memory(group)) for group in groups.values()]
+        groups.setdefault((entry.encoder, entry.key) if alone else entry.sample, []).append(entry)
+    return [Unit(samples, takes, group, background, _memory(group)) for group in groups.values()]
 
 
 def _memory(entries: Sequence[PlannedEntry]) -> int:

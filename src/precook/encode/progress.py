@@ -48,6 +48,8 @@ class BuildProgress:
     """What a build has done so far, and what all its encoders share."""
 
     def __init__(self, memory: Memory) -> None:
+        self.lock = threading.RLock()
+        """Around everything else."""
         self.memory = memory
         """Where failures are remembered, and how quick encoders are."""
         self.encoded: Counter[str] = Counter()
@@ -58,7 +60,8 @@ class BuildProgress:
         self.reasons: dict[bytes, str] = {}
         """Why entries failed, by key: two encoders with one recipe share their failures too."""
         self.changed = 0
-        self.nbytes = 0
+        self.nbytes_by: Counter[str] = Counter()
+        """Of the new entries, by encoder."""
 
 
 class EncoderProgress:
@@ -73,14 +76,14 @@ class EncoderProgress:
         self._fail_fast = fail_fast
         self._undisclosed: list[bytes] = []
         """Keys of what could not be made, as far as other builders were not told."""
-        self._lock = threading.Lock()
-        """Around everything above."""
+        # Of all encoders: they share what is remembered.
+        self._lock = build.lock
 
     def stored(self, keys: Sequence[bytes], nbytes: int) -> None:
         """Entries were made, of so many bytes together."""
         with self._lock:
             self._build.encoded[self._encoder] += len(keys)
-            self._build.nbytes += nbytes
+            self._build.nbytes_by[self._encoder] += nbytes
             forget_failures(self._memory, keys)
             self._task.advance(len(keys), nbytes=nbytes)
 

@@ -1,41 +1,44 @@
-"""A run: one encoder's way from planned entries to the store.
+"""Runs: the way of encoders from planned entries to the store.
 
-Rows of the plan are claimed, so that no two builders make the same; their files are read, decoded and cut in several
-threads and bounded memory; batches of equal shape go to the pool; and what comes back is written.
+Rows of the plan are claimed, so that no two builders make the same; their files are read, decoded and cut by a
+`SourceReader`, once for all encoders that take them; batches of equal shape go to each encoder's pool; and what comes
+back is written.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from types import TracebackType
 
 import numpy as np
 
-from precook.encode.batching import Bins, MemoryBudget
-from precook.encode.pool import DevicePool
-from precook.encode.prepare import Changed, Job, Prepared, Refused, Unit, make_units
+from precook.encode.batching import MemoryBudget, Shape
+from precook.encode.pool import DevicePool, NoRoomError
+from precook.encode.prepare import Job, make_units
 from precook.encode.progress import BuildProgress, EncoderProgress, FlushPolicy
 from precook.encode.registry import EncoderSpec
 from precook.encode.results import write_results
+from precook.encode.source_reader import SourceReader, TextLots, windows
+from precook.encode.tuning import read_tunings, record_tunings
 from precook.plan.entries import EncoderPlan
 from precook.plan.forecast import record_rate
 from precook.plan.plan import Plan
 from precook.plan.ready import read_failures
 from precook.report import Reporter
-from precook.sources.geometry import TARGET
 from precook.store.claims import Claims
 from precook.store.keysets import split
 from precook.store.store import Store
 from precook.store.tree import Parts
 from precook.store.writer import Writer
-from precook.threads import ThreadPool
 from precook.values import Flags, Numbers
 
 _log = logging.getLogger("precook")
@@ -43,15 +46,11 @@ _log = logging.getLogger("precook")
 MEMORY = 1 << 30
 """Bytes that sources may take, where nobody says."""
 _WINDOW = 256
-"""Entries that are claimed at a time."""
+"""Entries of pictures that are claimed at a time."""
 _TEXTS = 1024
-"""Texts that are claimed at a time, and at first sorted by length together: so that the first batch comes soon."""
-_MOST_TEXTS = 8192
-"""Texts that are sorted together later on: the more, the less is padded."""
+"""Texts that are claimed at a time."""
 _TURNS = 8
 """Times that each of several processes comes for more, so that one that begins later or is slower has its part."""
-_AHEAD = 4
-"""Files, for each thread, that are read ahead of the encoder."""
 _LOOK = 256
 """Rows of others that are looked for at a time."""
 _POLL = 0.2
@@ -85,242 +84,230 @@ def default_threads() -> int:
     return max(2, min(16, os.cpu_count() or 1))
 
 
-def run_encoder(
+def run_together(
     plan: Plan,
-    spec: EncoderSpec,
-    rows: Numbers,
+    specs: Sequence[EncoderSpec],
+    rows: Mapping[str, Numbers],
     build: BuildProgress,
-    claims: Claims,
     *,
     options: BuildOptions,
     stop: threading.Event,
     report: Reporter,
 ) -> None:
-    """Make the entries of these rows; those that another builder has claimed come last, if it has not made them."""
-    name, encoder = spec.name, plan.encoders[spec.name]
-    start, encoded, nbytes = time.monotonic(), build.encoded[name], build.nbytes
-    try:
-        with report.task(name, total=len(rows), unit="entries") as task, plan.store.writer() as writer:
-            progress = EncoderProgress(build, name, task, fail_fast=options.fail_fast)
-            claimed = ClaimedRows(plan.store, encoder, claims, writer, progress, stop)
-            run = EncoderRun(plan, spec, writer, progress, claimed, options=options, stop=stop)
-            try:
-                run.run(rows)
-            finally:
-                build.truncated[name] += run.truncated
-    finally:
-        record_rate(
-            build.memory,
-            encoder.wants.encoding.recipe,
-            entries=build.encoded[name] - encoded,
-            nbytes=build.nbytes - nbytes,
-            seconds=time.monotonic() - start,
-        )
-        # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
-        plan.store.remember(build.memory)
-        claims.release()
+    """Make the entries of these rows, of encoders that take the same sources; these are read once for all of them.
+
+    Those that another builder has claimed come last, if it has not made them. An encoder for which a device has no
+    memory beside the others is run alone after them.
+    """
+    budget = MemoryBudget(options.memory)
+    postponed: list[EncoderSpec] = []
+    with plan.store.claims() as claims:
+        try:
+            with ExitStack() as ends:
+                runs = [
+                    ends.enter_context(EncoderRun(plan, spec, build, claims, budget, options, stop, report))
+                    for spec in specs
+                ]
+                for run in runs:
+                    run.begin(len(rows[run.name]), alone=len(runs) == 1)
+                left = [rows[run.name] for run in runs]
+                while any(map(len, left)) and not stop.is_set():
+                    _give(plan, runs, left, budget, options=options, stop=stop)
+                    left = [run.wait_for_others() for run in runs]
+            postponed = [run.spec for run in runs if run.postponed]
+        finally:
+            # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
+            with build.lock:
+                plan.store.remember(build.memory)
+    for spec in postponed:
+        if not stop.is_set():
+            run_together(plan, [spec], rows, build, options=options, stop=stop, report=report)
+
+
+def _give(
+    plan: Plan,
+    runs: Sequence[EncoderRun],
+    rows: Sequence[Numbers],
+    budget: MemoryBudget,
+    *,
+    options: BuildOptions,
+    stop: threading.Event,
+) -> None:
+    """Hand batches of these rows to the pools, but for those that somebody else has made or claimed meanwhile."""
+    encoders = [run.encoder for run in runs]
+    takes = encoders[0].wants.encoding.input
+    devices = sum(len(run.spec.devices) for run in runs)
+    parts = devices if options.processes == 1 else devices * options.processes * _TURNS
+    most = max(map(len, rows))
+    step = _TEXTS if takes == "text" else _WINDOW
+    if options.processes > 1:
+        step = min(step, -(-most // parts))
+    with SourceReader(
+        {run.name: run for run in runs},
+        budget,
+        stop,
+        threads=options.threads or default_threads(),
+        # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
+        nbytes=max(1, options.memory // (2 * devices + 2)),
+        texts=TextLots(most, parts) if takes == "text" else None,
+    ) as reader:
+        for window in windows(plan, encoders, rows, step):
+            if stop.is_set():
+                return
+            ours = [
+                entry
+                for run, some in zip(runs, window, strict=True)
+                for entry in run.encoder.entries(run.take(some).tolist())
+            ]
+            if not reader.add(make_units(plan.samples, takes, ours, plan.settings.image.rgb)):
+                return
+        reader.finish()
 
 
 class EncoderRun:
-    """Encodes what one encoder has to make; what its pool makes comes back through the methods of a `Sink`."""
+    """The work of one encoder: claims its rows, encodes them in a pool, and writes what comes back.
+
+    A context manager: its end waits for everything that was given, and makes it durable.
+    """
 
     def __init__(
         self,
         plan: Plan,
         spec: EncoderSpec,
-        writer: Writer,
-        progress: EncoderProgress,
-        claimed: ClaimedRows,
-        *,
+        build: BuildProgress,
+        claims: Claims,
+        budget: MemoryBudget,
         options: BuildOptions,
         stop: threading.Event,
+        report: Reporter,
     ) -> None:
+        self.name = spec.name
+        self.spec = spec
+        self.encoder = plan.encoders[spec.name]
+        self.postponed = False
+        """Whether its device had no memory for it beside other encoders."""
         self._plan = plan
-        self._encoder = plan.encoders[spec.name]
-        self._writer = writer
-        self._progress = progress
-        self._claimed = claimed
+        self._build = build
+        self._claims = claims
+        self._budget = budget
         self._options = options
         self._stop = stop
-        self._devices = len(spec.devices)
-        self._budget = MemoryBudget(options.memory)
-        self._pool = DevicePool(spec, self, stop, plan=plan)
+        self._report = report
+        self._alone = True
         self._flushes = FlushPolicy()
-        self._spec = spec
+        self._ends = ExitStack()
+        self._lock = threading.Lock()
+        self._given = 0
+        """Bytes of sources that the pool has and has not told of."""
 
-    @functools.cached_property
-    def _made(self) -> bytes:
-        """What its entries are made with; first asked for when there are some, and so with everything loaded."""
-        return self._spec.made(self._encoder.wants.encoding.input)
+    def __enter__(self) -> EncoderRun:
+        return self
 
-    @property
-    def truncated(self) -> int:
-        """Texts that were cut to fit."""
-        return self._pool.truncated
+    def begin(self, count: int, *, alone: bool) -> None:
+        """Get ready to make so many entries."""
+        self._alone = alone
+        recipe, build, store = self.encoder.wants.encoding.recipe, self._build, self._plan.store
+        start, encoded, nbytes = time.monotonic(), build.encoded[self.name], build.nbytes_by[self.name]
 
-    def run(self, rows: Numbers) -> None:
-        """Make the entries of these rows."""
-        left = in_order(self._plan, self._encoder, rows)
-        with self._pool:
-            while len(left) and not self._stop.is_set():
-                self._give(left)
-                left = self._claimed.wait_for_others()
+        def record() -> None:
+            entries, size = build.encoded[self.name] - encoded, build.nbytes_by[self.name] - nbytes
+            with build.lock:
+                build.truncated[self.name] += self._pool.truncated
+                record_tunings(build.memory, recipe, self._pool.tunings())
+                record_rate(build.memory, recipe, entries=entries, nbytes=size, seconds=time.monotonic() - start)
 
-    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+        with build.lock:
+            tunings = read_tunings(build.memory, recipe)
+        task = self._ends.enter_context(self._report.task(self.name, total=count, unit="entries"))
+        self.progress = EncoderProgress(build, self.name, task, fail_fast=self._options.fail_fast)
+        self._pool = DevicePool(self.spec, self, self._stop, plan=self._plan, tunings=tunings)
+        self._pool.expected = -(-count // self._options.processes)
+        self._ends.callback(record)
+        self._writer = self._ends.enter_context(store.writer())
+        self._claimed = ClaimedRows(store, self.encoder, self._claims, self._writer, self.progress, self._stop)
+        self._ends.enter_context(self._pool)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._ends.__exit__(kind, error, trace)
+        except NoRoomError as problem:
+            self._postpone(problem)
+
+    def take(self, rows: Numbers) -> Numbers:
+        """Claim rows; those that are ours to make."""
+        return rows[:0] if self.postponed else self._claimed.take(rows)
+
+    def wait_for_others(self) -> Numbers:
+        """Wait for other builders; the rows that they had claimed and have given up without making them."""
+        return np.zeros(0, np.int64) if self.postponed else self._claimed.wait_for_others()
+
+    def count(self, shape: Shape) -> int:
+        """How many items of a shape are encoded together."""
+        return self._pool.size.count(shape, math.prod(shape))
+
+    def give(self, jobs: list[Job]) -> None:
+        """Encode these, when there is room for them."""
+        nbytes = sum(job.nbytes for job in jobs)
+        with self._lock:
+            self._given += nbytes
+        if self.postponed:
+            self._told(nbytes)
+            return
+        try:
+            self._pool.give(jobs)
+        except NoRoomError as problem:
+            self._postpone(problem)
+
+    def check(self) -> None:
+        """Raise what ended its work, if something did."""
+        try:
+            self._pool.check()
+        except NoRoomError as problem:
+            self._postpone(problem)
+
+    def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
         """Keep the results of a batch, but for those that no pack could hold: they fail."""
-        recipe = self._encoder.wants.encoding.recipe
+        recipe = self.encoder.wants.encoding.recipe
         entries = [(job.entry.key.bytes, parts) for job, parts in results]
-        written = write_results(self._writer, recipe, entries, made=self._made)
+        written = write_results(self._writer, recipe, entries, made=self._made[compiled])
         if written.keys:
             self._claimed.stored(written.keys, written.group)
-            self._progress.stored(written.keys, written.nbytes)
-        self._budget.give_back(sum(job.nbytes for job, _ in results))
+            self.progress.stored(written.keys, written.nbytes)
+        self._told(sum(job.nbytes for job, _ in results))
         for number, error in written.refused:
-            self._progress.failed(results[number][0].entry, error.message, lasting=True)
+            self.progress.failed(results[number][0].entry, error.message, lasting=True)
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         """Note that an entry could not be made."""
-        self._budget.give_back(job.nbytes)
-        self._progress.failed(job.entry, reason, lasting=lasting)
+        self._told(job.nbytes)
+        self.progress.failed(job.entry, reason, lasting=lasting)
 
     def batch_done(self, seconds: float) -> None:
-        """Make what was stored durable if a kill would cost too much by now."""
+        """Have what was stored made durable if a kill would cost too much by now."""
         if self._flushes.is_due(seconds):
             self._writer.flush()
 
-    def _give(self, rows: Numbers) -> None:
-        """Hand batches of these rows to the pool, but for those that somebody else has made or claimed meanwhile."""
-        is_text = self._encoder.wants.encoding.input == "text"
-        processes = self._options.processes
-        parts = self._devices if processes == 1 else self._devices * processes * _TURNS
-        window = _TEXTS if is_text else _WINDOW
-        step = window if processes == 1 else min(window, -(-len(rows) // parts))
-        # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
-        nbytes = max(1, self._options.memory // (2 * self._devices + 2))
-        texts = TextLots(len(rows), parts) if is_text else None
-        threads = self._options.threads or default_threads()
-        with SourceReader(
-            self._pool, self._budget, self._progress, self._stop, threads=threads, nbytes=nbytes, texts=texts
-        ) as reader:
-            for unit in self._units(rows, step):
-                if not reader.add(unit):
-                    return
-            reader.finish()
+    @functools.cached_property
+    def _made(self) -> dict[bool, bytes]:
+        """What its entries are made with, by compiled code or not; first asked for when everything is loaded."""
+        takes = self.encoder.wants.encoding.input
+        return {compiled: self.spec.made(takes, compiled=compiled) for compiled in (False, True)}
 
-    def _units(self, rows: Numbers, step: int) -> Iterator[Unit]:
-        """The files of rows that are ours to make, some rows at a time."""
-        for start in range(0, len(rows), step):
-            if self._stop.is_set():
-                return
-            entries = self._encoder.entries(self._claimed.take(rows[start : start + step]).tolist())
-            yield from make_units(self._encoder, entries, self._plan.settings.image.rgb)
+    def _told(self, nbytes: int) -> None:
+        with self._lock:
+            self._given -= nbytes
+        self._budget.give_back(nbytes)
 
-
-class TextLots:
-    """How many texts are sorted by length together: few at first, so that the first batch comes soon, and then more."""
-
-    def __init__(self, texts: int, parts: int) -> None:
-        self.now = min(_TEXTS, -(-texts // parts))
-        """The size to use."""
-        self._most = min(_MOST_TEXTS, texts // parts)
-
-    def grow(self) -> None:
-        """Double it, as far as each part of the work still has a lot of its own."""
-        self.now = max(self.now, min(2 * self.now, self._most))
-
-
-class SourceReader:
-    """Reads, decodes and cuts in several threads and bounded memory, and hands batches to a pool.
-
-    A batch is full with as many items as the pool wants or, of texts, as are sorted together, or with `nbytes`.
-    A context manager: its end waits for the files that are being read.
-    """
-
-    def __init__(
-        self,
-        pool: DevicePool,
-        budget: MemoryBudget,
-        progress: EncoderProgress,
-        stop: threading.Event,
-        *,
-        threads: int,
-        nbytes: int,
-        texts: TextLots | None,
-    ) -> None:
-        self._pool = pool
-        self._texts = texts
-        self._bins = Bins((lambda: pool.size.now) if texts is None else (lambda: texts.now), nbytes)
-        self._budget = budget
-        self._progress = progress
-        self._stop = stop
-        self._ahead = _AHEAD * threads
-        self._decoders = ThreadPool(threads, thread_name_prefix="precook-decode")
-        self._reading: deque[tuple[Unit, Future[list[Prepared]]]] = deque()
-
-    def __enter__(self) -> SourceReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._decoders.shutdown(wait=True, cancel_futures=True)
-
-    def add(self, unit: Unit) -> bool:
-        """Begin to read a file when there is memory for it; False where it is time to stop."""
-        while not self._budget.has(unit.nbytes) and not self._stop.is_set():
-            if self._reading:
-                self._pass_on()
-            elif self._bins:
-                self._pool.give(self._bins.largest())
-            else:
-                self._pool.check()
-                self._budget.wait()
-        if self._stop.is_set():
-            return False
-        self._budget.take(unit.nbytes)
-        self._reading.append((unit, self._decoders.submit(unit.prepare)))
-        while self._reading and (len(self._reading) > self._ahead or self._reading[0][1].done()):
-            self._pass_on()
-        return True
-
-    def finish(self) -> None:
-        """Hand over all that is left."""
-        while self._reading:
-            self._pass_on()
-        for batch in self._bins.rest():
-            self._pool.give(batch)
-
-    def _pass_on(self) -> None:
-        """Wait for the file that was begun first, and hand over the batches that are full with it."""
-        unit, future = self._reading.popleft()
-        prepared = future.result()
-        self._budget.give_back(unit.nbytes)
-        jobs = [item for item in prepared if isinstance(item, Job)]
-        self._budget.take(sum(job.nbytes for job in jobs))
-        for item in prepared:
-            if isinstance(item, Refused):
-                self._progress.failed(item.entry, item.reason, lasting=item.lasting)
-            elif isinstance(item, Changed):
-                self._progress.changed(item.entry)
-        for job in jobs:
-            for batch in self._bins.add(job):
-                self._pool.give(batch)
-                if self._texts is not None:
-                    self._texts.grow()
-
-
-def in_order(plan: Plan, encoder: EncoderPlan, rows: Numbers) -> Numbers:
-    """Rows in the order in which they are encoded: those of one file together, files that are cut alike in a row."""
-    if encoder.wants.encoding.input == "text":
-        return rows
-    samples, parts = encoder.wants.samples[rows], encoder.wants.parts[rows]
-    sizes = np.zeros((len(rows), 2), np.int64)
-    for number, cuts in enumerate(plan.targets.cuts):
-        chosen = parts == number
-        sizes[chosen] = cuts[samples[chosen]][:, TARGET]
-    order = np.lexsort((parts, samples))
-    # A file stands where its first picture does.
-    leads = np.append(True, samples[order][1:] != samples[order][:-1])
-    lead = order[np.maximum.accumulate(np.where(leads, np.arange(len(order)), 0))]
-    return rows[order[np.lexsort((np.arange(len(order)), *sizes[lead].T))]]
+    def _postpone(self, problem: NoRoomError) -> None:
+        """Leave everything to a run of its own, if there were others beside it."""
+        if self._alone:
+            raise problem
+        if not self.postponed:
+            _log.info("%s: not beside the other encoders, but after them: %s", self.name, problem.message)
+            self.postponed = True
+            self._told(self._given)
 
 
 class ClaimedRows:

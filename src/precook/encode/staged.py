@@ -12,31 +12,20 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from precook import threads
+from precook.encode.batching import JobBatch
 from precook.encode.encoder import StagedBatch
 from precook.encode.prepare import Job
-from precook.encode.worker import Worker
+from precook.encode.worker import Launched, Lot, Worker
 
 _IN_FLIGHT = 3
 """Batches that are launched and not yet stored: the device works on one, one waits for it, one is being stored."""
 _LANDING = 2
 """Threads that land batches: while one waits for the disk, the other takes results apart."""
-_FIRST_TEXTS = 64
-"""Texts of the first batch: with fewer, a fast GPU is done before the next launch and waits for it."""
 _LOOK = 0.1
 """Seconds between two looks at whether it is time to stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A batch that the device has its orders for."""
-
-    jobs: list[Job]
-    staged: StagedBatch
-    start: float
 
 
 class StagedPipeline:
@@ -50,8 +39,8 @@ class StagedPipeline:
         """The next jobs, when there are some; None at the end."""
         self._fail = fail
         """Takes what ends the work for good."""
-        self._sorted: queue.Queue[list[Job] | None] = queue.Queue(maxsize=1)
-        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
+        self._sorted: queue.Queue[Lot | None] = queue.Queue(maxsize=1)
+        self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
         self._slots = threading.Semaphore(_IN_FLIGHT)
         self._lock = threading.Lock()
         self._last_landed = 0.0
@@ -67,10 +56,8 @@ class StagedPipeline:
         try:
             for helper in helpers:
                 threads.start(helper)
-            while (jobs := self._sorted.get()) is not None:
-                if jobs[0].item.text is not None:
-                    self._worker.size.begin(_FIRST_TEXTS)
-                for batch in self._worker.batches(jobs):
+            while (lot := self._sorted.get()) is not None:
+                for batch in self._worker.batches(lot):
                     self._launch(batch)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
             self._fail(error)
@@ -94,27 +81,29 @@ class StagedPipeline:
         finally:
             self._sorted.put(None)
 
-    def _launch(self, batch: list[Job]) -> None:
+    def _launch(self, batch: JobBatch) -> None:
         while not self._slots.acquire(timeout=_LOOK):
             if self._worker.over():
                 return
-        start = time.perf_counter()
+        self._worker.compile_if_due()
+        start, compiled = time.perf_counter(), self._worker.encoder.compiled
         launched: list[StagedBatch] = []
 
         def launch() -> list[Any]:
-            staged = self._worker.encoder.stage([job.item for job in batch])
+            staged = self._worker.encoder.stage([job.item for job in batch.jobs])
             staged.launch()
             launched.append(staged)
-            return [None] * len(batch)
+            return [None] * len(batch.jobs)
 
-        failure = self._worker.attempt(batch, launch)
+        failure = self._worker.attempt(batch.jobs, launch)
         if isinstance(failure, Exception):
             try:
                 self._worker.failed(batch, failure)
             finally:
                 self._slots.release()
         else:
-            self._launched.put(_Launched(batch, launched[0], start))
+            now = time.perf_counter()
+            self._launched.put(Launched(batch, launched[0], compiled, start, now - start))
 
     def _land_all(self) -> None:
         try:
@@ -128,9 +117,9 @@ class StagedPipeline:
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
             self._fail(error)
 
-    def _land(self, launched: _Launched) -> None:
-        batch = launched.jobs
-        trees = self._worker.attempt(batch, launched.staged.land)
+    def _land(self, launched: Launched) -> None:
+        batch = launched.batch
+        trees = self._worker.attempt(batch.jobs, launched.staged.land)
         if isinstance(trees, Exception):
             self._worker.failed(batch, trees)
             return
@@ -139,4 +128,4 @@ class StagedPipeline:
             # What it waited for the batch before it is not its own time.
             seconds = now - max(launched.start, self._last_landed)
             self._last_landed = max(self._last_landed, now)
-        self._worker.landed(batch, trees, seconds)
+        self._worker.landed(launched, trees, seconds)

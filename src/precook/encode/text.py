@@ -40,10 +40,10 @@ from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import TransformersText
-from precook.encode.encoder import BaseEncoder, Item
+from precook.encode.encoder import BaseEncoder, Cost, Item
 from precook.encode.text_model import TextModel
 from precook.encode.tokens import Tokenizer, TokenRow, check_limit
-from precook.encode.torch_tools import Arrival, library, loading
+from precook.encode.torch_tools import DeviceRun, library, loading
 from precook.errors import EncodeError
 from precook.plan.wanted import Input
 from precook.store.tree import Tree
@@ -55,6 +55,7 @@ class TextEncoder(BaseEncoder):
     input: Input = "text"
     gives_away = True
     can_stage = True
+    measures = True
 
     def __init__(self, section: TransformersText, folder: Path, tokenizer: Path) -> None:
         self.truncated = 0
@@ -80,11 +81,12 @@ class TextEncoder(BaseEncoder):
         self._loaded = tokenizer, model
 
     def lengths(self, texts: list[str]) -> list[int]:
-        """Tokens each text takes, with all that is put around it, after cutting."""
+        """Tokens that the model runs on for each text, with all that is put around it, after cutting."""
         rows = self._tokenised(texts)
         with self._lock:
             self._measured.update(zip(texts, rows, strict=True))
-        return [len(row.ids) for row in rows]
+        _, model = self._parts()
+        return [model.cost(row) for row in rows]
 
     def encode(self, batch: list[Item]) -> list[Tree]:
         """A dict of `hidden`, and what else there is, for each text."""
@@ -143,17 +145,26 @@ class StagedTexts:
         self._some = model.checked(rows)
         self._longest = model.longest(self._some)
         self._inputs = model.inputs(self._some, self._longest) if self._some else {}
-        self._arrival: Arrival | None = None
+        self._run: DeviceRun | None = None
+        self.cost: Cost | None = None
+        self.not_finite: frozenset[int] | None = None
 
     def launch(self) -> None:
         """Begin to encode."""
         if self._some:
-            self._arrival = self._model.begin(self._inputs)
+            self._run = self._model.begin(self._inputs)
             self._inputs = {}
 
     def land(self) -> list[Any]:
         """A tree for each text."""
-        states: list[Any] = [] if self._arrival is None else self._arrival.wait()
+        states: list[Any] = []
+        if self._run is not None:
+            states = self._run.fetch()
+            self.cost = self._run.cost
+            if self._run.finite is not None:
+                asked = [number for number, row in enumerate(self._rows) if self._model.runs(row)]
+                wrong = self._model.not_finite(self._run.finite, self._some, self._longest)
+                self.not_finite = frozenset(asked[number] for number in wrong)
         encoded = iter(self._model.trees(states, self._some, self._longest))
         trees = [next(encoded) if self._model.runs(row) else self._model.of_nothing() for row in self._rows]
         self._count(self._rows)

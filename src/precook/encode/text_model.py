@@ -16,7 +16,7 @@ from precook.encode.tokens import Tokenizer, TokenRow
 from precook.encode.torch_tools import (
     LOCAL,
     TRANSFORMERS_WEIGHTS,
-    Arrival,
+    DeviceRun,
     check_complete,
     check_shapes,
     check_weights,
@@ -101,14 +101,28 @@ class TextModel:
             self._torch.cuda.current_stream(self._device).synchronize()
         return inputs
 
-    def begin(self, inputs: dict[str, Any]) -> Arrival:
+    def begin(self, inputs: dict[str, Any]) -> DeviceRun:
         """Run the model: each layer's states, and what it pooled, if that is wanted."""
         with self._torch.inference_mode():
+            run = DeviceRun(self._device)
             with planless_attention(self._device):
                 out = self._model(**inputs, **self._options)
-            pooled = self._pooled(out)
-            wanted = [*self._states(out), *([] if pooled is None else [pooled])]
-            return Arrival(wanted, self._dtype)
+            states, pooled = self._states(out), self._pooled(out)
+            # Of states each token, because not all of them are kept.
+            wanted, parts = [*states], [2] * len(states)
+            if pooled is not None:
+                wanted, parts = [*wanted, pooled], [*parts, 1]
+            run.ordered(wanted, self._dtype, parts)
+            return run
+
+    def not_finite(self, finite: Sequence[npt.NDArray[np.bool_]], rows: Sequence[TokenRow], longest: int) -> list[int]:
+        """The numbers of the rows of which something that is kept is not finite."""
+        states, pooled = (finite[:-1], finite[-1:]) if self._pooling else (finite, ())
+        good = np.logical_and.reduce([*pooled, np.ones(len(rows), bool)])
+        kept = np.zeros((len(rows), longest), bool)
+        for line, row in zip(kept, rows, strict=True):
+            line[self._kept(len(row.ids), longest)] = True
+        return np.flatnonzero(~(good & np.logical_and.reduce([flags | ~kept for flags in states]).all(axis=1))).tolist()
 
     def trees(self, results: list[Any], rows: Sequence[TokenRow], longest: int) -> list[dict[str, Any]]:
         """A tree for each of the rows that the model was asked about."""
@@ -124,7 +138,7 @@ class TextModel:
         return self._nothing
 
     def _tree(self, states: list[Any], pooled: Any, number: int, length: int, longest: int) -> dict[str, Any]:
-        kept = slice(self._section.crop_start, longest if self._keeps_padding else length)
+        kept = self._kept(length, longest)
         several = self._section.layers == "all" or len(states) > 1
         parts = [state[number, kept] for state in states]
         tree = {"hidden": self._torch.stack(parts) if several else parts[0]}
@@ -135,6 +149,14 @@ class TextModel:
             real = places >= longest - length if self._left else places < length
             tree["mask"] = real[kept]
         return tree
+
+    def _kept(self, length: int, longest: int) -> slice:
+        """The positions of a text of so many tokens that its entry has."""
+        return slice(self._section.crop_start, longest if self._keeps_padding else length)
+
+    def cost(self, row: TokenRow) -> int:
+        """How many tokens the model runs on for a text, alone."""
+        return self.limit if self._whole and self.limit is not None else len(row.ids)
 
     def _states(self, out: Any) -> list[Any]:
         layers = self._section.layers

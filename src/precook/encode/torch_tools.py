@@ -6,6 +6,7 @@ library that misses some fills in random numbers and only warns, and weights in 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -15,8 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from precook.encode.encoder import Cost
 from precook.errors import EncodeError, printable
 from precook.fs.read import read_small
 
@@ -252,29 +255,64 @@ def send(arrays: Sequence[npt.NDArray[Any]], device: str) -> Any:
     return host.to(device, non_blocking=True)
 
 
-class Arrival:
-    """Tensors on their way from the device to this machine's memory; made by the thread that ordered them there."""
+class DeviceRun:
+    """What a device does for one batch: begun by the thread that gives the orders, waited for by any other."""
 
-    def __init__(self, tensors: Sequence[Any], dtype: Any) -> None:
-        self._event: Any = None
-        # One after the other: converted all at once they would lie on the device twice.
-        self._hosts = [_fetch(tensor, dtype) for tensor in tensors]
-        if tensors[0].is_cuda:
-            cuda = library("torch").cuda
+    def __init__(self, device: str) -> None:
+        self._cuda: Any = library("torch").cuda if device.startswith("cuda") else None
+        self._device = device
+        self._tensors: list[Any] = []
+        self._flags: list[Any] = []
+        self._cost: Cost | None = None
+        self.finite: list[npt.NDArray[np.bool_]] | None = None
+        """Of each tensor, which of its parts are finite, once they are fetched; None where nobody has looked."""
+        if self._cuda is not None:
+            self._before = self._cuda.memory_allocated(device)
+            self._cuda.reset_peak_memory_stats(device)
             # Blocking: whoever waits sleeps, instead of keeping a core busy with asking.
-            self._event = cuda.Event(blocking=True)
-            self._event.record(cuda.current_stream(tensors[0].device))
+            self._start, self._end = (self._cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+            self._start.record(self._cuda.current_stream(device))
 
-    def wait(self) -> list[Any]:
-        """The tensors, on the CPU, when they are there."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._hosts
+    def ordered(self, tensors: Sequence[Any], dtype: Any, parts: Sequence[int]) -> None:
+        """All orders are given: these tensors are wanted, in this type; `parts` are how many dimensions number parts.
 
+        A GPU looks there and then whether each part is finite, which costs it next to nothing.
+        """
+        for tensor, dimensions in zip(tensors, parts, strict=True):
+            converted = tensor.to(dtype)
+            if self._cuda is not None:
+                converted = converted.contiguous()
+                self._flags.append(converted.isfinite().flatten(dimensions).all(-1))
+            self._tensors.append(converted)
+        if self._cuda is not None:
+            self._end.record(self._cuda.current_stream(self._device))
+            needed = self._cuda.max_memory_allocated(self._device) - self._before
+            unused = self._cuda.memory_reserved(self._device) - self._cuda.memory_allocated(self._device)
+            self._cost = Cost(0.0, needed, self._cuda.mem_get_info(self._device)[0] + unused)
 
-def _fetch(tensor: Any, dtype: Any) -> Any:
-    tensor = tensor.to(dtype)
-    if not tensor.is_cuda:
-        return tensor.to("cpu")
-    host = library("torch").empty(tensor.shape, dtype=dtype, pin_memory=True)
-    return host.copy_(tensor.contiguous(), non_blocking=True)
+    def fetch(self) -> list[Any]:
+        """The tensors, in this machine's memory, when they are there."""
+        tensors, self._tensors = self._tensors, []
+        if self._cuda is None:
+            return [tensor.to("cpu") for tensor in tensors]
+        # Only now: memory that a GPU can write to is made slowly, and the thread that gives the orders must not wait.
+        wanted = [*tensors, *self._flags]
+        hosts = [library("torch").empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in wanted]
+        # By a stream of its own: the device goes on with the next batch meanwhile.
+        stream, copied = self._cuda.Stream(self._device), self._cuda.Event(blocking=True)
+        stream.wait_event(self._end)
+        with self._cuda.stream(stream):
+            for host, tensor in zip(hosts, wanted, strict=True):
+                host.copy_(tensor, non_blocking=True)
+            copied.record(stream)
+        copied.synchronize()
+        self._flags = []
+        self.finite = [flags.numpy() for flags in hosts[len(tensors) :]]
+        return hosts[: len(tensors)]
+
+    @property
+    def cost(self) -> Cost | None:
+        """What it took of the device, once it was fetched; None where nobody measures it."""
+        if self._cost is None:
+            return None
+        return dataclasses.replace(self._cost, seconds=self._start.elapsed_time(self._end) / 1000)

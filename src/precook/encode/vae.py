@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from precook.config.encoders import DiffusersVae
-from precook.encode.encoder import BaseEncoder, Item
-from precook.encode.torch_tools import Arrival, library, loading, send, torch_dtype
+from precook.encode.encoder import BaseEncoder, Cost, Item
+from precook.encode.torch_tools import DeviceRun, library, loading, send, torch_dtype
 from precook.encode.vae_model import Posterior, Scale, Vae, check_scaling
 from precook.errors import EncodeError
 from precook.identity.digest import derived_digest
@@ -101,20 +101,27 @@ class StagedPictures:
         self._pixels = send(pictures, vae.device)
         self._seeds = [_seed(picture) for picture in pictures] if section.posterior == "sample" else []
         self._names: list[str] = []
-        self._arrival: Arrival | None = None
+        self._run: DeviceRun | None = None
+        self.cost: Cost | None = None
+        self.not_finite: frozenset[int] | None = None
 
     def launch(self) -> None:
         """Begin to encode."""
         with library("torch").inference_mode():
+            run = DeviceRun(self._vae.device)
             results = self._results(self._vae.posterior(self._pixels))
             self._pixels = None
             self._names = list(results)
-            self._arrival = Arrival(list(results.values()), torch_dtype(self._section.dtype))
+            run.ordered(list(results.values()), torch_dtype(self._section.dtype), [1] * len(results))
+            self._run = run
 
     def land(self) -> list[Tree]:
         """A tree for each picture."""
-        assert self._arrival is not None, "launched before"
-        rows = zip(*self._arrival.wait(), strict=True)
+        assert self._run is not None, "launched before"
+        rows = zip(*self._run.fetch(), strict=True)
+        self.cost = self._run.cost
+        if self._run.finite is not None:
+            self.not_finite = frozenset(np.flatnonzero(~np.logical_and.reduce(self._run.finite)).tolist())
         if self._section.posterior != "moments":
             return [latent for (latent,) in rows]
         return [dict(zip(self._names, row, strict=True)) for row in rows]

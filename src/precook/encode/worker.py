@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from precook.encode.batching import BatchSize
-from precook.encode.encoder import BaseEncoder
+from precook.encode.batching import BatchSize, JobBatch
+from precook.encode.encoder import BaseEncoder, Cost, StagedBatch
 from precook.encode.prepare import Job
 from precook.encode.results import Acceptance, described, free_memory, is_device_lost, is_out_of_memory
+from precook.encode.tuning import CompileChoice
 from precook.errors import EncodeError
 from precook.store.tree import Parts, Tree
 
 _log = logging.getLogger("precook")
 
 
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Jobs that came together, in the order in which they are encoded."""
+
+    jobs: list[Job]
+    costs: list[int]
+    """What each costs: its tokens or pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A batch that the device has its orders for."""
+
+    batch: JobBatch
+    staged: StagedBatch
+    compiled: bool
+    """Whether they are compiled code."""
+    start: float
+    seconds: float
+    """What it took to give them."""
+
+
 class Sink(Protocol):
     """Where results go; called from any thread of a pool, once for each job unless the work ends early."""
 
-    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
-        """Keep results of a batch; those that no pack could hold fail, and no others."""
+    def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
+        """Keep results of a batch, which `compiled` code has made or not; those that no pack could hold fail."""
 
     def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
         """Note that an entry could not be made; `lasting` if trying again would give the same."""
@@ -42,7 +67,8 @@ class Worker:
         sink: Sink,
         *,
         over: Callable[[], bool],
-        tells_apart: bool = False,
+        tells_apart: bool,
+        choice: CompileChoice,
     ) -> None:
         self._name = name
         self._tells_apart = tells_apart
@@ -53,51 +79,66 @@ class Worker:
         self._sink = sink
         self.over = over
         """Whether nothing more is to be encoded."""
+        self._choice = choice
 
     def run(self, jobs: list[Job]) -> None:
         """Encode jobs, batch after batch, each told before the next is begun."""
         for batch in self.batches(self.ordered(jobs)):
-            start = time.perf_counter()
-            trees = self.attempt(batch, lambda batch=batch: self._encode(batch))  # type: ignore[misc]
+            self.compile_if_due()
+            start, compiled = time.perf_counter(), self.encoder.compiled
+            trees = self.attempt(batch.jobs, lambda jobs=batch.jobs: self._encode(jobs))  # type: ignore[misc]
             if isinstance(trees, Exception):
                 self.failed(batch, trees)
                 continue
             seconds = time.perf_counter() - start
-            results = self._accept(batch, trees)
+            results = self._accept(batch.jobs, trees)
             # Without the storing: a slow disk says nothing about the encoder.
-            self.size.took(len(batch), work(batch), time.perf_counter() - start)
-            self._tell(batch, results)
+            self.size.took(batch, time.perf_counter() - start)
+            self._tell(batch.jobs, results, compiled=compiled)
             self._sink.batch_done(seconds)
 
-    def ordered(self, jobs: list[Job]) -> list[Job]:
+    def compile_if_due(self) -> None:
+        """Compile the encoder, if it can be and is not yet, when that is worth it."""
+        if self.encoder.can_compile and not self.encoder.compiled and self._choice.is_due():
+            self.encoder.compile()
+
+    def ordered(self, jobs: list[Job]) -> Lot:
         """Jobs in the order in which they are encoded: texts by length, so that little is padded."""
         if jobs[0].item.text is None:
-            return jobs
+            return Lot(jobs, [math.prod(job.shape) for job in jobs])
         lengths = self._lengths([job.item.text or "" for job in jobs])
         # The longest first: if one batch does not fit into memory, the first one shows it.
-        return [jobs[number] for number in sorted(range(len(jobs)), key=lambda number: -lengths[number])]
+        order = sorted(range(len(jobs)), key=lambda number: -lengths[number])
+        costs = [lengths[number] if self.encoder.measures else 1 for number in order]
+        return Lot([jobs[number] for number in order], costs)
 
-    def batches(self, jobs: list[Job]) -> Iterator[list[Job]]:
+    def batches(self, lot: Lot) -> Iterator[JobBatch]:
         """Jobs in batches of the size of the moment, until nothing more is to be encoded."""
         start = 0
-        while start < len(jobs) and not self.over():
-            batch = jobs[start : start + self.size.now]
-            start += len(batch)
+        while start < len(lot.jobs) and not self.over():
+            each = lot.costs[start]
+            batch = JobBatch(lot.jobs[start : start + self.size.count(lot.jobs[start].shape, each)], each)
+            start += len(batch.jobs)
             yield batch
 
-    def landed(self, batch: list[Job], trees: Sequence[Tree], seconds: float) -> None:
-        """Accept and tell the results of a batch that took the device so long."""
-        self.size.took(len(batch), work(batch), seconds)
-        self._tell(batch, self._accept(batch, trees))
+    def landed(self, launched: Launched, trees: Sequence[Tree], seconds: float) -> None:
+        """Accept and tell the results of a batch that took so long."""
+        batch, staged, compiled = launched.batch, launched.staged, launched.compiled
+        cost: Cost | None = getattr(staged, "cost", None)
+        self.size.took(batch, seconds, cost)
+        took = seconds if cost is None else cost.seconds
+        self._choice.took(len(batch.jobs), took, launch=launched.seconds, compiled=compiled)
+        results = self._accept(batch.jobs, trees, not_finite=getattr(staged, "not_finite", None))
+        self._tell(batch.jobs, results, compiled=compiled)
         self._sink.batch_done(seconds)
 
-    def failed(self, batch: list[Job], error: Exception) -> None:
+    def failed(self, batch: JobBatch, error: Exception) -> None:
         """A batch that failed as a whole: only what fails again, alone, fails for good."""
         # Once for the whole batch, not for its pieces: one item too large for any size must not slow the others.
         if is_out_of_memory(error):
-            self.size.too_large(len(batch))
+            self.size.too_large(batch)
         start = time.perf_counter()
-        self._encode_pieces(batch, error)
+        self._encode_pieces(batch.jobs, error)
         self._sink.batch_done(time.perf_counter() - start)
 
     def attempt(self, batch: list[Job], encode: Callable[[], object]) -> Sequence[Tree] | Exception:
@@ -122,7 +163,7 @@ class Worker:
             piece = batch[start : start + step]
             trees = self.attempt(piece, lambda piece=piece: self._encode(piece))  # type: ignore[misc]
             if not isinstance(trees, Exception):
-                self._tell(piece, self._accept(piece, trees))
+                self._tell(piece, self._accept(piece, trees), compiled=self.encoder.compiled)
             elif len(piece) > 1:
                 self._encode_pieces(piece, trees)
             else:
@@ -132,17 +173,21 @@ class Worker:
     def _encode(self, batch: list[Job]) -> object:
         return self.encoder.encode([job.item for job in batch])
 
-    def _accept(self, batch: Sequence[Job], trees: Sequence[Tree]) -> list[Parts | EncodeError]:
-        results = self._acceptance.accept([job.shape for job in batch], trees, copy=not self.encoder.gives_away)
+    def _accept(
+        self, batch: Sequence[Job], trees: Sequence[Tree], *, not_finite: Collection[int] | None = None
+    ) -> list[Parts | EncodeError]:
+        shapes, copy = [job.shape for job in batch], not self.encoder.gives_away
+        results = self._acceptance.accept(shapes, trees, copy=copy, not_finite=not_finite)
         if self._tells_apart and batch[0].item.text is not None:
             texts = [job.item.text or "" for job in batch]
             self._acceptance.compare_texts(texts, results, cut=self.encoder.truncated > 0)
         return results
 
-    def _tell(self, batch: Sequence[Job], results: Sequence[Parts | EncodeError]) -> None:
+    def _tell(self, batch: Sequence[Job], results: Sequence[Parts | EncodeError], *, compiled: bool) -> None:
         """Tell the sink what came of a batch; what is good first, because a sink may end the work at what is not."""
         pairs = list(zip(batch, results, strict=True))
-        self._sink.store([(job, result) for job, result in pairs if not isinstance(result, EncodeError)])
+        good = [(job, result) for job, result in pairs if not isinstance(result, EncodeError)]
+        self._sink.store(good, compiled=compiled)
         for job, result in pairs:
             if isinstance(result, EncodeError):
                 self._sink.fail(job, result.message, lasting=True)
@@ -154,10 +199,3 @@ class Worker:
         except Exception:  # noqa: BLE001 - told when the texts are encoded
             _log.debug("%s cannot measure %d texts", self._name, len(texts), exc_info=True)
             return [len(text) for text in texts]
-
-
-def work(batch: Sequence[Job]) -> float:
-    """How much there was to encode: the pixels, or texts as long as the longest, to which the others are padded."""
-    if batch[0].item.text is None:
-        return float(sum(job.nbytes for job in batch))
-    return float(len(batch) * max(1, *(job.nbytes for job in batch)))

@@ -57,7 +57,8 @@ class Live:
         rows = rows_with(planned.wants.keys, {key.bytes for key in keys})
         # Several rows may want the same entry; one of them is enough.
         row_of = {planned.wants.keys[row].tobytes(): row for row in rows.tolist()}
-        for unit in make_units(planned, planned.entries(list(row_of.values())), self._plan.settings.image.rgb):
+        entries, takes = planned.entries(list(row_of.values())), planned.wants.encoding.input
+        for unit in make_units(planned.samples, takes, entries, self._plan.settings.image.rgb):
             for prepared in unit.prepare():
                 key = prepared.entry.key
                 if isinstance(prepared, Job):
@@ -114,13 +115,14 @@ class _Results:
         self._failed: dict[Key, _LiveFailure] = {}
 
     @functools.cached_property
-    def _made(self) -> bytes:
-        """What its entries are made with, once the encoder is loaded."""
-        return self._spec.made(self._encoding.input)
+    def _made(self) -> dict[bool, bytes]:
+        """What its entries are made with, by compiled code or not, once the encoder is loaded."""
+        takes = self._encoding.input
+        return {compiled: self._spec.made(takes, compiled=compiled) for compiled in (False, True)}
 
-    def store(self, results: Sequence[tuple[Job, Parts]]) -> None:
+    def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
         entries = [(job.entry.key.bytes, parts) for job, parts in results]
-        written = write_results(self.writer, self._encoding.recipe, entries, made=self._made)
+        written = write_results(self.writer, self._encoding.recipe, entries, made=self._made[compiled])
         self._answer(map(Key, written.keys))
         for number, error in written.refused:
             self.fail(results[number][0], error.message, lasting=True)
