@@ -310,7 +310,11 @@ class TestEquality:
             options = {**options, "crop_start": 1}
         encoder = loaded(folders(name), **options)
         batches = [["fox", "a quick red fox"], ["seven red balloons", "a"]]
-        assert encoder.lengths(batches[0]) == [len(encoder._tokenised([text])[0].ids) for text in batches[0]]
+        costs = [len(encoder._tokenised([text])[0].ids) for text in batches[0]]
+        if options.get("keep_padding"):
+            # However short they are, the model runs on as many tokens as the longest may have.
+            costs = [encoder._parts()[1].limit] * len(costs)
+        assert encoder.lengths(batches[0]) == costs
         flights = [encoder.stage([Item(text=text) for text in batch]) for batch in batches]
         for flight in flights:
             flight.launch()
