@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from precook.config.schema import Settings
-from precook.encode.lanes import group_encoders, run_lanes, share_devices
 from precook.encode.progress import BuildProgress
 from precook.encode.registry import EncoderSpec, special_tokens
 from precook.encode.run import BuildOptions, run_together
+from precook.encode.schedule import group_encoders, run_lanes, share_devices
 from precook.errors import ConfigError, IncompleteError, NoSpaceError, printable
 from precook.fs.system import system
 from precook.interrupt import interruption

@@ -1,4 +1,4 @@
-"""Lanes: which encoders of a build run together, which at the same time, and which one after the other.
+"""The schedule of a build: which encoders run together, which at the same time, and which one after the other.
 
 Encoders that take the same part of a sample and where decoding it is most of the reading, pictures and masks, are a
 group: they run together. Groups that share a device are a lane: they run in turn. Lanes run at the same time.
