@@ -93,6 +93,27 @@ def test_the_difference_is_told_by_encoder(tmp_path: Path) -> None:
         assert again["pixels"].unlike == 4
 
 
+def test_rounding_is_told_from_other_results(tmp_path: Path) -> None:
+    """By the digits that the type has: another batch or compiled code may change the last ones, and a number near zero.
+
+    Whole numbers are not rounded: another one is another result.
+    """
+    dataset(tmp_path / "data", 4)
+    exact = np.array([100.0, -3.0, 1e-9], np.float32)
+    tokens = np.array([100_000, 1])
+    changes: dict[str, Any] = {"numbers": 0, "moved": 0, "words": 0}
+    encoders = {
+        "numbers": Watched("text", lambda _: exact + np.float32(changes["numbers"]), identity=1),
+        "moved": Watched("text", lambda _: exact + np.float32(changes["moved"]), identity=2),
+        "words": Watched("text", lambda _: tokens + changes["words"], identity=3),
+    }
+    with project(tmp_path, encoders=encoders) as opened:
+        opened.build()
+        changes.update(numbers=1e-4, moved=1.0, words=1)
+        found = {one.encoder: (one.equal, one.rounded) for one in opened.recompute(1.0)}
+    assert found == {"numbers": (0, 5), "moved": (0, 0), "words": (0, 0)}
+
+
 def test_a_collection_beside_takes_nothing_that_is_compared(tmp_path: Path) -> None:
     """A lease keeps what is made again until it was compared, although no snapshot names it any more."""
     dataset(tmp_path / "data", 4)

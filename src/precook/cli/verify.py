@@ -381,16 +381,17 @@ def _recompute(config: Path | None, store: Path | None, share: float, *, seed: i
     with open_project(config, store, code=code) as project:
         differences = project.recompute(share, seed=seed, report=progress.reporter())
     if as_json:
-        names = ("encoder", "checked", "equal", "max_abs", "max_rel", "unlike", "failed")
+        names = ("encoder", "checked", "equal", "rounded", "max_abs", "max_rel", "unlike", "failed")
         encoders = [{name: getattr(difference, name) for name in names} for difference in differences]
         output.document({"share": share, "seed": seed, "encoders": encoders})
         return
-    columns = ("checked", "equal", "max abs", "max rel", "unlike", "failed")
+    columns = ("checked", "equal", "rounded", "max abs", "max rel", "unlike", "failed")
     rows = [
         (
             difference.encoder,
             f"{difference.checked:,}",
             f"{difference.equal:,}",
+            f"{difference.rounded:,}" if difference.rounded else "",
             f"{difference.max_abs:.3g}",
             f"{difference.max_rel:.3g}",
             f"{difference.unlike:,}" if difference.unlike else "",

@@ -156,7 +156,8 @@ class BaseEncoder:
     can_compile = False
     """Whether `compile` may make it faster; to be asked once it is loaded."""
     compiled = False
-    """Whether what is encoded or staged from now on runs on compiled code, which is recorded with the entries."""
+    """Whether it runs on compiled code, which is recorded with the entries of a batch: to be asked when that batch was
+    launched or encoded, for code that fails with it is given up for good."""
     measures = False
     """Whether `lengths` says what texts cost, so that batches of short ones can be larger; else each costs the same."""
     truncated = 0
@@ -168,7 +169,7 @@ class BaseEncoder:
     def compile(self) -> None:
         """Run on compiled code from now on, which takes a while to make; where that fails, the log says so in one line.
 
-        Called between two batches, by the thread that encodes or stages them. Results differ by rounding only.
+        Called between two batches, by the thread that encodes or launches them. Results differ by rounding only.
         """
 
     def encode(self, batch: list[Item]) -> list[Tree]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from precook.config.encoders import DiffusersPrompt
+from precook.encode.compiled import CompiledParts, repeated_layers
 from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.pipeline_folder import PipelineFolder, PipelinePart
 from precook.encode.prompt_folder import find_pipeline, text_parts
@@ -92,14 +93,29 @@ class PromptEncoder(BaseEncoder):
         )
         self._pipeline = pipeline
 
-    def encode(self, batch: list[Item]) -> list[Tree]:
-        """A dict of the tensors that `encode_prompt` returns, for each text."""
+    @property
+    def can_compile(self) -> bool:  # type: ignore[override]
+        """Whether its text encoders have layers that repeat."""
+        return self._pipeline is not None and self._pipeline.compiled.possible
+
+    @property
+    def compiled(self) -> bool:  # type: ignore[override]
+        """Whether they run on compiled code."""
+        return self._pipeline is not None and self._pipeline.compiled.on
+
+    def compile(self) -> None:
+        """Compile the layers of the text encoders."""
         if self._pipeline is None:
             raise EncodeError("this encoder is not loaded", hint="call load(device) first")
+        self._pipeline.compiled.turn_on(
+            lambda: [leaf for tree in self._encode(list(_PROBES)) for leaf in tree.values()]
+        )
+
+    def encode(self, batch: list[Item]) -> list[Tree]:
+        """A dict of the tensors that `encode_prompt` returns, for each text."""
         texts = [item.text for item in batch if item.text is not None]
         assert len(texts) == len(batch), "a text encoder gets items with a text"
-        calls = [texts] if self._together else [[text] for text in texts]
-        trees = [tree for call in calls for tree in self._pipeline.encode(call)]
+        trees = self._encode(texts)
         for tree in trees:
             self._check_shapes(tree)
         # Each with memory of its own, and outside of inference mode: autograd takes no tensor that was made in it.
@@ -114,6 +130,16 @@ class PromptEncoder(BaseEncoder):
         torch = library("torch")
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+
+    def _encode(self, texts: list[str]) -> list[dict[str, Any]]:
+        """The trees of some texts, which may share memory."""
+        if self._pipeline is None:
+            raise EncodeError("this encoder is not loaded", hint="call load(device) first")
+        if not self._together:
+            return [self._pipeline.encode([text])[0] for text in texts]
+        # Twice the same where it stands alone: torch would make code of its own for one text.
+        doubled = self.compiled and len(texts) == 1
+        return self._pipeline.encode(2 * texts if doubled else texts)[: len(texts)]
 
     def _check_shapes(self, tree: Mapping[str, Any]) -> None:
         """Refuse a leaf that has another shape than for other texts: nobody could say how a batch of them looks."""
@@ -136,6 +162,9 @@ class PromptPipeline:
         self._forms = known_forms(found.kind, section.max_length)
         self._device = self._torch.device(device)
         self._pipeline = _load(found, torch_dtype(section.dtype), device)
+        models = [part for part in self._pipeline.components.values() if isinstance(part, self._torch.nn.Module)]
+        self.compiled = CompiledParts(found.kind, [layer for model in models for layer in repeated_layers(model)])
+        """The layers of its text encoders, which may run on compiled code."""
         call = type(self._pipeline).encode_prompt
         self._names = _returned_names(call, found)
         self._arguments = _arguments(call, section.max_length, found) | section.options
@@ -154,7 +183,7 @@ class PromptPipeline:
             arguments["device"] = self._device
         with hushed(), self._torch.inference_mode():
             try:
-                returned = self._pipeline.encode_prompt(**arguments)
+                returned = self.compiled.run(lambda: self._pipeline.encode_prompt(**arguments))
             except Exception as error:
                 if is_out_of_memory(error) or isinstance(error, EncodeError):
                     raise

@@ -1,7 +1,7 @@
 """Recomputing: some entries made once more, and how far they are from those that are stored.
 
-An encoder may give slightly different numbers on another device, in another batch or with another library. This tells
-how different; what is stored stays as it is.
+An encoder may give slightly different numbers on another device, in another batch, on compiled code or with another
+library. This tells how different, and whether it is more than rounding; what is stored stays as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from precook.store.store import FLUSH_BYTES, FLUSH_SECONDS, Store
 from precook.store.tree import take_apart
 from precook.values import Key
 
+_EPSILONS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23, "F64": 2.0**-52}
+"""The step from 1.0 to the next number, for types that models compute in; whatever else is stored is not rounded."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecomputeDifference:
@@ -37,6 +40,8 @@ class RecomputeDifference:
     checked: int
     equal: int
     """Entries that are the same, bit for bit."""
+    rounded: int
+    """Entries that differ by no more than rounding does, which adds up over the layers of a model."""
     max_abs: float
     """The largest difference of two numbers."""
     max_rel: float
@@ -87,7 +92,7 @@ def _scratch_store(folder: str) -> Store:
 
 def _compare(encoder: str, store: Store, scratch: Store, keys: list[Key]) -> RecomputeDifference:
     """How far entries in two stores differ."""
-    equal = unlike = failed = 0
+    equal = rounded = unlike = failed = 0
     max_abs = max_rel = 0.0
     for key in keys:
         try:
@@ -103,10 +108,13 @@ def _compare(encoder: str, store: Store, scratch: Store, keys: list[Key]) -> Rec
         elif all(a.data.tobytes() == b.data.tobytes() for a, b in zip(ours.leaves, theirs.leaves, strict=True)):
             equal += 1
         else:
-            for before, now in zip(_arrays(stored), _arrays(again), strict=True):
+            near = []
+            for leaf, before, now in zip(ours.leaves, _arrays(stored), _arrays(again), strict=True):
                 absolute, relative = _distance(before, now)
                 max_abs, max_rel = max(max_abs, absolute), max(max_rel, relative)
-    return RecomputeDifference(encoder, len(keys), equal, max_abs, max_rel, unlike, failed)
+                near.append(_is_rounding(before, now, _EPSILONS.get(leaf.dtype.name, 0.0)))
+            rounded += all(near)
+    return RecomputeDifference(encoder, len(keys), equal, rounded, max_abs, max_rel, unlike, failed)
 
 
 def _arrays(tree: Any) -> list[npt.NDArray[np.float64]]:
@@ -119,6 +127,14 @@ def _arrays(tree: Any) -> list[npt.NDArray[np.float64]]:
         return [tree.astype(np.float64)]
     # A torch tensor, which nobody here needs to know by name.
     return [tree.double().numpy()] if hasattr(tree, "double") else []
+
+
+def _is_rounding(before: npt.NDArray[np.float64], now: npt.NDArray[np.float64], epsilon: float) -> bool:
+    """Whether two tensors of a type with this precision differ in the second half of their digits only, as a whole.
+
+    Single numbers may differ by more: one near zero is what is left of others that were rounded.
+    """
+    return bool(np.linalg.norm(before - now) <= math.sqrt(epsilon) * np.linalg.norm(before))
 
 
 def _distance(before: npt.NDArray[np.float64], now: npt.NDArray[np.float64]) -> tuple[float, float]:

@@ -69,6 +69,16 @@ class TextEncoder(BaseEncoder):
         self._lock = threading.Lock()
         """Around what several threads count and keep here."""
 
+    @property
+    def can_compile(self) -> bool:  # type: ignore[override]
+        """Whether its model has layers that repeat."""
+        return self._loaded is not None and self._loaded[1].compiled.possible
+
+    @property
+    def compiled(self) -> bool:  # type: ignore[override]
+        """Whether they run on compiled code."""
+        return self._loaded is not None and self._loaded[1].compiled.on
+
     def load(self, device: str) -> None:
         """Load tokenizer and model, and refuse what they cannot do before the first text."""
         tokenizer = Tokenizer(self._tokenizer_folder)
@@ -79,6 +89,10 @@ class TextEncoder(BaseEncoder):
         if not self._section.chat_template:
             check_limit(tokenizer, model.limit, self._tokenizer_folder)
         self._loaded = tokenizer, model
+
+    def compile(self) -> None:
+        """Compile the layers of the model."""
+        self._parts()[1].compile()
 
     def lengths(self, texts: list[str]) -> list[int]:
         """Tokens that the model runs on for each text, with all that is put around it, after cutting."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.config.encoders import TransformersText
+from precook.encode.compiled import CompiledParts, repeated_layers
 from precook.encode.model_folder import two_towers
 from precook.encode.tokens import Tokenizer, TokenRow
 from precook.encode.torch_tools import (
@@ -35,6 +36,11 @@ _POSITIONS = ("position_embedding", "position_embeddings", "embed_positions", "w
 """How models call their tables of learned positions."""
 _MIXING = ("convbert",)
 """Models whose convolutions carry padding into real positions, mask or no mask."""
+_FEWEST = 2
+"""Texts, and tokens of each, that compiled code is run on at least: for one alone torch would make code of its own."""
+_EXAMPLE_LENGTH = 32
+_EXAMPLE_TOKENS, _FEW_TOKENS = 4096, 128
+"""Tokens that a model is compiled with: as many as keep a GPU busy, for which code is chosen, and fewer on a CPU."""
 _HINT_FOLDER = "name the folder of the text encoder; `subfolder` names one inside it"
 
 
@@ -69,6 +75,8 @@ class TextModel:
         """Whether it can do without a mask."""
         self._causal = self._maskless and not self._pooling and self._looks_back_only()
         """Whether padding to the right stays without effect, masked or not."""
+        self.compiled = CompiledParts(type(self._model).__name__, repeated_layers(self._model))
+        """The layers, which may run on compiled code."""
 
     def runs(self, row: TokenRow) -> bool:
         """Whether the model is asked about a row: not about one without tokens, unless padding makes some."""
@@ -84,9 +92,11 @@ class TextModel:
 
     def longest(self, rows: Sequence[TokenRow]) -> int:
         """How many tokens the model runs on."""
-        longest = self.limit if self._whole else max((len(row.ids) for row in rows), default=0)
-        assert longest is not None, "a model that runs whole has a limit"
-        return longest
+        if self._whole:
+            assert self.limit is not None, "a model that runs whole has a limit"
+            return self.limit
+        longest = max((len(row.ids) for row in rows), default=0)
+        return max(longest, _FEWEST) if self.compiled.on and self.limit != 1 else longest
 
     def inputs(self, rows: Sequence[TokenRow], longest: int) -> dict[str, Any]:
         """The columns of some rows, padded, on the device."""
@@ -105,14 +115,9 @@ class TextModel:
         """Run the model: each layer's states, and what it pooled, if that is wanted."""
         with self._torch.inference_mode():
             run = DeviceRun(self._device)
-            with planless_attention(self._device):
-                out = self._model(**inputs, **self._options)
-            states, pooled = self._states(out), self._pooled(out)
+            wanted = self._results(inputs)
             # Of states each token, because not all of them are kept.
-            wanted, parts = [*states], [2] * len(states)
-            if pooled is not None:
-                wanted, parts = [*wanted, pooled], [*parts, 1]
-            run.ordered(wanted, self._dtype, parts)
+            run.ordered(wanted, self._dtype, [2] * (len(wanted) - self._pooling) + [1] * self._pooling)
             return run
 
     def not_finite(self, finite: Sequence[npt.NDArray[np.bool_]], rows: Sequence[TokenRow], longest: int) -> list[int]:
@@ -123,6 +128,44 @@ class TextModel:
         for line, row in zip(kept, rows, strict=True):
             line[self._kept(len(row.ids), longest)] = True
         return np.flatnonzero(~(good & np.logical_and.reduce([flags | ~kept for flags in states]).all(axis=1))).tolist()
+
+    def compile(self) -> None:
+        """Run the layers on compiled code from now on, if that works."""
+        with self._torch.inference_mode():
+            self.compiled.turn_on(self._examples)
+
+    def _results(self, inputs: dict[str, Any]) -> list[Any]:
+        """What is kept of the model's answer: each layer's states, and what it pooled, if that is wanted."""
+        count = len(inputs["input_ids"])
+        if self.compiled.on and count < _FEWEST:
+            inputs = {name: column.repeat(_FEWEST, 1) for name, column in inputs.items()}
+        with planless_attention(self._device):
+            out = self.compiled.run(lambda: self._model(**inputs, **self._options))
+        pooled = self._pooled(out)
+        return [result[:count] for result in (*self._states(out), *([] if pooled is None else [pooled]))]
+
+    def _examples(self) -> list[Any]:
+        """Results of tokens that mean nothing, for each way in which the model is called."""
+        torch = self._torch
+        tokens = _FEW_TOKENS if self._device == "cpu" else _EXAMPLE_TOKENS
+        length = self.limit if self._whole and self.limit else min(self.limit or _EXAMPLE_LENGTH, _EXAMPLE_LENGTH)
+        rows = max(_FEWEST, tokens // length)
+        rows += rows == length  # else torch would take the two to be the same number for ever
+        ids = torch.arange(rows * length, device=self._device).view(rows, length) % self._vocabulary
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+        inputs = {name: inputs[name] for name in self._names}
+        if "attention_mask" not in inputs:
+            return self._results(inputs)
+        plain = {name: column for name, column in inputs.items() if name != "attention_mask"}
+        results = self._results(plain if self._maskless and not self._whole else inputs)
+        if not self._causal or self._whole:
+            padded = inputs["attention_mask"].clone()
+            padded[0, length // 2 :] = 0
+            padded[0] = padded[0].flip(0) if self._left else padded[0]
+            # What a model makes of padding means nothing.
+            masked = self._results({**inputs, "attention_mask": padded})
+            results += [result[1:] for result in masked]
+        return results
 
     def trees(self, results: list[Any], rows: Sequence[TokenRow], longest: int) -> list[dict[str, Any]]:
         """A tree for each of the rows that the model was asked about."""

@@ -64,6 +64,22 @@ class VaeEncoder(BaseEncoder):
                 self._scale = Scale.of(vae.model, posterior.mean)
         self._vae = vae
 
+    @property
+    def can_compile(self) -> bool:  # type: ignore[override]
+        """Whether its encoder has blocks that can be compiled."""
+        return self._vae is not None and self._vae.compiled.possible
+
+    @property
+    def compiled(self) -> bool:  # type: ignore[override]
+        """Whether they run on compiled code."""
+        return self._vae is not None and self._vae.compiled.on
+
+    def compile(self) -> None:
+        """Compile the blocks of the encoder."""
+        if self._vae is None:
+            raise EncodeError("this VAE is not loaded", hint="call load before compile")
+        self._vae.compile()
+
     def encode(self, batch: list[Item]) -> list[Tree]:
         """A tree for each item; all pictures of a batch have the same size."""
         if not batch and self._vae is not None:

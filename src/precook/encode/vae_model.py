@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from precook.config.encoders import DiffusersVae
+from precook.encode.compiled import CompiledVae
 from precook.encode.pipeline_folder import is_pipeline, read_pipeline
 from precook.encode.torch_tools import (
     LOCAL,
@@ -40,6 +41,8 @@ _LEVELS = ("encoder_block_out_channels", "down_block_out_channels", "block_out_c
 """Fields of configs with one number for each level of the encoder; the size is halved between two levels."""
 _PROBE = 2
 """Latent height and width of the picture that a VAE is tried with."""
+_EXAMPLE, _SMALL_EXAMPLE = (4, 512, 448), (2, 64, 96)
+"""How many pictures, of which height and width, a VAE is compiled with: enough to keep a GPU busy, few on a CPU."""
 _FAILURES = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a model raises that was not made for what it is given."""
 _UNSCALED = "set scaled to false, and scale in training as the model's pipeline does"
@@ -124,6 +127,8 @@ class Vae:
     """It takes and gives a dimension of frames."""
     alpha: bool
     """It takes a fourth channel, which says what is opaque."""
+    compiled: CompiledVae
+    """The blocks of its encoder, which may run on compiled code."""
 
     @classmethod
     def load(cls, section: DiffusersVae, place: Path, config: Path | None, device: str) -> Vae:
@@ -147,6 +152,7 @@ class Vae:
             side=side if type(side) is int else None,
             video=usual.frames or any(isinstance(module, conv3d) for module in encoder.modules()),
             alpha=usual.alpha and _channels(model) == 4,  # noqa: PLR2004 - RGBA
+            compiled=CompiledVae(model),
         )
 
     @property
@@ -168,6 +174,19 @@ class Vae:
             message = f"{self.name} does not encode a picture of {side} x {side} pixels: {summary(error)}"
             raise EncodeError(message, hint=hint) from error
 
+    def compile(self) -> None:
+        """Run the encoder on compiled code from now on, if that works."""
+        # Three different numbers: where two are the same, torch takes them to be so for ever.
+        count, height, width = _SMALL_EXAMPLE if self.device == "cpu" else _EXAMPLE
+        height, width = (self.side or -(-number // self.multiple) * self.multiple for number in (height, width))
+        pictures = np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
+
+        def example() -> list[Any]:
+            with library("torch").inference_mode():
+                return [self.posterior(send(list(pictures), self.device)).mean]
+
+        self.compiled.turn_on(example)
+
     def check_size(self, height: int, width: int) -> None:
         """Refuse pictures of a size that the model cannot take, or would scale on its own."""
         if self.side is not None and (height, width) != (self.side, self.side):
@@ -183,14 +202,17 @@ class Vae:
         """What the model says about pictures: bytes on its device, N x H x W x 3."""
         torch = library("torch")
         count, height, width, _ = pixels.shape
+        pixels = self.compiled.enough(pixels)
         inputs = _inputs(pixels, convention(self.name).pixels)
         if self.alpha:
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
         inputs = inputs.to(torch_dtype(self.dtype))
-        output = self.model.encode(inputs.unsqueeze(2) if self.video else inputs)
-        size = (count, height // self.factor, width // self.factor)
+        inputs = inputs.unsqueeze(2) if self.video else inputs
+        output = self.compiled.run(lambda: self.model.encode(inputs))
+        size = (len(pixels), height // self.factor, width // self.factor)
         mean, logvar = _moments(output, self.name)
-        return Posterior(self._latents(mean, size), None if logvar is None else self._latents(logvar, size))
+        mean, logvar = (None if part is None else self._latents(part, size)[:count] for part in (mean, logvar))
+        return Posterior(mean, logvar)
 
     def _latents(self, result: Any, size: tuple[int, int, int]) -> Any:
         """A result without its frame dimension, N x C x h x w."""
