@@ -11,11 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from precook.config.encoders import DiffusersPrompt, DiffusersVae, TransformersText
 from precook.encode.compiled import repeated_layers
@@ -23,8 +20,13 @@ from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.prompt import PromptEncoder
 from precook.encode.text import TextEncoder
 from precook.encode.vae import VaeEncoder
-from tests.encode.test_text import FAMILIES, LIMIT, save_model
-from tests.support.pipelines import tiny_pipeline
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pipelines = pytest.importorskip("tests.support.pipelines")
+text_models = pytest.importorskip("tests.encode.test_text")
+FAMILIES, LIMIT, save_model = text_models.FAMILIES, text_models.LIMIT, text_models.save_model
 
 GPU = pytest.param(
     "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
@@ -256,7 +258,9 @@ class TestPictures:
 def test_a_pipeline_s_prompts_are_the_same(tmp_path: Path, backend: Callable[[Backend], None]) -> None:
     """All its text encoders run on compiled code."""
     backend(as_traced)
-    encoder = PromptEncoder(DiffusersPrompt(uses="diffusers-prompt", model="unused"), tiny_pipeline("sdxl", tmp_path))
+    encoder = PromptEncoder(
+        DiffusersPrompt(uses="diffusers-prompt", model="unused"), pipelines.tiny_pipeline("sdxl", tmp_path)
+    )
     encoder.load("cpu")
     calls = [texts(*TEXTS), texts("a cat")]
     before = [tree for call in calls for tree in encoder.encode(call)]
