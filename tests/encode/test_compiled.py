@@ -298,7 +298,9 @@ class TestGivingUp:
         before = encoder.encode(batch)
         with caplog.at_level(logging.WARNING, "precook"):
             encoder.compile()
+            encoder.compile()
         assert not encoder.compiled
+        assert not encoder.can_compile
         (line,) = [record.getMessage() for record in caplog.records if record.name == "precook"]
         assert "runs without compiled code" in line
         assert reason in line
@@ -330,6 +332,7 @@ class TestGivingUp:
             after = encoder.encode(batch)
         close(after, before, tolerance=0)
         assert not encoder.compiled
+        assert not encoder.can_compile
         assert [record.getMessage() for record in caplog.records if "it broke" in record.getMessage()]
 
     def test_memory_that_is_short_is_not_the_code_s_fault(

@@ -67,11 +67,12 @@ class CompiledParts:
         """Hooks inside of the parts, by where they belong, while they are taken off."""
         self.on = False
         """Whether they run on compiled code."""
+        self._given_up = False
 
     @property
     def possible(self) -> bool:
-        """Whether there is something to compile."""
-        return bool(self._parts)
+        """Whether there is something to compile that was not given up."""
+        return bool(self._parts) and not self._given_up
 
     def turn_on(self, example: Callable[[], Sequence[Any]]) -> None:
         """Compile the parts by running an example, which returns tensors; `on` tells whether it worked.
@@ -127,7 +128,7 @@ class CompiledParts:
         self._hooks = []
 
     def _turn_off(self, reason: str) -> None:
-        self.on = False
+        self.on, self._given_up = False, True
         for part in self._parts:
             vars(part).pop(_FORWARD, None)
         self._restore()
