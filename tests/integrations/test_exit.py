@@ -148,8 +148,7 @@ def test_a_collected_front_stores_at_once(path: Path) -> None:
     cache.put(key, CachedTokens(np.arange(3), np.ones(3)))
     writer = cache._writer
     assert writer is not None
-    thread = writer._thread
-    assert thread is not None
+    (thread,) = writer._threads
     del cache
     thread.join(timeout=60)
     with TokenizedCache.open(path) as again:
@@ -192,8 +191,8 @@ files.publish = fail
 waits = {"flush_seconds": 0}
 put('a')
 for front in (tokenized, pictures, embeddings):
-    while front._writer._thread is not None:
-        front._writer._thread and front._writer._thread.join()
+    for thread in list(front._writer._threads):
+        thread.join()
 """
     ended = run(tmp_path, script)
     assert ended.stderr.count("could not be stored") == 3, ended.stderr

@@ -56,11 +56,11 @@ def commit(store: StoreInternals, entries: Iterable[Entry]) -> None:
     # Read back what is about to be written: nothing that our own limits refuse is ever published.
     head = parse_head(parse_pack_header(image.head[: header_length(image.head)]), image.head)
     assert head.id == pack_id(image.head) == image.id
-    store.make_room(image.nbytes)
-    with publishing(store, image.id) as path:
-        files.publish(path, [image.head, *image.body])
-    files.reached("commit.published")
-    store.index.add([head])
+    with store.room(image.nbytes):
+        with publishing(store, image.id) as path:
+            files.publish(path, [image.head, *image.body])
+        files.reached("commit.published")
+        store.index.add([head])
     store.packs.touch(np.concatenate([table.keys for table in head.tables]))
 
 
@@ -76,9 +76,8 @@ def _is_stored(store: StoreInternals, entry: Entry) -> bool:
 def commit_pack(store: StoreInternals, staged: Path, pack: PackFile) -> None:
     """Make a pack that lies durable on the same disk part of the store; nobody else may know of it yet."""
     store.check_leases()
-    store.make_room(pack.nbytes)
     # Under the lock, because its name is not ours alone: another archive may bring the same pack at the same time.
-    with store.index.exclusive():
+    with store.room(pack.nbytes), store.index.exclusive():
         with publishing(store, pack.head.id) as path:
             files.publish_file(staged, path)
         store.index.add([pack.head])

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +93,8 @@ class StoreInternals:
         self.putting = threading.RLock()
         """Held by a thread that puts single entries: a second one finds what the first has put."""
         self._make_room = make_room
+        self._room = threading.RLock()
+        """Held while a pack is written to a store that is bounded."""
         self._leases: list[weakref.ref[Lease]] = []
         """Not kept alive: a lease that its holder has dropped ends."""
         self._recorded = time.monotonic()
@@ -124,10 +126,16 @@ class StoreInternals:
             bad_packs=tuple(sorted(self.packs.bad_packs.items())),
         )
 
-    def make_room(self, nbytes: int) -> None:
-        """See to it that a pack of this size fits into a store that is bounded, or refuse it."""
-        if self._make_room is not None:
+    @contextlib.contextmanager
+    def room(self, nbytes: int) -> Iterator[None]:
+        """Around the writing of a pack of this size: into a store that is bounded it fits, or it is refused."""
+        if self._make_room is None:
+            yield
+            return
+        # One at a time, until the index counts it: a second one would be given the same room.
+        with self._room:
             self._make_room(nbytes)
+            yield
 
     def lease(self, purpose: str, *, optional: bool = False) -> Lease:
         """A lease that ends with this store at the latest; one of a read-only store protects nothing."""
@@ -189,5 +197,6 @@ class StoreInternals:
         """Go on; in the child with locks that no thread of the parent holds."""
         if child:
             self.putting = threading.RLock()
+            self._room = threading.RLock()
             self.packs.after_fork()
         self.index.after_fork(child=child)

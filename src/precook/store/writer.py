@@ -1,6 +1,7 @@
 """Writes: entries are gathered and committed together, one pack per commit.
 
-A commit runs in a thread of its own, so that the caller prepares the next entries while the disk works on the last.
+Commits run in threads of their own, so that the caller prepares the next entries while the disk works on the last. Two
+of them overlap: the next pack is written while the last one is synced, or the disk would wait for one of them in turn.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from precook.identity.recipe import Recipe
 
 _log = logging.getLogger("precook")
+_IN_FLIGHT = 2
+"""Groups that are committed at a time: one is written, one is synced. With the one that is filled meanwhile, a writer
+holds three of `flush_bytes` at the most; a third commit would take more memory, and the disk is busy already."""
 _LOOK_EVERY = 2.0
 """Seconds after which a thread that waits for more entries looks whether it still should."""
 
@@ -53,16 +57,18 @@ class Writer:
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
         self._group = _PendingGroup(0)
-        self._committing: _PendingGroup | None = None
+        self._committing: list[_PendingGroup] = []
+        """Each by a thread of its own."""
         self._wanted = -1
         """Groups up to this number are to be committed without waiting for more."""
         self._hurried = False
         """Whether all of them are."""
         self.durable = -1
-        """Groups up to this number are durable."""
+        """Groups up to this number are durable; it never moves past one that is not, whichever is first to be."""
         self._error: PrecookError | None = None
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._threads: set[threading.Thread] = set()
+        """Those that commit, and those that wait for the next group."""
 
     @property
     def usable(self) -> bool:
@@ -86,19 +92,18 @@ class Writer:
         self._check_process()
         with self._lock:
             self._check_usable()
+            group = self._open_group() if entries else self._group
             for entry in entries:
-                # At most one group is being written while another is filled: that bounds the memory.
-                while self._group.is_full(self._flush_bytes):
-                    self._changed.wait()
-                    self._check_usable()
-                # Before anything is added: nobody would ever commit what a thread that cannot start was to take.
-                if self._thread is None and not exits.is_ending():
-                    self._start()
-                self._group.add(entry)
-                if self._group.is_full(self._flush_bytes):
-                    # Only now: waking the thread for every entry costs more than the entry.
+                if group.is_full(self._flush_bytes):
+                    # Only now: waking a thread for every entry costs more than the entry.
                     self._changed.notify_all()
-            number = self._group.number
+                    group = self._open_group()
+                if not group.entries:
+                    self._changed.notify_all()  # from now on it has an age
+                group.add(entry)
+            if group.is_full(self._flush_bytes):
+                self._changed.notify_all()
+            number = group.number
         if exits.is_ending():
             self.flush()  # as long as somebody waits for it
         return number
@@ -108,17 +113,22 @@ class Writer:
         self._check_process()
         with self._lock:
             self._check_usable()
-            number = self._group.number if self._group.entries else self._group.number - 1
-            self._wanted = max(self._wanted, number)
-            self._changed.notify_all()
-            if self._thread is None and self._group.entries:
-                # At the end of the process no thread may be started.
-                self._thread = threading.current_thread()
-                self._run()
-                self._check_usable()
-            while self._group.number <= number or (self._committing is not None and self._committing.number <= number):
-                self._changed.wait()
-                self._check_usable()
+            number = self._want_all()
+            while self.durable < number:
+                self._wait()
+
+    def flush_soon(self) -> int:
+        """Have everything put so far committed, and wait for nothing; it is durable when this group of `durable` is."""
+        self._check_process()
+        with self._lock:
+            self._check_usable()
+            return self._want_all()
+
+    def _want_all(self) -> int:
+        """Have everything put so far committed without waiting for more; the number of its last group."""
+        self._wanted = self._group.number if self._group.entries else self._group.number - 1
+        self._changed.notify_all()
+        return self._wanted
 
     def hurry(self) -> None:
         """Have what was put committed soon, and from now on at once; waits for nothing, not even for the lock.
@@ -150,8 +160,8 @@ class Writer:
         finally:
             with self._lock:
                 self._closed = True
-                thread = self._thread
-            if thread is not None:
+                threads_left = list(self._threads)
+            for thread in threads_left:
                 thread.join()
 
     def __enter__(self) -> Writer:
@@ -175,15 +185,32 @@ class Writer:
         if self._closed:
             raise ClosedStoreError(self._root, "this writer is closed")
 
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
-        try:
-            threads.start(self._thread)
-        except BaseException:
-            # One that runs all the same, because only the wait for its start was interrupted, sees this and ends.
-            self._thread = None
-            raise
-        exits.hold(self)
+    def _open_group(self) -> _PendingGroup:
+        """The group that takes the next entry, when there is room; somebody is there to commit it."""
+        # A full one waits until one of those before it is done: that bounds the memory.
+        while self._group.is_full(self._flush_bytes):
+            self._wait()
+        # Before anything is added: nobody would ever commit what a thread that cannot start was to take.
+        if len(self._threads) == len(self._committing) < _IN_FLIGHT and not exits.is_ending():
+            thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
+            self._threads.add(thread)
+            try:
+                threads.start(thread)
+            except BaseException:
+                # One that runs all the same, because only the wait for its start was interrupted, sees this and ends.
+                self._threads.discard(thread)
+                raise
+            exits.hold(self)
+        return self._group
+
+    def _wait(self) -> None:
+        """Wait for a commit; at the end of the process, where no thread may be started, it is done here."""
+        if self._threads:
+            self._changed.wait()
+        else:
+            self._threads.add(threading.current_thread())
+            self._run()
+        self._check_usable()
 
     def _run(self) -> None:
         """Commit group after group, until there is nothing left to commit or it fails."""
@@ -197,30 +224,39 @@ class Writer:
                 error = PrecookError(f"storing {len(group.entries)} entries failed: {unknown!r}")
                 error.__cause__ = unknown
             with self._lock:
-                self._committing = None
-                self._error = error
+                self._committing.remove(group)
+                if self._error is None:
+                    self._error = error
+                elif error is not None:
+                    _log.error("another group could not be stored either: %s", error)
+                if self._error is None:
+                    self.durable = min((other.number for other in self._committing), default=self._group.number) - 1
                 self._changed.notify_all()
-                if error is not None:
-                    self._thread = None
-                    return
-                self.durable = group.number
+            del group  # or it would be held until there is another
 
     def _next_group(self) -> _PendingGroup | None:
+        """The next group, when it is due; None where there will be none, and the calling thread is to end."""
         with self._lock:
-            if self._thread is not threading.current_thread():
-                return None
-            while not self._is_due():
-                if not self._group.entries:
-                    # Nothing to wait for: the next put starts another thread, and a forgotten writer leaves none.
-                    self._thread = None
-                    exits.let_go(self)
-                    return None
+            # A forgotten writer leaves no thread: the next put starts another.
+            while (
+                threading.current_thread() in self._threads
+                and self._error is None
+                and (self._group.entries or self._committing)
+            ):
+                due = self._is_due()
+                # The first entry under a key stays: one that comes again is only looked at when the first is there.
+                if due and all(self._group.entries.keys().isdisjoint(other.entries) for other in self._committing):
+                    group, self._group = self._group, _PendingGroup(self._group.number + 1)
+                    self._committing.append(group)
+                    self._changed.notify_all()
+                    return group
+                patience = self._patience() if self._group.entries and not due else _LOOK_EVERY
                 # Not longer than this: who hurries us while we hold the lock can set a flag, and cannot wake us.
-                self._changed.wait(min(self._patience(), _LOOK_EVERY))
-            group, self._group = self._group, _PendingGroup(self._group.number + 1)
-            self._committing = group
-            self._changed.notify_all()
-            return group
+                self._changed.wait(min(patience, _LOOK_EVERY))
+            self._threads.discard(threading.current_thread())
+            if not self._threads and self._error is None and not self._group.entries:
+                exits.let_go(self)
+            return None
 
     def _is_due(self) -> bool:
         group = self._group
