@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -58,7 +59,9 @@ class Writer:
         self._changed = Condition(self._lock)
         self._group = _PendingGroup(0)
         self._committing: list[_PendingGroup] = []
-        """Each by a thread of its own."""
+        """Each by a thread of its own, which may have to come for it."""
+        self._ready: deque[_PendingGroup] = deque()
+        """Those of them that no thread has come for yet."""
         self._wanted = -1
         """Groups up to this number are to be committed without waiting for more."""
         self._hurried = False
@@ -95,15 +98,14 @@ class Writer:
             group = self._open_group() if entries else self._group
             for entry in entries:
                 if group.is_full(self._flush_bytes):
-                    # Only now: waking a thread for every entry costs more than the entry.
-                    self._changed.notify_all()
                     group = self._open_group()
                 if not group.entries:
-                    self._changed.notify_all()  # from now on it has an age
+                    # Only now, as it begins to have an age: waking a thread for every entry costs more than the entry.
+                    self._changed.notify_all()
                 group.add(entry)
+            number = group.number
             if group.is_full(self._flush_bytes):
                 self._changed.notify_all()
-            number = group.number
         if exits.is_ending():
             self.flush()  # as long as somebody waits for it
         return number
@@ -149,6 +151,7 @@ class Writer:
                 self.flush()
             except PrecookError as error:
                 _log.error("what was put last could not be stored: %s", error)
+                self._join()  # another group may still be on its way
 
     def close(self) -> None:
         """Flush, and refuse anything after."""
@@ -158,11 +161,8 @@ class Writer:
         try:
             self.flush()
         finally:
-            with self._lock:
-                self._closed = True
-                threads_left = list(self._threads)
-            for thread in threads_left:
-                thread.join()
+            self._closed = True
+            self._join()
 
     def __enter__(self) -> Writer:
         return self
@@ -172,6 +172,12 @@ class Writer:
     ) -> None:
         # Also on the way out of an error: what was put before it is finished work.
         self.close()
+
+    def _join(self) -> None:
+        with self._lock:
+            left = list(self._threads)
+        for thread in left:
+            thread.join()
 
     def _check_process(self) -> None:
         # Before any lock is touched: in a forked child its holder may not exist.
@@ -187,11 +193,15 @@ class Writer:
 
     def _open_group(self) -> _PendingGroup:
         """The group that takes the next entry, when there is room; somebody is there to commit it."""
-        # A full one waits until one of those before it is done: that bounds the memory.
         while self._group.is_full(self._flush_bytes):
-            self._wait()
+            if self._threads and self._has_turn():
+                # Handed over, and not waited for until a thread has come for it: beside busy threads that takes long.
+                self._hand_over()
+            else:
+                # A full one waits until one of those before it is done: that bounds the memory.
+                self._wait()
         # Before anything is added: nobody would ever commit what a thread that cannot start was to take.
-        if len(self._threads) == len(self._committing) < _IN_FLIGHT and not exits.is_ending():
+        if len(self._threads) < min(len(self._committing) + 1, _IN_FLIGHT) and not exits.is_ending():
             thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
             self._threads.add(thread)
             try:
@@ -209,7 +219,10 @@ class Writer:
             self._changed.wait()
         else:
             self._threads.add(threading.current_thread())
-            self._run()
+            try:
+                self._run()
+            finally:
+                self._threads.discard(threading.current_thread())
         self._check_usable()
 
     def _run(self) -> None:
@@ -244,19 +257,31 @@ class Writer:
                 and (self._group.entries or self._committing)
             ):
                 due = self._is_due()
-                # The first entry under a key stays: one that comes again is only looked at when the first is there.
-                if due and all(self._group.entries.keys().isdisjoint(other.entries) for other in self._committing):
-                    group, self._group = self._group, _PendingGroup(self._group.number + 1)
-                    self._committing.append(group)
-                    self._changed.notify_all()
-                    return group
-                patience = self._patience() if self._group.entries and not due else _LOOK_EVERY
+                if not self._ready and due and self._has_turn():
+                    self._hand_over()
+                if self._ready:
+                    return self._ready.popleft()
                 # Not longer than this: who hurries us while we hold the lock can set a flag, and cannot wake us.
+                patience = self._patience() if self._group.entries and not due else _LOOK_EVERY
                 self._changed.wait(min(patience, _LOOK_EVERY))
             self._threads.discard(threading.current_thread())
             if not self._threads and self._error is None and not self._group.entries:
                 exits.let_go(self)
             return None
+
+    def _has_turn(self) -> bool:
+        """Whether the group at hand may be committed beside those that are being committed."""
+        # The first entry under a key stays: one that comes again is only looked at when the first is there.
+        return len(self._committing) < _IN_FLIGHT and all(
+            self._group.entries.keys().isdisjoint(other.entries) for other in self._committing
+        )
+
+    def _hand_over(self) -> None:
+        """Have the group at hand committed, and begin another."""
+        self._committing.append(self._group)
+        self._ready.append(self._group)
+        self._group = _PendingGroup(self._group.number + 1)
+        self._changed.notify_all()
 
     def _is_due(self) -> bool:
         group = self._group
