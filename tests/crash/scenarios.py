@@ -135,10 +135,10 @@ class Create(StoreScenario):
 
 
 class Build(StoreScenario):
-    """A writer that flushes several mixed groups, and another that is cut off by size."""
+    """A writer that flushes several mixed groups, and another whose groups are cut off by size and overlap."""
 
     name = "build"
-    numbers = range(13)
+    numbers = range(16)
 
     def run(self, area: Path, journal: Journal) -> None:
         """Write everything."""
@@ -146,7 +146,7 @@ class Build(StoreScenario):
             write(store, journal, [range(4), range(4, 6), range(6, 10)])
         # So small that groups are committed in the background while the next entries come in.
         with precook.open(area / "cache", flush_bytes=1) as store:
-            write(store, journal, [range(10, 12), range(12, 13)])
+            write(store, journal, [range(10, 12), range(12, 16)])
 
 
 class _Recovery(StoreScenario):
