@@ -38,7 +38,7 @@ _SIDE = 65_536
 
 Crop = Literal["center", "random"]
 Flip = Literal["none", "random", "always"]
-Resampling = Literal["nearest", "area", "bilinear", "bicubic", "lanczos"]
+Resampling = Literal["nearest", "area", "bilinear", "bicubic", "lanczos", "draft"]
 Rounding = Literal["auto", "down", "nearest"]
 Permission = Literal["allow", "refuse"]
 Extreme = Literal["crop", "refuse"]
@@ -114,7 +114,8 @@ class ImageSettings(Section):
     )
     variations: int = Field(default=1, ge=1, le=1000, description="Draws of crop and flip that are kept per picture.")
     resampling: Annotated[Resampling, one_of(Resampling)] = Field(
-        default="lanczos", description="nearest, area, bilinear, bicubic or lanczos."
+        default="lanczos",
+        description="nearest, area, bilinear, bicubic, lanczos, or draft: the JPEG decoder helps.",
     )
     rounding: Annotated[Rounding, one_of(Rounding)] = Field(
         default="auto",

@@ -22,7 +22,7 @@ from precook.sources.captions import CaptionError
 from precook.sources.crop import cut, cut_mask
 from precook.sources.facts import LARGEST
 from precook.sources.geometry import Geometry
-from precook.sources.pictures import RefusedError, decode, decode_mask
+from precook.sources.pictures import DecodedPicture, RefusedError, decode_image, decode_mask
 from precook.values import Pixels
 
 _WHITE = 255
@@ -123,8 +123,17 @@ class Unit:
             mask = decode_mask(self._content(concept.mask_path(number) or ""))
             yield from (_cut_job(entry, mask=cut_mask(mask, _geometry(entry))) for entry in self.entries)
         else:
-            picture = decode(self._content(concept.full_path(number)), background=self.background)
-            yield from (_cut_job(entry, image=cut(picture, _geometry(entry))) for entry in self.entries)
+            yield from self._cut(self._content(concept.full_path(number)))
+
+    def _cut(self, content: bytes) -> Iterator[Prepared]:
+        """A picture's cuts; it is decoded once for all that take it in one size."""
+        decoded: dict[int, DecodedPicture] = {}
+        for entry in self.entries:
+            geometry = _geometry(entry)
+            if (picture := decoded.get(geometry.reduction)) is None:
+                picture = decode_image(content, background=self.background, reduction=geometry.reduction)
+                decoded[geometry.reduction] = picture
+            yield _cut_job(entry, image=cut(picture, geometry))
 
     def _content(self, path: str) -> bytes:
         """A file's bytes, if they are what was planned."""

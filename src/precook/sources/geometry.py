@@ -30,6 +30,8 @@ TARGET = slice(6, 8)
 """Where in a row the widths and heights of the picture and of its target stand."""
 MAX_BUCKETS = 1 << 18
 """About twice what the largest resolution has with the smallest step and the usual `max_aspect`."""
+_REDUCTIONS = (2, 4, 8)
+"""What the JPEG decoder can do by leaving out frequencies."""
 _NEAR = 1e-9
 """Relative distance to a border between two sizes within which floating point is not relied on."""
 
@@ -57,6 +59,18 @@ class Geometry:
         """The geometry in a row of numbers."""
         a, b, c, d, e, f, g, h, flip, resampling = (int(number) for number in row)
         return cls((a, b), (c, d), (e, f), (g, h), bool(flip), RESAMPLINGS[resampling])
+
+    @property
+    def reduction(self) -> int:
+        """How many times smaller a JPEG may come from its decoder, which is quick at it: 1, 2, 4 or 8.
+
+        With `draft`, the most that leaves it as large as it is scaled to; by this geometry alone, so that a picture is
+        the same whatever else is made of its file.
+        """
+        if self.resampling != "draft":
+            return 1
+        times = min(side // to for side, to in zip(self.source, self.scaled, strict=True))
+        return max((step for step in _REDUCTIONS if step <= times), default=1)
 
     @property
     def shown_crop(self) -> tuple[int, int]:

@@ -6,6 +6,7 @@ Every function takes the file's bytes, changes nothing outside and may run in ma
 from __future__ import annotations
 
 import io
+import math
 import re
 import struct
 import zlib
@@ -79,6 +80,8 @@ _TRANSPOSE = {
     8: Image.Transpose.ROTATE_90,
 }
 _SWAPPED = frozenset({5, 6, 7, 8})
+_FROM_RIGHT, _FROM_BELOW = frozenset({2, 3, 6, 7}), frozenset({3, 4, 7, 8})
+"""Orientations whose pictures have at the left, or at the top, what is at the other end of a side in the file."""
 _ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 
 
@@ -97,6 +100,16 @@ class Facts:
     """As in EXIF, 1 to 8; 1 where nothing valid is said."""
     alpha: bool
     """Whether transparency decides pixels, so that the background does."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedPicture:
+    """A picture as Pillow has it, upright and in RGB."""
+
+    image: Image.Image
+    box: tuple[float, float, float, float]
+    """Where in it the picture is: everywhere, but for a part of a column and a row of one that was made smaller and
+    whose sides are no multiples of that."""
 
 
 def read_facts(content: bytes) -> Facts:
@@ -121,6 +134,17 @@ def decode(content: bytes, *, background: tuple[int, int, int] = (255, 255, 255)
 
     Colour profiles are ignored. A picture that is cut off or damaged is refused, never filled in.
     """
+    return np.array(decode_image(content, background=background).image)
+
+
+def decode_image(
+    content: bytes, *, background: tuple[int, int, int] = (255, 255, 255), reduction: int = 1
+) -> DecodedPicture:
+    """The picture that `decode` gives the pixels of, as Pillow has it: to scale it, nobody needs to copy it.
+
+    A JPEG is made smaller by its decoder, as many times as `reduction` says: 2, 4 or 8. Other formats come in full
+    size.
+    """
     image, facts = _open(content)
     transparent = image.info.get("transparency")
     with _refuse_failures("damaged"):
@@ -130,13 +154,19 @@ def decode(content: bytes, *, background: tuple[int, int, int] = (255, 255, 255)
             and isinstance(image, TiffImageFile)
             and image.getexif().get(_ORIENTATION) == facts.orientation
         )
-        _load(image, content)
+        # Its decoder rounds to what a part of its frequencies give; all of the file is read and checked all the same.
+        reduction = reduction if isinstance(image, JpegImageFile) else 1
+        _load(image, content, reduction)
         rgb = _to_rgb(image, facts, transparent, content[24] if isinstance(image, PngImageFile) else 8, background)
     if facts.orientation in _TRANSPOSE and not turned:
         rgb = rgb.transpose(_TRANSPOSE[facts.orientation])
-    if rgb.size != (facts.width, facts.height):
-        raise RefusedError(f"damaged: {rgb.width} x {rgb.height} pixels instead of {facts.width} x {facts.height}")
-    return np.array(rgb)
+    width, height = facts.width / reduction, facts.height / reduction
+    if rgb.size != (whole := (math.ceil(width), math.ceil(height))):
+        raise RefusedError(f"damaged: {rgb.width} x {rgb.height} pixels instead of {whole[0]} x {whole[1]}")
+    # In the file, the pixels that are no whole ones are at the right and at the bottom.
+    left = whole[0] - width if facts.orientation in _FROM_RIGHT else 0.0
+    top = whole[1] - height if facts.orientation in _FROM_BELOW else 0.0
+    return DecodedPicture(rgb, (left, top, left + width, top + height))
 
 
 def decode_mask(content: bytes) -> Pixels:
@@ -283,11 +313,14 @@ def _exif_orientation(exif: bytes) -> int | None:
     return None
 
 
-def _load(image: ImageFile.ImageFile, content: bytes) -> None:
-    """Decode the pixels, all of them."""
+def _load(image: ImageFile.ImageFile, content: bytes, reduction: int) -> None:
+    """Decode the pixels, all of them, or of a JPEG those of a smaller picture."""
     mode, interlaced = image.mode, int("interlace" in image.info)
     tiles: list[Any] = list(image.tile)
     lenient = ImageFile.LOAD_TRUNCATED_IMAGES
+    if reduction > 1:
+        # Of the steps that there are, Pillow takes the last that leaves this size.
+        image.draft("RGB", (max(1, image.width // reduction), max(1, image.height // reduction)))
     image.load()
     if lenient or ImageFile.LOAD_TRUNCATED_IMAGES:
         # Somebody told Pillow, for the whole process, to fill in what is missing. So decode once more, where damage is
