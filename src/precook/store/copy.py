@@ -109,7 +109,10 @@ def read_rows(
     try:
         with table.pack.open() as descriptor:
             for position in some:
-                table.read_from(descriptor, rows[position], arrays[position], check=check)
+                if table.is_mapped(rows[position]):  # since a row near it was read
+                    copy_mapped(table, rows[position], arrays[position], check=False)
+                else:
+                    table.read_from(descriptor, rows[position], arrays[position], check=check)
                 done += 1
     except (RowDamagedError, OSError):
         return some[done:]

@@ -205,12 +205,14 @@ class EntryTable:
 
     def copy_all(self, located: FoundRows, leaves: Sequence[Places]) -> None:
         """The same for many entries that `place_all` found; `leaves` says of each leaf where every entry's goes."""
-        if located.read and self._verify != "always" and all_mapped(located.tables):
+        read = located.read or _all_checked(located)
+        if read and self._verify != "always" and all_mapped(located.tables):
             try:
                 copy_leaves(located.tables, located.rows, leaves)
             except (RowDamagedError, OSError):
                 pass  # each for itself: what is damaged is looked for elsewhere, or named
             else:
+                self._note_read(located)
                 return
         self._copy_each(located, list(zip(*leaves, strict=True)) if leaves else [()] * len(located.rows))
 
@@ -240,8 +242,11 @@ class EntryTable:
         tables, rows = _split(unread)
         for number in np.unique(tables).tolist():
             table = self.tables[number]
+            some = [row for row in rows[tables == number].tolist() if not table.checked[row]]
+            if not some:
+                continue
             try:
-                table.announce(*(row for row in rows[tables == number].tolist() if not table.checked[row]))
+                table.announce(*some)
             except OSError:
                 return  # whoever reads it finds out what is wrong, and says so
 
@@ -263,6 +268,10 @@ class EntryTable:
         for position in again:
             found = located.tables[position].table, located.rows[position]
             self.copy(int(located.numbers[position]), entries[position], found=found)
+        self._note_read(located)
+
+    def _note_read(self, located: FoundRows) -> None:
+        """Keep in mind which entries were checked by now."""
         if located.read:
             return
         read = [
@@ -283,6 +292,11 @@ class EntryTable:
 
     def _key(self, number: int) -> Key:
         return Key(self.keys[number].tobytes())
+
+
+def _all_checked(located: FoundRows) -> bool:
+    """Whether this process has checked all of some rows by now, perhaps because it has read others near them."""
+    return all([table.checked[row] for table, row in zip(located.tables, located.rows, strict=True)])  # noqa: C419 - quicker
 
 
 def _split(codes: Numbers) -> tuple[Numbers, Numbers]:
