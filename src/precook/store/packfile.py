@@ -2,10 +2,10 @@
 
 The first read of a row copies it with `pread` and checks it: a bad sector is then an error like any other, where a
 mapping would end the process. Once two small rows were read that lie near each other, those around them are read and
-checked in the same way, all at once. Later reads come from mappings, as long as the file looks as it did: where somebody has
-written into it or cut it short, the pack is opened anew and its rows are checked again. Each row of a private mapping
-is handed out once and the table is mapped anew when it is asked for again, so tensors may be written to and nobody else
-ever sees those writes.
+checked in the same way, all at once. Later reads come from mappings, as long as the file looks as it did: where
+somebody has written into it or cut it short, the pack is opened anew and its rows are checked again. Each row of a
+private mapping is handed out once and the table is mapped anew when it is asked for again, so tensors may be written to
+and nobody else ever sees those writes.
 """
 
 from __future__ import annotations
