@@ -22,7 +22,9 @@ from precook.fs.system import calls, system
 
 PARTIAL = ".partial"
 _BUFFERS_AT_ONCE = 512  # below IOV_MAX everywhere
-_BYTES_AT_ONCE = 8 << 20
+_BYTES_AT_ONCE = 32 << 20
+"""Bytes that one call writes, and the disk then begins with: half a pack. After each call a thread may have to wait for
+the interpreter, beside busy ones longer than the call took."""
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _MORE_FILES = "close some files or raise `ulimit -n`"
