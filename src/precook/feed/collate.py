@@ -26,7 +26,6 @@ _MASK = "mask"
 """The kind of the mask encoder, whose white we know how to write."""
 _MASK_PIXELS = 1 << 26
 """Most pixels of a mask that is made here: as many as 8192 x 8192."""
-_NO_VALUES = b"[]"
 _PROMPT = "diffusers-prompt"
 """The kind of encoder whose leaves stand in a batch as its pipeline has them."""
 
@@ -75,7 +74,9 @@ class Collator:
         batch = self.entries.place_all(rows)
         tables = [table.table for table in batch.distinct]
         first = tables[0]
-        if any(table.skeleton != first.skeleton for table in tables):
+        # One text for nesting, types and shapes, and the same object for equal ones: nearly always that is all to ask.
+        alike = len({table.signature for table in batch.distinct}) == 1 and batch.distinct[0].signature is not None
+        if not alike and any(table.skeleton != first.skeleton for table in tables):
             hint = "make them alike, or feed with batch_size=1"
             raise FeedError(f"{name}: entries of one batch differ in nesting or type", hint=hint)
         axes = self._axes.get(first.skeleton) or [None] * len(first.leaves)
@@ -85,7 +86,7 @@ class Collator:
         leaves: list[Any] = []
         arrays: list[Places] = []
         for number, leaf in enumerate(first.leaves):
-            shapes = _batch_shapes(batch, [table.leaves[number] for table in tables], number)
+            shapes = [leaf.shape] * len(rows) if alike and leaf.shape is not None else _batch_shapes(batch, number)
             if self._pad == "list" or forms[number].listed:
                 made = [buffers.make(leaf.dtype, shape) for shape in shapes]
                 leaves.append([tensor for _, tensor in made])
@@ -204,19 +205,17 @@ class Collator:
                 mask[...] = 1
 
 
-def _batch_shapes(batch: FoundRows, columns: list[LeafColumn], number: int) -> list[tuple[int, ...]]:
+def _batch_shapes(batch: FoundRows, number: int) -> list[tuple[int, ...]]:
     """The shape of one leaf of each entry of a batch."""
-    shapes = {column.shape for column in columns}
-    if len(shapes) == 1 and (shape := shapes.pop()) is not None:
-        return [shape] * len(batch.rows)
     return [table.table.leaves[number].row_shape(row) for table, row in zip(batch.tables, batch.rows, strict=True)]
 
 
 def _batch_values(batch: FoundRows, tables: list[Table]) -> list[list[Any]]:
     """The parts of a batch without tensors, each a list of what the entries have there."""
+    if not tables[0].parts:
+        return []
     if all(table.values.offsets is None for table in tables) and len({table.values.text for table in tables}) == 1:
-        text = tables[0].values.text
-        return [] if text == _NO_VALUES else [[value] * len(batch.rows) for value in read_values(text)]
+        return [[value] * len(batch.rows) for value in read_values(tables[0].values.text)]
     texts = [table.table.values.row(row) for table, row in zip(batch.tables, batch.rows, strict=True)]
     return [list(parts) for parts in zip(*read_values(b"[" + b",".join(texts) + b"]"), strict=True)]
 

@@ -14,7 +14,17 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from precook.errors import DamagedEntryError, MissingEntryError
-from precook.store.copy import Places, Verify, all_mapped, copy_leaves, copy_mapped, copy_row, gather_leaves, read_rows
+from precook.store.copy import (
+    Places,
+    Verify,
+    all_mapped,
+    copy_checked,
+    copy_leaves,
+    copy_mapped,
+    copy_row,
+    gather_leaves,
+    read_rows,
+)
 from precook.store.format.pack import Table
 from precook.store.index.index import Index
 from precook.store.index.scan import find_pages, read_pages
@@ -57,14 +67,11 @@ class FoundRows(NamedTuple):
     codes: Numbers
     """Table and row in one number, as the `EntryTable` keeps them."""
     tables: list[TableFile]
+    distinct: list[TableFile]
+    """Each table once."""
     rows: list[int]
     read: bool
     """Whether all of them may be taken from mapped files."""
-
-    @property
-    def distinct(self) -> list[TableFile]:
-        """Each table once."""
-        return list(dict.fromkeys(self.tables))
 
 
 class EntryTable:
@@ -156,11 +163,12 @@ class EntryTable:
     def place_all(self, numbers: Numbers) -> FoundRows:
         """The same for many entries."""
         codes = self._codes[numbers]
-        lowest = codes.min(initial=_READ)
+        lowest = np.minimum.reduce(codes, initial=_READ)
         if lowest < 0:
             raise MissingEntryError(self._key(int(numbers[codes < 0][0])))
         tables = [self.tables[table] for table in (codes >> _ROW_BITS & _TABLE_MASK).tolist()]
-        return FoundRows(numbers, codes, tables, (codes & _ROW_MASK).tolist(), read=bool(lowest >= _READ))
+        rows = (codes & _ROW_MASK).tolist()
+        return FoundRows(numbers, codes, tables, list(dict.fromkeys(tables)), rows, read=bool(lowest >= _READ))
 
     def copy(self, number: int, arrays: Sequence[Array], *, found: tuple[Table, int] | None = None) -> None:
         """Copy an entry's leaves into arrays of their shapes and types, checked as the store is told to check.
@@ -206,9 +214,12 @@ class EntryTable:
     def copy_all(self, located: FoundRows, leaves: Sequence[Places]) -> None:
         """The same for many entries that `place_all` found; `leaves` says of each leaf where every entry's goes."""
         read = located.read or _all_checked(located)
-        if read and self._verify != "always" and all_mapped(located.tables):
+        if read and all_mapped(located.distinct):
             try:
-                copy_leaves(located.tables, located.rows, leaves)
+                if self._verify == "always":
+                    copy_checked(located.tables, located.rows, leaves)
+                else:
+                    copy_leaves(located.tables, located.rows, leaves)
             except (RowDamagedError, OSError):
                 pass  # each for itself: what is damaged is looked for elsewhere, or named
             else:
@@ -219,16 +230,14 @@ class EntryTable:
     def prepare_copy(self, located: FoundRows, leaves: Sequence[Places]) -> Callable[[], None]:
         """The same, left to a thread that has little time for Python: all that can be done before is done now."""
         gather = None
-        if located.read and self._verify != "always" and all_mapped(located.tables):
+        if located.read and self._verify != "always" and all_mapped(located.distinct):
             # A pack that cannot be mapped: whoever copies looks for its entries elsewhere, or names them.
             with contextlib.suppress(RowDamagedError, OSError):
                 gather = gather_leaves(located.tables, located.rows, leaves)
 
-        tables = located.distinct
-
         def copy() -> None:
             # Once more: the copy may have waited for long, and a pack be overwritten meanwhile.
-            if gather is None or not all_mapped(tables) or not gather():
+            if gather is None or not all_mapped(located.distinct) or not gather():
                 self.copy_all(located, leaves)
 
         return copy

@@ -187,15 +187,27 @@ def checksum(
 ) -> bytes:
     """XXH3-128 of everything an entry is; `recipe` is the recipe's digest, `leaves` are (shape, bytes in pieces)."""
     leaves = tuple(leaves)
-    dims: tuple[int, ...] = ()
-    for shape, _ in leaves:
-        dims += shape
-    sizes = struct.pack(f"<{3 + len(dims)}Q", len(skeleton), len(values), len(labels), *dims)
-    state = xxhash.xxh3_128(b"".join((key, recipe, sizes, skeleton, values, labels)))
+    state = xxhash.xxh3_128(key + recipe + _tail(skeleton, values, labels, [shape for shape, _ in leaves]))
     for _, pieces in leaves:
         for piece in pieces:
             state.update(piece)
     return state.digest()
+
+
+def shared_tail(table: Table) -> bytes | None:
+    """What the checksums of all rows of a table have between recipe and leaves; None where it differs."""
+    shapes = [leaf.shape for leaf in table.leaves if leaf.shape is not None]
+    if len(shapes) < len(table.leaves) or table.values.offsets is not None or table.labels.offsets is not None:
+        return None
+    return _tail(table.skeleton, table.values.text, table.labels.text, shapes)
+
+
+def _tail(skeleton: bytes, values: bytes, labels: bytes, shapes: Iterable[tuple[int, ...]]) -> bytes:
+    dims: tuple[int, ...] = ()
+    for shape in shapes:
+        dims += shape
+    sizes = struct.pack(f"<{3 + len(dims)}Q", len(skeleton), len(values), len(labels), *dims)
+    return b"".join((sizes, skeleton, values, labels))
 
 
 def row_checksums(table: Table, recipes: Sequence[bytes], rows: slice, leaves: Sequence[memoryview]) -> Bytes:
