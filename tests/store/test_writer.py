@@ -6,6 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
+import weakref
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,24 @@ def test_no_more_than_two_groups_are_written_and_one_is_filled(
     assert held.most == 2
     assert max(ahead) <= 3
     assert len(store) == 11
+
+
+def test_what_is_durable_is_let_go(store: precook.Store, recipe: precook.Recipe, held: HeldCommits) -> None:
+    """A thread that waits for the next group does not hold on to the one that it has committed."""
+    with store.writer(flush_bytes=1 << 30, flush_seconds=600) as writer:
+        (entry,) = entries(recipe, range(1))
+        data = weakref.ref(entry.parts.leaves[0].data)
+        group = writer.put_entries([entry])
+        del entry
+        writer.flush_soon()
+        held.wait_for(0)
+        writer.put_entries(entries(recipe, range(1, 2)))
+        assert data() is not None
+        held.release(0, 1)
+        with writer._lock:
+            while writer.durable < group:
+                assert writer._changed.wait(60)
+        assert data() is None
 
 
 def test_to_ask_for_a_commit_waits_for_nothing(store: precook.Store, recipe: precook.Recipe, held: HeldCommits) -> None:

@@ -244,8 +244,8 @@ class Writer:
                     _log.error("another group could not be stored either: %s", error)
                 if self._error is None:
                     self.durable = min((other.number for other in self._committing), default=self._group.number) - 1
+                del group  # or this thread would hold it until there is another
                 self._changed.notify_all()
-            del group  # or it would be held until there is another
 
     def _next_group(self) -> _PendingGroup | None:
         """The next group, when it is due; None where there will be none, and the calling thread is to end."""
