@@ -411,7 +411,9 @@ def test_a_source_that_goes_away_is_told_and_not_remembered(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["picture", "caption"])
 def test_an_edit_during_the_build_is_never_mixed_up(tmp_path: Path, when: str, kind: str) -> None:
     """Old bytes stay under their own key and new ones under theirs, and the same build encodes the new ones too."""
-    dataset(tmp_path / "data", 60)
+    # Files of captions are read some dozens at a time, and a few times ahead.
+    count = 60 if kind == "picture" else 240
+    dataset(tmp_path / "data", count)
     old = b""
 
     def edit(_: object) -> None:
@@ -429,15 +431,15 @@ def test_an_edit_during_the_build_is_never_mixed_up(tmp_path: Path, when: str, k
         path = path if kind == "picture" else path.with_suffix(".txt")
         report = one.build(threads=1, memory=1)
         assert (report.failed, report.changed) == ((), 0)
-        assert report.encoded["one"] == (61 if when == "while it is encoded" else 60)
+        assert report.encoded["one"] == (count + 1 if when == "while it is encoded" else count)
         assert_built(one)
-        assert one.store.snapshot("test").samples == 60
+        assert one.store.snapshot("test").samples == count
         assert len(encoder.items) == report.encoded["one"] == len(one.store)
         # What was stored for the old bytes, if anything was, is theirs.
         path.write_bytes(old)
         one.build()
         assert_built(one)
-        assert len(one.store) == 61
+        assert len(one.store) == count + 1
 
 
 def test_a_source_that_never_rests_does_not_keep_the_build(tmp_path: Path) -> None:
@@ -548,7 +550,10 @@ def logged(base: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_builds_that_are_stopped_and_continued_do_little_twice(tmp_path: Path, number: signal.Signals) -> None:
-    """Stopped ten times, at most the batch in flight is encoded again for each stop, and everything is there."""
+    """Stopped ten times, little is encoded again for each stop, and everything is there.
+
+    It is the batch in flight, and the one before it where the disk had not taken it yet.
+    """
     total = wide(tmp_path, 24)
     stops = 10
     for stopped in range(stops):
@@ -564,7 +569,7 @@ def test_builds_that_are_stopped_and_continued_do_little_twice(tmp_path: Path, n
     assert last.end().startswith("done")
     encoded = logged(tmp_path)
     assert len(encoded) == total
-    assert sum(encoded.values()) <= total + (8 * stops if number == signal.SIGKILL else 0)
+    assert sum(encoded.values()) <= total + (2 * 8 * stops if number == signal.SIGKILL else 0)
     with opened(tmp_path) as one:
         assert_built(one)
         assert one.store.snapshot("test").samples == 24

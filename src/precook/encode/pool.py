@@ -30,6 +30,8 @@ _GPU = "cuda"
 """What the names of GPUs begin with."""
 _FIRST_TOKENS = 16_384
 """Tokens of the first batches on a GPU: with fewer, a fast one is done before the next launch and waits for it."""
+_FIRST_PIXELS = 4 << 20
+"""The same in pixels."""
 _FIRST_TEXTS = 64
 """The same in texts, of encoders that cannot measure them."""
 _LOOK = 0.1
@@ -217,7 +219,9 @@ class DevicePool:
                 self._tuned_for = name = device_name(device)
                 known, on_gpu = self._tunings.get(name, Tuning()), device.startswith(_GPU)
                 work = 0
-                if on_gpu and first[0].item.text is not None:
+                if on_gpu and first[0].item.text is None:
+                    work = _FIRST_PIXELS
+                elif on_gpu:
                     work = _FIRST_TOKENS if encoder.measures else _FIRST_TEXTS
                 self.size.begin(work, known.sizes)
                 # On a CPU only where somebody asks for it: it seldom gains there, and needs a compiler.

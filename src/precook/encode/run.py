@@ -197,6 +197,8 @@ class EncoderRun:
         self._flushes = FlushPolicy()
         self._ends = ExitStack()
         self._lock = threading.Lock()
+        self._asked = _LONG_AGO
+        """The writer's group that was last asked to be durable."""
         self._given = 0
         """Bytes of sources that the pool has and has not told of."""
 
@@ -285,9 +287,15 @@ class EncoderRun:
         self.progress.failed(job.entry, reason, lasting=lasting)
 
     def batch_done(self, seconds: float) -> None:
-        """Have what was stored made durable if a kill would cost too much by now."""
+        """Have what was stored made durable if a kill would cost too much by now.
+
+        What was to be durable at the last time is waited for, and it nearly always is: so the disk works while the next
+        batch is encoded, and a kill still costs no more than a batch of those that were stored.
+        """
         if self._flushes.is_due(seconds):
-            self._writer.flush()
+            with self._lock:
+                before, self._asked = self._asked, self._writer.flush_soon()
+            self._writer.wait(before)
 
     @functools.cached_property
     def _made(self) -> dict[bool, bytes]:

@@ -255,6 +255,36 @@ def send(arrays: Sequence[npt.NDArray[Any]], device: str) -> Any:
     return host.to(device, non_blocking=True)
 
 
+_PINNED = threading.local()
+"""Each thread's memory that a GPU writes to: two pieces, so that one is filled while the other is emptied."""
+_PIECE = 16 << 20
+"""Bytes of such a piece. Memory of this kind is made slowly, and meanwhile a GPU gets no orders: so it is little."""
+
+
+def _copy_from_gpu(tensor: Any, stream: Any) -> Any:
+    """A tensor of a GPU in this machine's memory, copied by the stream at hand; waits until it is there."""
+    torch = library("torch")
+    if not hasattr(_PINNED, "pieces"):
+        _PINNED.pieces = [torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    host = torch.empty(tensor.shape, dtype=tensor.dtype)
+    source, target = (one.reshape(-1).view(torch.uint8) for one in (tensor, host))
+    arrived: Any = None
+    for number, start in enumerate(range(0, source.numel() + _PIECE, _PIECE)):
+        before = arrived
+        if (some := source[start : start + _PIECE]).numel():
+            piece = _PINNED.pieces[number % 2][: some.numel()]
+            piece.copy_(some, non_blocking=True)
+            # Blocking: whoever waits sleeps, instead of keeping a core busy with asking.
+            event = torch.cuda.Event(blocking=True)
+            event.record(stream)
+            arrived = event, piece, start
+        if before is not None:
+            event, piece, begin = before
+            event.synchronize()
+            target[begin : begin + piece.numel()].copy_(piece)
+    return host
+
+
 class DeviceRun:
     """What a device does for one batch: begun by the thread that gives the orders, waited for by any other."""
 
@@ -269,8 +299,7 @@ class DeviceRun:
         if self._cuda is not None:
             self._before = self._cuda.memory_allocated(device)
             self._cuda.reset_peak_memory_stats(device)
-            # Blocking: whoever waits sleeps, instead of keeping a core busy with asking.
-            self._start, self._end = (self._cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+            self._start, self._end = (self._cuda.Event(enable_timing=True) for _ in range(2))
             self._start.record(self._cuda.current_stream(device))
 
     def ordered(self, tensors: Sequence[Any], dtype: Any, parts: Sequence[int]) -> None:
@@ -295,17 +324,12 @@ class DeviceRun:
         tensors, self._tensors = self._tensors, []
         if self._cuda is None:
             return [tensor.to("cpu") for tensor in tensors]
-        # Only now: memory that a GPU can write to is made slowly, and the thread that gives the orders must not wait.
         wanted = [*tensors, *self._flags]
-        hosts = [library("torch").empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in wanted]
         # By a stream of its own: the device goes on with the next batch meanwhile.
-        stream, copied = self._cuda.Stream(self._device), self._cuda.Event(blocking=True)
+        stream = self._cuda.Stream(self._device)
         stream.wait_event(self._end)
         with self._cuda.stream(stream):
-            for host, tensor in zip(hosts, wanted, strict=True):
-                host.copy_(tensor, non_blocking=True)
-            copied.record(stream)
-        copied.synchronize()
+            hosts = [_copy_from_gpu(tensor, stream) for tensor in wanted]
         self._flags = []
         self.finite = [flags.numpy() for flags in hosts[len(tensors) :]]
         return hosts[: len(tensors)]

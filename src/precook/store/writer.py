@@ -112,25 +112,24 @@ class Writer:
 
     def flush(self) -> None:
         """Return when everything put so far is durable."""
+        self.wait(self.flush_soon())
+
+    def wait(self, number: int) -> None:
+        """Return when the groups up to this one are durable; they were asked for by `flush_soon`."""
         self._check_process()
         with self._lock:
             self._check_usable()
-            number = self._want_all()
             while self.durable < number:
                 self._wait()
 
     def flush_soon(self) -> int:
-        """Have everything put so far committed, and wait for nothing; it is durable when this group of `durable` is."""
+        """Have everything put so far committed without waiting for more; the number of its last group, for `wait`."""
         self._check_process()
         with self._lock:
             self._check_usable()
-            return self._want_all()
-
-    def _want_all(self) -> int:
-        """Have everything put so far committed without waiting for more; the number of its last group."""
-        self._wanted = self._group.number if self._group.entries else self._group.number - 1
-        self._changed.notify_all()
-        return self._wanted
+            self._wanted = self._group.number if self._group.entries else self._group.number - 1
+            self._changed.notify_all()
+            return self._wanted
 
     def hurry(self) -> None:
         """Have what was put committed soon, and from now on at once; waits for nothing, not even for the lock.
