@@ -71,7 +71,7 @@ def text_encoder(folder: Path, device: str = "cpu", **options: Any) -> TextEncod
     return encoder
 
 
-def vae_folder(folder: Path, channels: tuple[int, ...] = (8,)) -> Path:
+def vae_folder(folder: Path, channels: tuple[int, ...] = (8,), *, attention: bool = False) -> Path:
     """A VAE as SD has it, of few channels."""
     torch.manual_seed(0)
     vae = diffusers.AutoencoderKL(
@@ -80,6 +80,7 @@ def vae_folder(folder: Path, channels: tuple[int, ...] = (8,)) -> Path:
         up_block_types=("UpDecoderBlock2D",) * len(channels),
         layers_per_block=1,
         norm_num_groups=4,
+        mid_block_add_attention=attention,
         latent_channels=4,
     )
     for name, parameter in vae.named_parameters():
@@ -128,7 +129,10 @@ def codes() -> int:
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 class TestExactness:
-    """Against the same model in double precision: not farther from it than the library's code is."""
+    """Against the same weights in double precision: not farther from that than the library's code is.
+
+    In the type that is usual on the device. It is no part of a key because of this.
+    """
 
     def check(self, encoder: BaseEncoder, batch: list[Item], exact: list[Any]) -> None:
         eager = encoder.encode(batch)
@@ -137,33 +141,35 @@ class TestExactness:
         compiled = encoder.encode(batch)
         assert distance(leaves(compiled), exact) <= 1.1 * distance(leaves(eager), exact)
         apart = max(distance(leaves([one]), leaves([other])) for one, other in zip(compiled, eager, strict=True))
-        alone = [encoder.encode([item])[0] for item in batch]
-        mixed = max(distance(leaves([one]), leaves([other])) for one, other in zip(compiled, alone, strict=True))
+        alone = [encoder.encode([item])[0] for item in batch[:4]]
+        mixed = max(distance(leaves([one]), leaves([other])) for one, other in zip(compiled, alone, strict=False))
         assert max(apart, mixed) <= 3 * distance(leaves(eager), exact)
 
     def test_texts(self, tmp_path: Path, device: str) -> None:
         """Hidden states of a text, whatever texts stand beside it in its batch."""
         dtype = "float32" if device == "cpu" else "bfloat16"
-        config = transformers.BertConfig(
-            vocab_size=1000, hidden_size=64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=128
-        )
-        save_model(tmp_path, transformers.BertModel(config, add_pooling_layer=False))
-        exact = transformers.BertModel.from_pretrained(tmp_path, add_pooling_layer=False).double().eval()
-        encoder = text_encoder(tmp_path, device, dtype=dtype)
+        some = [" and ".join(TEXTS[(start + step) % 5] for step in range(1 + start % 3)) for start in range(40)]
+        # It needs no mask, so that there is one form of its layers to compile.
+        config = transformers.CLIPTextConfig(**{**text_models.SIZES, "hidden_size": 64})
+        save_model(tmp_path, transformers.CLIPTextModel(config), **FAMILIES["clip"].tokenizer)
+        exact = transformers.CLIPTextModel.from_pretrained(tmp_path, torch_dtype=getattr(torch, dtype)).double().eval()
+        encoder = text_encoder(tmp_path, device, dtype=dtype, pooled=False)
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
         with torch.inference_mode():
-            answers = [exact(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
-        self.check(encoder, texts(*TEXTS), answers)
+            tokens = [tokenizer(text, return_tensors="pt", truncation=True, max_length=LIMIT) for text in some]
+            answers = [exact(**columns).last_hidden_state[0] for columns in tokens]
+        self.check(encoder, texts(*some), answers)
 
     def test_pictures(self, tmp_path: Path, device: str) -> None:
         """Latents of a picture, whatever pictures stand beside it in its batch."""
         dtype = "float32" if device == "cpu" else "bfloat16"
         encoder = vae_encoder(vae_folder(tmp_path), device, dtype=dtype)
-        exact = diffusers.AutoencoderKL.from_pretrained(tmp_path).double().eval()
-        batch = pictures(3)
+        exact = diffusers.AutoencoderKL.from_pretrained(tmp_path, torch_dtype=getattr(torch, dtype)).double().eval()
+        batch = pictures(16)
         pixels = torch.stack([torch.from_numpy(item.image) for item in batch]).permute(0, 3, 1, 2).double()
         with torch.inference_mode():
-            answers = list(exact.encode(pixels / 255 * 2 - 1).latent_dist.mean)
+            rounded = (pixels / 255 * 2 - 1).to(getattr(torch, dtype)).double()
+            answers = list(exact.encode(rounded).latent_dist.mean)
         self.check(encoder, batch, answers)
 
 
@@ -205,8 +211,10 @@ class TestWhatIsCompiled:
 class TestTexts:
     """Text models on compiled code."""
 
-    @pytest.mark.parametrize("layers", [(-1,), (-2, 0)], ids=["the last layer", "others"])
-    @pytest.mark.parametrize("name", ["bert", "clip", "qwen3", "t5"])
+    @pytest.mark.parametrize(
+        ("name", "layers"),
+        [("bert", (-2, 0)), ("clip", (-2,)), ("qwen3", (-1,)), ("qwen3", (-2, 0)), ("t5", (-1,))],
+    )
     def test_every_family_gives_the_same(
         self, tmp_path: Path, backend: Callable[[Backend], None], name: str, layers: tuple[int, ...]
     ) -> None:
@@ -226,13 +234,13 @@ class TestTexts:
 class TestPictures:
     """VAEs on compiled code."""
 
-    @pytest.mark.parametrize("posterior", ["mean", "sample", "moments"])
+    @pytest.mark.parametrize("posterior", ["sample", "moments"])
     def test_every_posterior_is_the_same(
         self, tmp_path: Path, backend: Callable[[Backend], None], posterior: str
     ) -> None:
         """For pictures of other sizes than those that were compiled for, and a single one among them."""
         backend(as_traced)
-        encoder = vae_encoder(vae_folder(tmp_path, (8, 16)), posterior=posterior, scaled=True)
+        encoder = vae_encoder(vae_folder(tmp_path, (8, 16), attention=True), posterior=posterior, scaled=True)
         calls = [pictures(3), pictures(2, 32, 16), pictures(1), pictures(5, 16, 16)]
         before = [tree for call in calls for tree in encoder.encode(call)]
         encoder.compile()
