@@ -124,9 +124,9 @@ FREE = {
         *("name", "path", "recursive", "outside", "missing_mask", "image_column", "repeats", "samples", "loss_weight"),
     },
     "ImageSettings": {"upscale", "extreme_aspect", "max_pixels", "pick"},
-    "DiffusersVae": {"slicing", "compile"},
-    "DiffusersPrompt": {"compile"},
-    "TransformersText": {"attention", "compile"},
+    "DiffusersVae": {"slicing", "compile", "device_memory"},
+    "DiffusersPrompt": {"compile", "device_memory"},
+    "TransformersText": {"attention", "compile", "device_memory"},
 }
 
 

@@ -23,6 +23,7 @@ from precook.config.field_types import (
     whole_or,
 )
 from precook.config.messages import described, did_you_mean, quoted
+from precook.units import parse_size
 
 _USER = ":"
 """The user's own class among the kinds of encoders: no built-in name has a colon."""
@@ -64,6 +65,17 @@ def _version(value: object) -> object:
     if not value:
         raise refusal(Flaw("must not be empty"))
     return clean(value)
+
+
+def _memory(value: object) -> object:
+    if not isinstance(value, str):
+        raise refusal(Flaw(f"must be a size such as 8GiB, or auto, not {described(value)}"))
+    if value != "auto":
+        try:
+            parse_size(value)
+        except ValueError as error:
+            raise refusal(Flaw(str(error))) from error
+    return value
 
 
 _LARGE_VERSION = 10**18
@@ -120,6 +132,12 @@ class NetworkEncoder(ModelEncoder):
     compile: Annotated[Compile, one_of(Compile)] = Field(
         default="auto",
         description="Compile the model with torch.compile: on, off, or auto, where it saves time.",
+        json_schema_extra=NOT_IN_KEYS,
+    )
+    device_memory: Annotated[NonEmpty, BeforeValidator(_memory)] = Field(
+        default="auto",
+        description="Memory of the device that weights may take, such as 8GiB; auto: four fifths of what is free.",
+        examples=["8GiB"],
         json_schema_extra=NOT_IN_KEYS,
     )
 

@@ -28,6 +28,7 @@ from typing import Any
 from precook.config.encoders import DiffusersPrompt
 from precook.encode.compiled import CompiledParts, repeated_layers
 from precook.encode.encoder import BaseEncoder, Item
+from precook.encode.offload import place_model, weights_size
 from precook.encode.pipeline_folder import PipelineFolder, PipelinePart
 from precook.encode.prompt_folder import find_pipeline, text_parts
 from precook.encode.prompt_leaves import COMMON, LeafForm, known_forms
@@ -41,7 +42,6 @@ from precook.encode.torch_tools import (
     hushed,
     library,
     loading,
-    move_to_device,
     raised,
     torch_dtype,
 )
@@ -161,7 +161,7 @@ class PromptPipeline:
         self._folder = found.path
         self._forms = known_forms(found.kind, section.max_length)
         self._device = self._torch.device(device)
-        self._pipeline = _load(found, torch_dtype(section.dtype), device)
+        self._pipeline = _load(found, section, device)
         models = [part for part in self._pipeline.components.values() if isinstance(part, self._torch.nn.Module)]
         self.compiled = CompiledParts(found.kind, [layer for model in models for layer in repeated_layers(model)])
         """The layers of its text encoders, which may run on compiled code."""
@@ -283,7 +283,7 @@ def _close(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 # Loading
 
 
-def _load(found: PipelineFolder, dtype: Any, device: str) -> Any:
+def _load(found: PipelineFolder, section: DiffusersPrompt, device: str) -> Any:
     """The pipeline with its text parts, and None for everything else."""
     library("transformers")  # before it is hushed
     diffusers = library("diffusers")
@@ -293,7 +293,14 @@ def _load(found: PipelineFolder, dtype: Any, device: str) -> Any:
     if not (inspect.isclass(kind) and issubclass(kind, diffusers.DiffusionPipeline)):
         hint = "install the version of diffusers that the pipeline was made for, or a newer one"
         raise EncodeError(f"diffusers, as it is installed here, has no pipeline {printable(found.kind)}", hint=hint)
-    parts = {name: _load_part(name, part, dtype, device) for name, part in text_parts(found).items()}
+    dtype, torch = torch_dtype(section.dtype), library("torch")
+    parts: dict[str, Any] = {}
+    for name, part in text_parts(found).items():
+        loaded = _load_part(name, part, dtype)
+        if isinstance(loaded, torch.nn.Module):
+            beside = sum(weights_size(other) for other in parts.values() if isinstance(other, torch.nn.Module))
+            loaded = place_model(loaded, device, section.device_memory, beside=beside)
+        parts[name] = loaded
     arguments: dict[str, Any] = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         if name in parts:
@@ -317,8 +324,8 @@ class _NoChecker:
     """Stands where a pipeline wants something that checks its pictures."""
 
 
-def _load_part(name: str, part: PipelinePart, dtype: Any, device: str) -> Any:
-    """A text encoder on its device, or a tokenizer; its class is one of transformers or of diffusers."""
+def _load_part(name: str, part: PipelinePart, dtype: Any) -> Any:
+    """A text encoder, not yet on its device, or a tokenizer; its class is one of transformers or of diffusers."""
     torch, transformers = library("torch"), library("transformers")
     # Kolors has its text encoder in diffusers.
     modules = [transformers] if part.library == "transformers" else []
@@ -350,7 +357,7 @@ def _load_part(name: str, part: PipelinePart, dtype: Any, device: str) -> Any:
         )
     check_shapes(part.folder, info["mismatched_keys"])
     check_complete(part.folder, info["missing_keys"])
-    return move_to_device(model.eval(), device)
+    return model.eval()
 
 
 # What encode_prompt takes and returns

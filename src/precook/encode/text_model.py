@@ -13,6 +13,7 @@ import numpy.typing as npt
 from precook.config.encoders import TransformersText
 from precook.encode.compiled import CompiledParts, repeated_layers
 from precook.encode.model_folder import two_towers
+from precook.encode.offload import place_model
 from precook.encode.tokens import Tokenizer, TokenRow
 from precook.encode.torch_tools import (
     LOCAL,
@@ -23,7 +24,6 @@ from precook.encode.torch_tools import (
     check_weights,
     library,
     loading,
-    move_to_device,
     planless_attention,
     send,
     torch_dtype,
@@ -53,7 +53,7 @@ class TextModel:
         self._section = section
         self._device = device
         model, self._pools = _load_model(folder, section, self._dtype)
-        self._model = move_to_device(model, device)
+        self._model = place_model(model, device, section.device_memory)
         parameters = inspect.signature(self._model.forward).parameters
         if "input_ids" not in parameters:
             raise EncodeError(f"{printable(folder)}: {type(self._model).__name__} takes no text", hint=_HINT_FOLDER)

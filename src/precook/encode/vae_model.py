@@ -17,6 +17,7 @@ import numpy as np
 
 from precook.config.encoders import DiffusersVae
 from precook.encode.compiled import CompiledVae
+from precook.encode.offload import place_model
 from precook.encode.pipeline_folder import is_pipeline, read_pipeline
 from precook.encode.torch_tools import (
     LOCAL,
@@ -25,7 +26,6 @@ from precook.encode.torch_tools import (
     check_weights,
     library,
     loading,
-    move_to_device,
     read_config,
     send,
     summary,
@@ -144,7 +144,7 @@ class Vae:
         side = model.config.get("encoder_input_size")
         factor = _factor(model)
         return cls(
-            model=move_to_device(model, device),
+            model=place_model(model, device, section.device_memory),
             device=device,
             dtype=section.dtype,
             factor=factor,
