@@ -80,6 +80,8 @@ class BatchSize:
         """Begin the search with so much work at a time or, for shapes that are known, where it has ended before."""
         with self._lock:
             self._first, self._known = work, known
+            # Pictures are gathered, and so counted, before the encoder is loaded and anything is known.
+            self._searches.clear()
 
     def found(self) -> dict[Shape, int]:
         """The amount of work that was found for each shape whose search is over."""

@@ -36,6 +36,8 @@ _FIRST_TEXTS = 64
 """The same in texts, of encoders that cannot measure them."""
 _LOOK = 0.1
 """Seconds between two looks at whether it is time to stop."""
+_LOADING = threading.Lock()
+"""Of all pools: libraries change things for the whole process while they load a model, and pools share a plan."""
 
 
 class NoRoomError(EncodeError):
@@ -78,7 +80,6 @@ class DevicePool:
         self._waiting: deque[list[Job]] = deque()
         self._closed = False
         self._error: BaseException | None = None
-        self._loading = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._running: set[threading.Thread] = set()
         """Those that were started and have not ended."""
@@ -245,8 +246,7 @@ class DevicePool:
 
     def _load(self, device: str) -> BaseEncoder:
         name = self._spec.name
-        # One after the other: libraries change things for the whole process while they load a model.
-        with self._loading:
+        with _LOADING:
             try:
                 encoder = self._spec.make()
                 encoder.load(device)

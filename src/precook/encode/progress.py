@@ -74,6 +74,8 @@ class EncoderProgress:
         self._memory = build.memory
         self._task = task
         self._fail_fast = fail_fast
+        self.unmade: set[bytes] = set()
+        """Keys of what failed or changed."""
         self._undisclosed: list[bytes] = []
         """Keys of what could not be made, as far as other builders were not told."""
         # Of all encoders: they share what is remembered.
@@ -97,7 +99,7 @@ class EncoderProgress:
         """An entry's source is no longer what was planned."""
         with self._lock:
             self._build.changed += 1
-            self._undisclosed.append(entry.key.bytes)
+            self._note_unmade(entry)
             self._task.advance()
 
     def failed(self, entry: PlannedEntry, reason: str, *, lasting: bool) -> None:
@@ -105,13 +107,17 @@ class EncoderProgress:
         with self._lock:
             self._build.failed.append(Failure(reason, entry.path, entry.concept, self._encoder, entry.key))
             self.reasons[entry.key.bytes] = reason
-            self._undisclosed.append(entry.key.bytes)
+            self._note_unmade(entry)
             if lasting:
                 record_failure(self._memory, entry.key.bytes, reason)
             self._task.advance(failed=1)
         if self._fail_fast:
             place = entry.path or "the empty prompt"
             raise EncodeError(f"{self._encoder}: {place}: {reason}", hint="without --fail-fast the others go on")
+
+    def _note_unmade(self, entry: PlannedEntry) -> None:
+        self.unmade.add(entry.key.bytes)
+        self._undisclosed.append(entry.key.bytes)
 
     def disclose(self, store: Store) -> list[bytes]:
         """Let other builders read why entries could not be made; the keys of those that are new to them."""

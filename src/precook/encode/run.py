@@ -100,7 +100,7 @@ def run_together(
     memory beside the others is run alone after them.
     """
     budget = MemoryBudget(options.memory)
-    postponed: list[EncoderSpec] = []
+    postponed: list[EncoderRun] = []
     with plan.store.claims() as claims:
         try:
             with ExitStack() as ends:
@@ -114,14 +114,16 @@ def run_together(
                 while any(map(len, left)) and not stop.is_set():
                     _give(plan, runs, left, budget, options=options, stop=stop)
                     left = [run.wait_for_others() for run in runs]
-            postponed = [run.spec for run in runs if run.postponed]
+            postponed = [run for run in runs if run.postponed]
         finally:
             # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
             with build.lock:
                 plan.store.remember(build.memory)
-    for spec in postponed:
+    for run in postponed:
         if not stop.is_set():
-            run_together(plan, [spec], rows, build, options=options, stop=stop, report=report)
+            # What became of the others was told already.
+            some = {run.name: run.left(rows[run.name])}
+            run_together(plan, [run.spec], some, build, options=options, stop=stop, report=report)
 
 
 def _give(
@@ -245,6 +247,11 @@ class EncoderRun:
         """Wait for other builders; the rows that they had claimed and have given up without making them."""
         return np.zeros(0, np.int64) if self.postponed else self._claimed.wait_for_others()
 
+    def left(self, rows: Numbers) -> Numbers:
+        """Of these, the rows of which nothing was told."""
+        rows = rows[~self._plan.store.present(self.encoder.wants.keys[rows])]
+        return rows[[key not in self.progress.unmade for key in split(self.encoder.wants.keys[rows])]]
+
     def count(self, shape: Shape) -> int:
         """How many items of a shape are encoded together."""
         return self._pool.size.count(shape, math.prod(shape))
@@ -305,6 +312,8 @@ class EncoderRun:
 
     def _told(self, nbytes: int) -> None:
         with self._lock:
+            # Less where it was postponed meanwhile, and everything told: another of its devices had no memory.
+            nbytes = min(nbytes, self._given)
             self._given -= nbytes
         self._budget.give_back(nbytes)
 

@@ -7,29 +7,34 @@ group: they run together. Groups that share a device are a lane: they run in tur
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from precook import threads
 from precook.config.encoders import NetworkEncoder, UserSection
 from precook.encode.pool import available_device
 from precook.encode.registry import AUTO, EncoderSpec
+from precook.interrupt import Condition
 from precook.plan.plan import Plan
-from precook.threads import ThreadPool
 
 Group = Sequence[EncoderSpec]
 Lane = Sequence[Group]
 
 _CPU = "cpu"
 _LOOK = 0.1
-"""Seconds between two looks at whether a lane has ended."""
+"""Seconds between two looks at whether it is time to stop."""
 
 
 def group_encoders(plan: Plan, specs: Sequence[EncoderSpec]) -> list[Group]:
     """The encoders that run together, in the order of the first of each group."""
-    groups: dict[str, list[EncoderSpec]] = {}
+    groups: dict[object, list[EncoderSpec]] = {}
+    alike: Counter[bytes] = Counter()
     for spec in specs:
-        takes = plan.encoders[spec.name].wants.encoding.input
-        groups.setdefault(spec.name if takes == "text" else f"all of {takes}", []).append(spec)
+        encoding = plan.encoders[spec.name].wants.encoding
+        recipe = encoding.recipe.digest.bytes
+        # Two with one recipe make the same entries: the second is in another group, and finds them there.
+        groups.setdefault(spec.name if encoding.input == "text" else (encoding.input, alike[recipe]), []).append(spec)
+        alike[recipe] += 1
     return list(groups.values())
 
 
@@ -59,15 +64,39 @@ def run_lanes(lanes: Sequence[Lane], run: Callable[[Lane, threading.Event], None
             run(lane, stop)
         return
     over = _EitherEvent(stop)
-    with ThreadPool(len(lanes), thread_name_prefix="precook-lane") as pool:
+    lock = threading.RLock()
+    changed = Condition(lock)
+    left, running = set(range(len(lanes))), set[int]()
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
         try:
-            running: set[Future[None]] = {pool.submit(run, lane, over) for lane in lanes}
-            while running:
-                done, running = wait(running, timeout=_LOOK, return_when=FIRST_COMPLETED)
-                for one in done:
-                    one.result()
+            with lock:
+                running.add(number)
+            run(lanes[number], over)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
+            errors.append(error)
         finally:
-            over.set()
+            with lock:
+                running.discard(number)
+                left.discard(number)
+                changed.notify_all()
+
+    try:
+        for number in range(len(lanes)):
+            # As daemons: who interrupts twice does not wait for a batch that takes minutes.
+            threads.start(threading.Thread(target=work, args=(number,), name=f"precook-lane-{number}", daemon=True))
+        with lock:
+            while left and not errors:
+                changed.wait(_LOOK)
+    finally:
+        over.set()
+        # Not by joining them: after an interrupted join Python 3.11 takes a thread for dead that is not.
+        with lock:
+            while running:
+                changed.wait(_LOOK)
+    if errors:
+        raise errors[0]
 
 
 class _EitherEvent(threading.Event):

@@ -91,6 +91,7 @@ class Worker:
                 self.failed(batch, trees)
                 continue
             seconds = time.perf_counter() - start
+            self._choice.took(len(batch.jobs), seconds, launch=seconds, compiled=compiled)
             results = self._accept(batch.jobs, trees)
             # Without the storing: a slow disk says nothing about the encoder.
             self.size.took(batch, time.perf_counter() - start)
