@@ -39,19 +39,19 @@ def group_encoders(plan: Plan, specs: Sequence[EncoderSpec]) -> list[Group]:
 
 
 def share_devices(groups: Sequence[Group]) -> list[Lane]:
-    """Groups that share a device, directly or by way of others, in one lane each."""
+    """Groups that share a device, directly or by way of others, in one lane each, in their order."""
     named = [{device for spec in group for device in _named_devices(spec)} for group in groups]
     if len(set().union(*named)) > 1:
         # Only now: to ask which device is there, torch is imported.
         named = [{_resolved(device) for device in devices} for devices in named]
-    lanes: list[tuple[set[str], list[Group]]] = []
-    for group, devices in zip(groups, named, strict=True):
+    lanes: list[tuple[set[str], list[int]]] = []
+    """What each uses, and the numbers of its groups."""
+    for number, devices in enumerate(named):
         shared = [lane for lane in lanes if lane[0] & devices]
         lanes = [lane for lane in lanes if lane not in shared]
-        lanes.append(
-            (devices.union(*(used for used, _ in shared)), [*(one for _, many in shared for one in many), group])
-        )
-    return [lane for _, lane in lanes]
+        numbers = sorted([number, *(one for _, many in shared for one in many)])
+        lanes.append((devices.union(*(used for used, _ in shared)), numbers))
+    return [[groups[number] for number in numbers] for _, numbers in lanes]
 
 
 def run_lanes(lanes: Sequence[Lane], run: Callable[[Lane, threading.Event], None], stop: threading.Event) -> None:
