@@ -7,9 +7,11 @@ of `TestExactness` compile, on a GPU too where there is one.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,13 +19,17 @@ import pytest
 from precook.config.encoders import DiffusersPrompt, DiffusersVae, TransformersText
 from precook.encode.compiled import repeated_layers
 from precook.encode.encoder import BaseEncoder, Item
+from precook.encode.pool import DevicePool
+from precook.encode.prepare import Job
 from precook.encode.prompt import PromptEncoder
+from precook.encode.registry import EncoderSpec
 from precook.encode.text import TextEncoder
 from precook.encode.vae import VaeEncoder
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+projects = pytest.importorskip("tests.support.projects")
 pipelines = pytest.importorskip("tests.support.pipelines")
 text_models = pytest.importorskip("tests.encode.test_text")
 FAMILIES, LIMIT, save_model = text_models.FAMILIES, text_models.LIMIT, text_models.save_model
@@ -275,6 +281,69 @@ def test_a_pipeline_s_prompts_are_the_same(tmp_path: Path, backend: Callable[[Ba
     encoder.compile()
     assert encoder.compiled
     close([tree for call in calls for tree in encoder.encode(call)], before)
+
+
+class TestBuilds:
+    """What a build records of compiled code."""
+
+    def test_entries_say_that_compiled_code_made_them(
+        self, tmp_path: Path, backend: Callable[[Backend], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """And are ready all the same where nothing is compiled: their keys are the same, and no plan tells of it."""
+        backend(as_traced)
+        projects.dataset(tmp_path / "data", 2)
+        save_model(tmp_path / "text", FAMILIES["bert"].saved())
+        made = {}
+        for mode, store in (("on", "cache"), ("off", "cache"), ("off", "other")):
+            section = {"uses": "transformers-text", "model": "text", "max_length": LIMIT, "compile": mode}
+            with projects.project(tmp_path, store=store, encoders={"prompt": section}) as opened:
+                opened.build()
+                plan = opened.plan()
+                assert not len(plan.missing)
+                assert not plan.version_differences
+                made[mode, store] = {
+                    entry.key: opened.store.locate(entry.key).made.get("compiled") for entry in plan.ready
+                }
+        assert set(made["on", "cache"].values()) == {"inductor"}
+        assert made["off", "cache"] == made["on", "cache"], "nothing was made anew"
+        assert made["off", "other"] == dict.fromkeys(made["on", "cache"]), "the same keys, not compiled"
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda:5"])
+    def test_a_batch_that_code_was_given_up_for_counts_as_not_compiled(self, device: str) -> None:
+        """Whether it was run or launched, and whatever was compiled before it."""
+
+        class Failing(BaseEncoder):
+            can_stage = can_compile = True
+
+            def compile(self) -> None:
+                self.compiled = True
+
+            def encode(self, batch: list[Item]) -> list[Any]:
+                if batch[0].text == "3":
+                    self.compiled = self.can_compile = False
+                return [np.zeros(1) for _ in batch]
+
+            def stage(self, batch: list[Item]) -> Any:
+                trees: list[Any] = []
+                return SimpleNamespace(launch=lambda: trees.extend(self.encode(batch)), land=lambda: trees)
+
+        stored: dict[str, bool] = {}
+
+        class Sink:
+            def store(self, results: Any, *, compiled: bool) -> None:
+                stored.update({job.item.text: compiled for job, _ in results})
+
+            def fail(self, job: Job, reason: str, *, lasting: bool) -> None:
+                raise AssertionError(reason)
+
+            def batch_done(self, seconds: float) -> None:
+                pass
+
+        entry: Any = SimpleNamespace(path="somewhere")
+        spec = EncoderSpec("x", cast("Any", Failing()), devices=(device,), batch_size=1, compile="on")
+        with DevicePool(spec, Sink(), threading.Event()) as pool:
+            pool.give([Job(entry, Item(text=text)) for text in "54321"])
+        assert stored == {"5": True, "4": True, "3": False, "2": False, "1": False}
 
 
 def failing(_: Any, __: list[Any]) -> Callable[..., Any]:

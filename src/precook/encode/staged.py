@@ -86,7 +86,7 @@ class StagedPipeline:
             if self._worker.over():
                 return
         self._worker.compile_if_due()
-        start, compiled = time.perf_counter(), self._worker.encoder.compiled
+        start = time.perf_counter()
         launched: list[StagedBatch] = []
 
         def launch() -> list[Any]:
@@ -103,6 +103,8 @@ class StagedPipeline:
                 self._slots.release()
         else:
             now = time.perf_counter()
+            # Asked now: compiled code that fails with a batch is given up for it and all others.
+            compiled = self._worker.encoder.compiled
             self._launched.put(Launched(batch, launched[0], compiled, start, now - start))
 
     def _land_all(self) -> None:

@@ -118,6 +118,11 @@ class CompileChoice:
         saves = _SAVES if self._known.compiled is None else 1 - eager / self._known.compiled
         return saves >= _WORTH and left / eager * saves > _SURELY * (self._known.compiling or _COMPILING)
 
+    def compiled_in(self, seconds: float) -> None:
+        """Note that compiling has taken so long."""
+        with self._lock:
+            self._compiling += seconds
+
     def took(self, items: int, seconds: float, *, launch: float, compiled: bool) -> None:
         """Note a batch of so many items that took a device so long, and to launch so long."""
         with self._lock:

@@ -85,7 +85,7 @@ class Worker:
         """Encode jobs, batch after batch, each told before the next is begun."""
         for batch in self.batches(self.ordered(jobs)):
             self.compile_if_due()
-            start, compiled = time.perf_counter(), self.encoder.compiled
+            start = time.perf_counter()
             trees = self.attempt(batch.jobs, lambda jobs=batch.jobs: self._encode(jobs))  # type: ignore[misc]
             if isinstance(trees, Exception):
                 self.failed(batch, trees)
@@ -95,13 +95,16 @@ class Worker:
             results = self._accept(batch.jobs, trees)
             # Without the storing: a slow disk says nothing about the encoder.
             self.size.took(batch, time.perf_counter() - start)
-            self._tell(batch.jobs, results, compiled=compiled)
+            self._tell(batch.jobs, results, compiled=self.encoder.compiled)
             self._sink.batch_done(seconds)
 
     def compile_if_due(self) -> None:
         """Compile the encoder, if it can be and is not yet, when that is worth it."""
         if self.encoder.can_compile and not self.encoder.compiled and self._choice.is_due():
+            start = time.perf_counter()
             self.encoder.compile()
+            if self.encoder.compiled:
+                self._choice.compiled_in(time.perf_counter() - start)
 
     def ordered(self, jobs: list[Job]) -> Lot:
         """Jobs in the order in which they are encoded: texts by length, so that little is padded."""
