@@ -91,11 +91,13 @@ class Worker:
                 self.failed(batch, trees)
                 continue
             seconds = time.perf_counter() - start
-            self._choice.took(len(batch.jobs), seconds, launch=seconds, compiled=compiled)
+            compiled = self.encoder.compiled
+            # Nothing is launched ahead here, and a long batch is no sign that something was compiled.
+            self._choice.took(len(batch.jobs), seconds, launch=0.0, compiled=compiled)
             results = self._accept(batch.jobs, trees)
             # Without the storing: a slow disk says nothing about the encoder.
             self.size.took(batch, time.perf_counter() - start)
-            self._tell(batch.jobs, results, compiled=self.encoder.compiled)
+            self._tell(batch.jobs, results, compiled=compiled)
             self._sink.batch_done(seconds)
 
     def compile_if_due(self) -> None:
