@@ -69,7 +69,7 @@ class BatchMaker:
         _, sizes = np.unique(content.sizes[:, 0] << 32 | content.sizes[:, 1], return_inverse=True)
         self._collators: dict[str, Collator] = {}
         for column, entries in zip(content.columns, tables, strict=True):
-            buckets = np.zeros(len(column.keys), np.int64) if column.of_text else sizes
+            buckets = np.broadcast_to(np.int64(0), len(column.keys)) if column.of_text else sizes
             pad = (options.pad or {}).get(column.name, "longest")
             self._collators[column.name] = Collator(column, entries, buckets, pad=pad)
             self._lacking |= bool(len(entries.missing))

@@ -25,6 +25,7 @@ from precook.feed.options import FeedOptions
 from precook.feed.position import Position, Reached
 from precook.feed.ranks import Ranks, find_ranks
 from precook.feed.sampler import Schedule, check_epoch, schedule
+from precook.fs.system import system
 from precook.identity.digest import derived_digest
 from precook.plan.freeze import snapshot_content
 from precook.plan.plan import Plan
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("precook")
 _CONTEXT = "precook feed 1"
+_MANY = 100_000
+"""Samples from which on it matters what each of them takes."""
 _STATE = 1
 """The version of a feed's state."""
 
@@ -93,6 +96,7 @@ class Feed:
             self._lease.protect(keys)
             self.batches = BatchMaker(store, content, options, maker=maker)
             self.batches.check()
+            self._release_memory()
         except BaseException:
             self.close()
             raise
@@ -231,7 +235,13 @@ class Feed:
                     )
                     raise FeedError(f"epoch {epoch} of {self.content.dataset} has no batches", hint=hint)
                 self._schedules[epoch] = made
+                self._release_memory()
             return self._schedules[epoch]
+
+    def _release_memory(self) -> None:
+        """What was needed for a moment for each of very many samples goes: 50 bytes an entry would stay."""
+        if self.content.count > _MANY:
+            system.release_memory()
 
     def loader(
         self,

@@ -198,6 +198,13 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def release_memory() -> None:
+    """Give memory back to the system that was freed and is kept for later: after much was needed for a moment."""
+    trim = getattr(_libc(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 # Mapping. Python's own `mmap` keeps a descriptor per mapping, and a training run may hold tensors from thousands of
 # packs.
 

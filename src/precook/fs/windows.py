@@ -391,6 +391,10 @@ def peak_memory() -> int:
     return int(counters.PeakWorkingSetSize)
 
 
+def release_memory() -> None:
+    """Give memory back to the system that was freed: here that is its own business."""
+
+
 def map_file(
     descriptor: int,
     length: int,

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from precook.errors import DamagedEntryError, MissingEntryError
+from precook.errors import DamagedEntryError, DamagedPackError, MissingEntryError
 from precook.store.copy import (
     Places,
     Verify,
@@ -26,20 +26,26 @@ from precook.store.copy import (
     read_rows,
 )
 from precook.store.format.pack import Table
-from precook.store.index.index import Index
 from precook.store.index.scan import find_pages, read_pages
 from precook.store.keysets import beginnings, split
 from precook.store.lookup import Lookup, use_row
-from precook.store.packfile import RowDamagedError, TableFile
+from precook.store.packfile import PackFile, RowDamagedError, TableFile
 from precook.values import Array, Bytes, Flags, Key, Numbers
 
 _Result = TypeVar("_Result")
+
+_Page = tuple[Bytes, Numbers, dict[int, str]]
+"""Some keys, the place of each, and the names of the packs that places have numbers of."""
 
 NOWHERE = -1
 _NO_KEY = bytes(32)
 """Stands in a column of keys where a sample has no entry."""
 _DENSE = 6
 """Walking past an entry takes a sixth of the time of looking for one."""
+_MOST = 1.5
+"""Where so many times the keys are more than all entries, most packs are needed whichever way they are found."""
+_HEADS = 4_000_000
+"""Entries of a store whose packs' heads are all kept open."""
 _CHUNK = 100_000
 """Keys that are looked up one by one at a time: Python objects are made for so many only."""
 _ATTEMPTS = 10
@@ -93,7 +99,7 @@ class EntryTable:
     def find_all(cls, lookup: Lookup, columns: Sequence[Bytes], *, verify: Verify) -> list[EntryTable]:
         """The places of several columns of keys, found in one pass through the index."""
         entries = [cls(lookup, keys, verify=verify) for keys in columns]
-        proposed, names = _propose(lookup.index, columns)
+        proposed, names = _propose(lookup, columns)
         edges = np.cumsum([0, *map(len, columns)])
         doubtful: list[list[Numbers]] = [[] for _ in entries]
         for pack, numbers in _by_pack(proposed):
@@ -313,7 +319,7 @@ def _split(codes: Numbers) -> tuple[Numbers, Numbers]:
     return np.where(codes < 0, NOWHERE, codes >> _ROW_BITS & _TABLE_MASK), codes & _ROW_MASK
 
 
-def _propose(index: Index, columns: Sequence[Bytes]) -> tuple[Numbers, dict[int, str]]:
+def _propose(lookup: Lookup, columns: Sequence[Bytes]) -> tuple[Numbers, dict[int, str]]:
     """Where the index says each key of some columns lies, one column after the other: a place or `NOWHERE`.
 
     A place is the pack's number and the row in one; the packs' names come with them. Of the places of one key it is the
@@ -334,11 +340,17 @@ def _propose(index: Index, columns: Sequence[Bytes]) -> tuple[Numbers, dict[int,
 
     proposed = np.full(len(starts), NOWHERE, np.int64)
     names: dict[int, str] = {}
-    dense = len(starts) * _DENSE > index.places()
-    for page in read_pages(index) if dense else find_pages(index, in_order, len(order)):
-        names = page.names.packs
-        begins = beginnings(page.keys)
-        places = page.packs << _ROW_BITS | page.rows
+    index, count = lookup.index, lookup.index.places()
+    pages: Iterator[_Page] | None = None
+    if len(starts) * _MOST > count and count < _HEADS:
+        pages = _read_heads(lookup)
+    if pages is None:
+        dense = len(starts) * _DENSE > count
+        found = read_pages(index) if dense else find_pages(index, in_order, len(order))
+        pages = ((page.keys, page.packs << _ROW_BITS | page.rows, page.names.packs) for page in found)
+    for page_keys, places, page_names in pages:
+        names = page_names
+        begins = beginnings(page_keys)
         first, last = np.searchsorted(starts, begins), np.searchsorted(starts, begins, side="right")
         counts = last - first
         # Each place, once for every time that its key was asked for.
@@ -348,6 +360,30 @@ def _propose(index: Index, columns: Sequence[Bytes]) -> tuple[Numbers, dict[int,
         # Backwards: of several the first one stays.
         proposed[numbers[new][::-1]] = places[positions[new]][::-1]
     return proposed, names
+
+
+def _read_heads(lookup: Lookup) -> Iterator[_Page] | None:
+    """Every place of a store of whose packs nothing was dropped, by their own key columns; None where that is not so.
+
+    Whoever asks for most entries opens these packs anyway, and SQLite makes objects of every place.
+    """
+    names = lookup.index.whole_packs()
+    if names is None:
+        return None
+    try:
+        packs = [(number, lookup.packs.open(name)) for number, name in names.items()]
+    except (DamagedPackError, OSError):
+        return None  # the look-up finds out what is wrong
+    return _head_pages(packs, names)
+
+
+def _head_pages(packs: list[tuple[int, PackFile]], names: dict[int, str]) -> Iterator[_Page]:
+    for number, pack in packs:
+        for table in pack.tables:
+            keys = table.table.keys
+            # In order: then they are found by steps through memory that are short.
+            rows = np.argsort(beginnings(keys))
+            yield keys[rows], number << _ROW_BITS | rows + pack.first_row(table), names
 
 
 def _by_pack(places: Numbers) -> Iterator[tuple[int, Numbers]]:

@@ -107,6 +107,10 @@ class Index(Database):
         """Each pack, and its bytes, rows, and bytes of all rows, the living and the dead."""
         return self._read(schema.pack_sizes)
 
+    def whole_packs(self) -> dict[int, str] | None:
+        """The numbers and names of all packs if no row of any was dropped, else None."""
+        return self._read(schema.whole_packs)
+
     def pack_bytes(self) -> int:
         """Size of all packs together."""
         return self._read(schema.pack_bytes)

@@ -277,6 +277,12 @@ def pack_sizes(db: sqlite3.Connection) -> list[tuple[str, int, int, int]]:
     return [(name.hex(), *sizes) for name, *sizes in db.execute(query)]
 
 
+def whole_packs(db: sqlite3.Connection) -> dict[int, str] | None:
+    """The numbers and names of all packs if no row of any was dropped, else None."""
+    rows = db.execute("SELECT number, id, live = entries FROM pack ORDER BY number").fetchall()
+    return {number: name.hex() for number, name, _ in rows} if all(whole for _, _, whole in rows) else None
+
+
 def doomed_packs(db: sqlite3.Connection) -> list[tuple[str, int]]:
     """Packs of which every row was dropped, with their sizes."""
     doomed = db.execute("SELECT id, bytes, entries FROM pack WHERE doomed ORDER BY id").fetchall()
