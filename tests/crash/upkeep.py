@@ -106,8 +106,10 @@ class Leased(_Upkeep):
     def act(self, store: precook.Store) -> None:
         """Hold some of what no snapshot names, and collect beside it; then let go, and collect."""
         with precook.open(store.path) as other, other.lease("harness") as lease:
+            keys = b"".join(key_of(number).bytes for number in self._leased)
+            lease.protect(np.frombuffer(keys, np.uint8).reshape(-1, 32))
+            # Looked for after they are protected, as everybody has to: another process may have removed some before.
             held = [number for number in self._leased if key_of(number) in other]
-            lease.protect(np.frombuffer(b"".join(key_of(number).bytes for number in held), np.uint8).reshape(-1, 32))
             plan_gc(store, grace=0).execute()
             if store.missing([key_of(number) for number in held]):
                 raise AssertionError("what a lease protects was removed")

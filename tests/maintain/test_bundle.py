@@ -33,6 +33,7 @@ from precook.maintain.archive import (
     read_manifest,
 )
 from precook.maintain.bundle import Staging, export_bundle, import_bundle
+from precook.store import files
 from precook.store.format.build import build_pack, make_entry
 from precook.store.snapshot import read_snapshot
 from precook.store.snapshot_content import SnapshotContent, Texts
@@ -401,6 +402,27 @@ def test_two_imports_of_one_archive_do_not_meet(archive: bytes, target: precook.
     with Staging(target.internals(), digest), pytest.raises(precook.LockedError, match="another process imports"):
         bring(target, archive)
     assert bring(target, archive).samples == 3
+
+
+@pytest.mark.parametrize("moment", ["before it has a folder", "as it looks for old ones"])
+def test_an_import_that_begins_as_another_ends_is_none_the_worse(
+    archive: bytes, target: precook.Store, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """What the other one has used goes away at its end, at any moment, and the next one makes it anew."""
+    home = target.path / "imports"
+    home.mkdir()
+    owner, name = (files, "make_directory") if moment == "before it has a folder" else (Path, "iterdir")
+    call = getattr(owner, name)
+
+    def end_before(path: Path) -> Any:
+        if (path == home and name == "iterdir") or path.parent == home:
+            monkeypatch.undo()
+            home.rmdir()
+        return call(path)
+
+    monkeypatch.setattr(owner, name, end_before)
+    assert bring(target, archive).samples == 3
+    assert not home.exists()
 
 
 def test_two_exports_to_one_file_do_not_meet(home: Path, archive: bytes, tmp_path: Path) -> None:

@@ -312,8 +312,9 @@ class Staging:
             while self._descriptor < 0:
                 # Made anew where somebody has removed it since: what another import has finished or refused.
                 files.make_directory(self._home)
-                files.make_directory(self.folder)
-                self._hold()
+                with contextlib.suppress(FileNotFoundError):
+                    files.make_directory(self.folder)
+                    self._hold()
             try:
                 files.sync_directory(self.root)
                 files.sync_directory(self._home)
@@ -380,18 +381,22 @@ class Staging:
 
     def _remove_old(self) -> None:
         """Remove what imports that nobody went on with have left."""
-        if not self._home.is_dir():
-            return
         now = file_system_time(self.root) / 1e9
-        for folder in self._home.iterdir():
-            if folder == self.folder or folder.is_symlink() or now - folder.stat().st_mtime < _STAGED_SECONDS:
-                continue
-            descriptor = system.open_folder_to_lock(folder)
-            try:
-                if files.lock(descriptor, folder):
-                    shutil.rmtree(folder)
-            finally:
-                os.close(descriptor)
+        # Each of them, and the folder that they lie in, may be removed at any moment by the import that it belongs to.
+        with contextlib.suppress(FileNotFoundError):
+            for folder in sorted(self._home.iterdir()):
+                with contextlib.suppress(FileNotFoundError):
+                    self._remove_if_old(folder, now)
+
+    def _remove_if_old(self, folder: Path, now: float) -> None:
+        if folder == self.folder or folder.is_symlink() or now - folder.stat().st_mtime < _STAGED_SECONDS:
+            return
+        descriptor = system.open_folder_to_lock(folder)
+        try:
+            if files.lock(descriptor, folder):
+                shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)
 
 
 def _receive(archive: ArchiveReader, manifest: Manifest, staging: Staging, task: Task) -> int:
