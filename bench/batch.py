@@ -17,7 +17,7 @@ from bench.work import DifferentError, Run
 
 BATCH = 16
 GB = 1e9
-_GOALS: tuple[tuple[bool | Literal["always"], float], ...] = ((False, 0.90), ("always", 0.70))
+_GOALS: tuple[tuple[bool | Literal["always"], float], ...] = ((False, 0.95), ("always", 0.75))
 
 
 def batch(run: Run) -> Section:

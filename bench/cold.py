@@ -44,7 +44,7 @@ def cold(run: Run, kind: Kind) -> Section:
         section.rows.append([name, *medians])
     rates = {name: [a["random"] for a in answers] for name, answers in found.items() if "random" in answers[0]}
     name, ratio = nearest_peer(rates)
-    section.goals.append(Goal(f"cold random, {kind}, precook against the best peer ({name})", ratio, 1.2))
+    section.goals.append(Goal(f"cold random, {kind}, precook against the best peer ({name})", ratio, 1.1))
     section.notes += [
         f"page cache dropped with {how}, in a fresh process that has imported everything; precook checks every entry.",
         (

@@ -37,7 +37,7 @@ from bench.work import DifferentError, Run, child_environment
 
 SECTIONS = ("assembly", "warm", "cold", "growth")
 GB, MB = 1e9, 1e6
-_GOALS: tuple[tuple[bool | Literal["always"], float], ...] = ((False, 0.90), ("always", 0.70))
+_GOALS: tuple[tuple[bool | Literal["always"], float], ...] = ((False, 0.95), ("always", 0.75))
 _CHILD_SECONDS = 1800
 _MOST = 100_000
 """Samples of an epoch that the growth section reads, at most."""
@@ -281,7 +281,7 @@ def _section(
         ratios = {peer: measure.median_ratio(ours, rates) for peer, rates in others.items()}
         nearest = min(ratios, key=lambda peer: ratios[peer])
         told = f"{name}, {kind}, feed.epoch against the best peer ({nearest})"
-        section.goals.append(Goal(told, ratios[nearest], *((1.2,) if how else (1, "more than"))))
+        section.goals.append(Goal(told, ratios[nearest], 1.1))
     if how:
         section.notes.append(f"page cache dropped with {how}; opening, workers and checksums are on the clock.")
     else:
@@ -319,7 +319,7 @@ def growth(run: Run, counts: list[int]) -> Section:
     most = section.rows[-1]
     section.goals += [
         Goal(f"open a feed of {most[0]} samples, CPU", most[3], 3, "at most", ".1f", " s"),
-        Goal("own memory per entry", most[5] * MB / (2 * counts[-1]), 200, "under", ".0f", " bytes"),
+        Goal("own memory per entry", most[5] * MB / (2 * counts[-1]), 150, "at most", ".0f", " bytes"),
     ]
     section.notes += [
         f"fresh processes, warm page cache; batches of {BATCH['small']}; an epoch is read up to {_MOST:,} samples.",

@@ -57,7 +57,7 @@ def told(missing: dict[str, str]) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of everything that is measured."""
-    names = ["torch", "numpy", *(peer.package for peer in PEERS if peer.package)]
+    names = ["torch", "numpy", "xxhash", *(peer.package for peer in PEERS if peer.package)]
     found = {"sqlite": sqlite3.sqlite_version}
     for name in dict.fromkeys(names):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
