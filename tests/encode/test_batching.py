@@ -94,6 +94,20 @@ def test_each_shape_has_a_size_of_its_own_and_begins_where_others_have_ended() -
     assert size.count((512, 512), 100) == 16
 
 
+def test_a_device_that_wants_modest_batches_begins_with_few_large_pictures() -> None:
+    """A CPU gets large pictures one by one until more at a time turn out to be faster; small ones as elsewhere."""
+    size = BatchSize(None)
+    size.begin(0, {(8, 8): 1 << 20}, modest=1 << 16)
+    counts = {shape: size.count(shape, shape[0] * shape[1]) for shape in ((64, 64), (128, 128), (256, 256), (512, 512))}
+    assert counts == {(64, 64): FIRST, (128, 128): 4, (256, 256): 1, (512, 512): 1}
+    for rate in (1e6, 1e6, 2e6, 2e6):
+        job = pixels(256, 256)
+        count = size.count(job.shape, 65536)
+        size.took(JobBatch([job] * count, 65536), count * 65536 / rate)
+    assert size.count((256, 256), 65536) == 4
+    assert size.count((8, 8), 64) == LARGEST
+
+
 def test_what_is_known_is_not_searched_again() -> None:
     """A second build begins with the size that the first one found."""
     size = BatchSize(None)

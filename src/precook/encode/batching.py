@@ -69,6 +69,7 @@ class BatchSize:
         self._lock = threading.Lock()
         self._wanted = wanted
         self._first = 0
+        self._modest: int | None = None
         self._most: int | None = None
         """More work than this did not fit into memory."""
         self._searches: dict[Shape, _Search] = {}
@@ -76,10 +77,13 @@ class BatchSize:
         self.now = wanted or FIRST
         """Items of the batch that was asked for last."""
 
-    def begin(self, work: int, known: Mapping[Shape, int]) -> None:
-        """Begin the search with so much work at a time or, for shapes that are known, where it has ended before."""
+    def begin(self, work: int, known: Mapping[Shape, int], *, modest: int | None = None) -> None:
+        """Begin the search with so much work at a time or, for shapes that are known, where it has ended before.
+
+        Where a device wants `modest` batches, no more work than that, but for an item alone.
+        """
         with self._lock:
-            self._first, self._known = work, known
+            self._first, self._known, self._modest = work, known, modest
             # Pictures are gathered, and so counted, before the encoder is loaded and anything is known.
             self._searches.clear()
 
@@ -146,6 +150,8 @@ class BatchSize:
             return _Search(known, over=True)
         # What was good for other shapes is near what is good for this one.
         work = max([self._first, FIRST * each, *(search.work for search in self._searches.values() if search.over)])
+        if self._modest is not None:
+            work = max(each, min(work, self._modest))
         return _Search(work, over=self._most is not None)
 
 

@@ -34,6 +34,9 @@ _FIRST_PIXELS = 4 << 20
 """The same in pixels."""
 _FIRST_TEXTS = 64
 """The same in texts, of encoders that cannot measure them."""
+_MODEST = 1 << 16
+"""Pixels of the first batches on a CPU, at most: what larger ones need is asked of the system for every step and given
+back, and eight pictures of 256 px then took more than twice as long, each, as one alone."""
 _LOOK = 0.1
 """Seconds between two looks at whether it is time to stop."""
 _LOADING = threading.Lock()
@@ -219,12 +222,12 @@ class DevicePool:
             if self._choice is None:
                 self._tuned_for = name = device_name(device)
                 known, on_gpu = self._tunings.get(name, Tuning()), device.startswith(_GPU)
-                work = 0
-                if on_gpu and first[0].item.text is None:
+                work, pictures = 0, first[0].item.text is None
+                if on_gpu and pictures:
                     work = _FIRST_PIXELS
                 elif on_gpu:
                     work = _FIRST_TOKENS if encoder.measures else _FIRST_TEXTS
-                self.size.begin(work, known.sizes)
+                self.size.begin(work, known.sizes, modest=_MODEST if pictures and not on_gpu else None)
                 # On a CPU only where somebody asks for it: it seldom gains there, and needs a compiler.
                 self._choice = CompileChoice(self._spec.compile, self.expected if on_gpu else None, known)
             return self._choice
