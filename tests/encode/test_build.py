@@ -21,7 +21,7 @@ from precook.encode.build import BuildReport
 from precook.maintain.gc import plan_gc
 from precook.plan import plan as plan_module
 from precook.sources.crop import cut
-from precook.sources.pictures import decode
+from precook.sources.pictures import decode, decode_image
 from precook.sources.samples import ConceptSamples
 from tests.support import projects
 from tests.support.projects import Watched, dataset, picture, project
@@ -444,9 +444,9 @@ def test_a_file_is_read_once_for_all_it_is_cut_to(tmp_path: Path, monkeypatch: p
 
     def counted(content: bytes, **options: Any) -> Any:
         read.append(content)
-        return decode(content, **options)
+        return decode_image(content, **options)
 
-    monkeypatch.setattr(prepare, "decode", counted)
+    monkeypatch.setattr(prepare, "decode_image", counted)
     texts = ConceptSamples.texts
     monkeypatch.setattr(ConceptSamples, "texts", lambda self, sample: read.append(sample) or texts(self, sample))
     image = {"resolutions": [64, 96], "step": 16}
