@@ -13,8 +13,18 @@ class Task(Protocol):
         """`amount` more units are done: `failed` of them failed, and the others made `nbytes` bytes in all."""
 
 
+class BusyTask(Task, Protocol):
+    """A task that is also told what keeps the work from being faster; a task need not be one."""
+
+    def busy(self, shares: dict[str, float]) -> None:
+        """How busy `reading`, `decoding`, the `device` and the `disk` were so far, each from 0 to 1."""
+
+
 class Reporter(Protocol):
-    """Receives progress; the command line shows bars, a library caller usually nothing."""
+    """Receives progress; the command line shows bars, a library caller usually nothing.
+
+    A build may have several tasks at a time, begun and ended by different threads.
+    """
 
     def task(self, name: str, *, total: int | None, unit: str) -> AbstractContextManager[Task]:
         """Begin a task of `total` units ("bytes", "entries", …), if that is known."""

@@ -254,6 +254,10 @@ class TestTelling:
             (snapshot,) = project.store.snapshots()
         assert last.pop("seconds") > 0
         assert last.pop("peak_memory") > 1 << 20
+        busy = last.pop("busy")
+        assert set(busy) == {"reading", "decoding", "device", "disk"} == set(progress[-1]["busy"])
+        assert all(0 <= share <= 1 for share in busy.values())
+        assert last.pop("limit") in (None, *busy)
         assert last.pop("bytes") > 7 * 64 * 64 * 3 // 2
         (failure,) = last.pop("failed")
         assert (failure["path"], failure["concept"], failure["key"]) == ("data/cut.png", "things", None)

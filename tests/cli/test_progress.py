@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from precook.cli.progress import EncoderCount, PacedReporter
+from precook.cli import output
+from precook.cli.progress import EncoderCount, PacedReporter, ProgressBars
 from tests.support.commands import on_terminal, plain, run
 
 
@@ -67,3 +70,46 @@ class TestLines:
         count = EncoderCount("words", None, PacedReporter(print, every=5.0, clock=lambda: now[0]))
         count.done, now[0] = 1, 2.0
         assert str(count) == "words: 1 entry, 0.5/s"
+
+    def test_a_line_tells_what_limits_the_build(self) -> None:
+        """Each stage with its share of the time, the busiest first."""
+        now = [0.0]
+        told: list[str] = []
+        paced = PacedReporter(lambda count: told.append(str(count)), every=5.0, clock=lambda: now[0])
+        with paced.task("vae", total=20, unit="entries") as task:
+            assert isinstance(task, EncoderCount)
+            task.busy({"reading": 0.04, "decoding": 0.31, "device": 0.96, "disk": 0.1})
+            now[0] = 5.0
+            task.advance(10)
+        assert told[0] == (
+            "vae: 10 of 20 entries, 2/s, about 5 s left; "
+            "limited by the device: busy device 96%, decoding 31%, disk 10%, reading 4%"
+        )
+
+    def test_a_moment_is_too_short_to_tell(self) -> None:
+        """What was done at once was limited by nothing."""
+        count = EncoderCount("words", 1, PacedReporter(print, every=5.0, clock=lambda: 0.0))
+        count.busy({"device": 1.0})
+        count.advance()
+        assert str(count) == "words: 1 of 1 entry"
+
+
+class TestOverlap:
+    """Tasks at the same time, as of encoders on two devices."""
+
+    def test_bars_share_one_display(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each has a line from its start to its end and after it; the cursor comes back once, at the last end."""
+        written = io.StringIO()
+        shown = Console(file=written, force_terminal=True, width=120)
+        monkeypatch.setattr(output, "console", lambda _: shown)
+        bars = ProgressBars(stays=lambda unit: unit == "entries")
+        with bars.task("a", total=2, unit="entries") as a, bars.task("b", total=4, unit="entries") as b:
+            with bars.task("reading", total=1, unit="files") as files:
+                files.advance()
+            a.advance(2)
+            b.advance(3)
+            b.advance(1, failed=1)
+        last = plain(written.getvalue()).rstrip("\n").splitlines()[-2:]
+        assert re.match(r"a ━+ 2 of 2 entries", last[0])
+        assert re.match(r"b ━+ 4 of 4 entries[^\n]*, 1 failed", last[1])
+        assert written.getvalue().count("\x1b[?25h") == 1

@@ -296,6 +296,8 @@ def _document(outcome: Outcome) -> dict[str, Any]:
         "truncated": {name: report.truncated.get(name, 0) for name in encoders},
         "seconds": round(report.seconds, 3),
         "bytes": report.bytes,
+        "busy": progress.rounded(report.busy),
+        "limit": report.limit,
         "peak_memory": report.peak_memory,
         "lost": list(outcome.lost),
         "snapshot": None if snapshot is None else {"number": snapshot.number, "id": snapshot.id},
@@ -319,6 +321,8 @@ def _show(outcome: Outcome) -> None:
             output.text("\n".join(["", f"{title}:", *(f"  {line}" for line in lines)]))
     output.line()
     output.line(_summary(report))
+    if report.busy and report.seconds >= progress.LINES_EVERY:
+        output.line(progress.format_busy(report.busy))
     if snapshot is not None:
         less = ", without what is left out" if report.failed else ""
         output.line(f"complete{less}: snapshot {snapshot.number} of {snapshot.dataset}")

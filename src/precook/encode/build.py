@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from precook.encode.progress import BuildProgress
 from precook.encode.registry import EncoderSpec, special_tokens
 from precook.encode.run import BuildOptions, run_together
 from precook.encode.schedule import group_encoders, run_lanes, share_devices
+from precook.encode.stages import find_limit
 from precook.errors import ConfigError, IncompleteError, NoSpaceError, printable
 from precook.fs.system import system
 from precook.interrupt import interruption
@@ -66,10 +67,17 @@ class BuildReport:
     """Most memory the process has taken so far."""
     stopped: bool
     """Whether it was stopped before the end; the next build goes on."""
+    busy: dict[str, float] = field(default_factory=dict)
+    """How busy reading, decoding, the devices and the disk were, each from 0 to 1; empty where nothing was encoded."""
     missing: int = 0
     """Entries that a build would make now, although this one came to its end: their files came or changed meanwhile."""
     snapshot: SnapshotFile | None = None
     """The dataset as it was frozen at the end; None where it is not complete."""
+
+    @property
+    def limit(self) -> str | None:
+        """What kept it from being faster, of those in `busy`; None where none of them was busy most of the time."""
+        return find_limit(self.busy)
 
 
 class BuildPlan(Plan):
@@ -274,6 +282,7 @@ def encode_missing(plan: BuildPlan, *, options: BuildOptions, stop: threading.Ev
         # In KiB, but on macOS in bytes.
         peak_memory=system.peak_memory(),
         stopped=stop.is_set(),
+        busy=progress.times.shares(),
     )
 
 
@@ -309,6 +318,8 @@ def _joined(first: BuildReport, second: BuildReport, plan: Plan) -> BuildReport:
         bytes=first.bytes + second.bytes,
         peak_memory=second.peak_memory,
         stopped=second.stopped,
+        # Of the longer of the two: the other is about what changed meanwhile.
+        busy=max(first, second, key=lambda one: one.seconds).busy,
     )
 
 

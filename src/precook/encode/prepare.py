@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from precook.encode.encoder import Item
+from precook.encode.stages import StageTimes
 from precook.errors import SourceChangedError
 from precook.fs.read import read_small
 from precook.identity.digest import digest
@@ -88,10 +89,10 @@ class Unit:
     nbytes: int
     """Memory that preparing it takes, roughly."""
 
-    def prepare(self) -> list[Prepared]:
+    def prepare(self, times: StageTimes) -> list[Prepared]:
         """What has become of each entry; whatever is wrong with one file must not end the work on all others."""
         try:
-            return list(self._read())
+            return list(self._read(times))
         except SourceChangedError:
             return [Changed(entry) for entry in self.entries]
         except (RefusedError, CaptionError) as error:
@@ -103,7 +104,7 @@ class Unit:
         except Exception as error:  # noqa: BLE001 - not remembered: a later version may do better
             return self._refused(f"cannot be understood: {type(error).__name__}: {error}")
 
-    def _read(self) -> Iterator[Prepared]:
+    def _read(self, times: StageTimes) -> Iterator[Prepared]:
         first = self.entries[0]
         if first.sample is None:
             yield from (Job(entry, Item(text="")) for entry in self.entries)
@@ -111,7 +112,8 @@ class Unit:
         concept, number = self.samples.in_concept(first.sample)
         if self.takes == "text":
             # By digest, not by line: lines may have been reordered since.
-            texts = {digest(text).bytes: text for text in concept.texts(number)}
+            with times.measured("reading"):
+                texts = {digest(text).bytes: text for text in concept.texts(number)}
             for entry in self.entries:
                 text = texts.get(entry.parts.input)
                 yield Changed(entry) if text is None else Job(entry, Item(text=text))
@@ -120,10 +122,16 @@ class Unit:
                 width, height = _geometry(entry).target
                 yield _cut_job(entry, mask=np.full((height, width), _WHITE, np.uint8))
         elif self.takes == "mask":
-            mask = decode_mask(self._content(concept.mask_path(number) or ""))
-            yield from (_cut_job(entry, mask=cut_mask(mask, _geometry(entry))) for entry in self.entries)
+            with times.measured("reading"):
+                content = self._content(concept.mask_path(number) or "")
+            with times.measured("decoding"):
+                mask = decode_mask(content)
+                yield from (_cut_job(entry, mask=cut_mask(mask, _geometry(entry))) for entry in self.entries)
         else:
-            yield from self._cut(self._content(concept.full_path(number)))
+            with times.measured("reading"):
+                content = self._content(concept.full_path(number))
+            with times.measured("decoding"):
+                yield from self._cut(content)
 
     def _cut(self, content: bytes) -> Iterator[Prepared]:
         """A picture's cuts; it is decoded once for all that take it in one size."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from precook.encode.stages import StageTimes
 from precook.errors import EncodeError
 from precook.memo.memo import Memory
 from precook.plan.entries import Failure, PlannedEntry
@@ -60,6 +61,8 @@ class BuildProgress:
         self.reasons: dict[bytes, str] = {}
         """Why entries failed, by key: two encoders with one recipe share their failures too."""
         self.changed = 0
+        self.times = StageTimes({})
+        """How busy reading, decoding, devices and the disk are, of all encoders."""
         self.nbytes_by: Counter[str] = Counter()
         """Of the new entries, by encoder."""
 
@@ -67,12 +70,23 @@ class BuildProgress:
 class EncoderProgress:
     """Counts, remembers and tells what becomes of each entry of one encoder; safe to use from several threads."""
 
-    def __init__(self, build: BuildProgress, encoder: str, task: Task, *, fail_fast: bool) -> None:
+    def __init__(
+        self,
+        build: BuildProgress,
+        encoder: str,
+        task: Task,
+        *,
+        fail_fast: bool,
+        busy: Callable[[], dict[str, float]],
+    ) -> None:
         self.reasons = build.reasons
         self._build = build
         self._encoder = encoder
         self._memory = build.memory
         self._task = task
+        self._tell_busy: Callable[[dict[str, float]], None] | None = getattr(task, "busy", None)
+        """Not every task has it: it came later than the others."""
+        self._busy = busy
         self._fail_fast = fail_fast
         self.unmade: set[bytes] = set()
         """Keys of what failed or changed."""
@@ -87,6 +101,8 @@ class EncoderProgress:
             self._build.encoded[self._encoder] += len(keys)
             self._build.nbytes_by[self._encoder] += nbytes
             forget_failures(self._memory, keys)
+            if self._tell_busy is not None:
+                self._tell_busy(self._busy())
             self._task.advance(len(keys), nbytes=nbytes)
 
     def reused(self, count: int) -> None:

@@ -28,6 +28,7 @@ from precook.encode.progress import BuildProgress, EncoderProgress, FlushPolicy
 from precook.encode.registry import EncoderSpec
 from precook.encode.results import write_results
 from precook.encode.source_reader import SourceReader, TextLots, windows
+from precook.encode.stages import Stage, StageTimes
 from precook.encode.tuning import read_tunings, record_tunings
 from precook.plan.entries import EncoderPlan
 from precook.plan.forecast import record_rate
@@ -38,7 +39,7 @@ from precook.store.claims import Claims
 from precook.store.keysets import split
 from precook.store.store import Store
 from precook.store.tree import Parts
-from precook.store.writer import Writer
+from precook.store.writer import COMMITS, Writer
 from precook.values import Flags, Numbers
 
 _log = logging.getLogger("precook")
@@ -100,6 +101,10 @@ def run_together(
     memory beside the others is run alone after them.
     """
     budget = MemoryBudget(options.memory)
+    threads = options.threads or default_threads()
+    devices = len({device for spec in specs for device in spec.devices})
+    width: dict[Stage, int] = {"reading": threads, "decoding": threads, "device": devices, "disk": COMMITS * len(specs)}
+    times = StageTimes(width, build.times)
     postponed: list[EncoderRun] = []
     with plan.store.claims() as claims:
         try:
@@ -109,13 +114,14 @@ def run_together(
                     for spec in specs
                 ]
                 for run in runs:
-                    run.begin(len(rows[run.name]), alone=len(runs) == 1)
+                    run.begin(len(rows[run.name]), times, alone=len(runs) == 1)
                 left = [rows[run.name] for run in runs]
                 while any(map(len, left)) and not stop.is_set():
-                    _give(plan, runs, left, budget, options=options, stop=stop)
+                    _give(plan, runs, left, budget, times, options=options, stop=stop)
                     left = [run.wait_for_others() for run in runs]
             postponed = [run for run in runs if run.postponed]
         finally:
+            times.end()
             # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
             with build.lock:
                 plan.store.remember(build.memory)
@@ -131,6 +137,7 @@ def _give(
     runs: Sequence[EncoderRun],
     rows: Sequence[Numbers],
     budget: MemoryBudget,
+    times: StageTimes,
     *,
     options: BuildOptions,
     stop: threading.Event,
@@ -152,6 +159,7 @@ def _give(
         # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
         nbytes=max(1, options.memory // (2 * devices + 2)),
         texts=TextLots(most, parts) if takes == "text" else None,
+        times=times,
     ) as reader:
         for window in windows(plan, encoders, rows, step):
             if stop.is_set():
@@ -192,6 +200,8 @@ class EncoderRun:
         self._build = build
         self._claims = claims
         self._budget = budget
+        self._written = 0.0
+        """Seconds of commits that were told."""
         self._options = options
         self._stop = stop
         self._report = report
@@ -207,8 +217,9 @@ class EncoderRun:
     def __enter__(self) -> EncoderRun:
         return self
 
-    def begin(self, count: int, *, alone: bool) -> None:
+    def begin(self, count: int, times: StageTimes, *, alone: bool) -> None:
         """Get ready to make so many entries."""
+        self._times = times
         self._alone = alone
         recipe, build, store = self.encoder.wants.encoding.recipe, self._build, self._plan.store
         start, encoded, nbytes = time.monotonic(), build.encoded[self.name], build.nbytes_by[self.name]
@@ -223,11 +234,16 @@ class EncoderRun:
         with build.lock:
             tunings = read_tunings(build.memory, recipe)
         task = self._ends.enter_context(self._report.task(self.name, total=count, unit="entries"))
-        self.progress = EncoderProgress(build, self.name, task, fail_fast=self._options.fail_fast)
+        self.progress = EncoderProgress(
+            build, self.name, task, fail_fast=self._options.fail_fast, busy=self._times.shares
+        )
         self._pool = DevicePool(self.spec, self, self._stop, plan=self._plan, tunings=tunings)
         self._pool.expected = -(-count // self._options.processes)
         self._ends.callback(record)
-        self._writer = self._ends.enter_context(store.writer())
+        self._writer = store.writer()
+        # Registered before it is entered, and so called after its end: the last commit counts, too.
+        self._ends.callback(self._count_commits)
+        self._ends.enter_context(self._writer)
         self._claimed = ClaimedRows(store, self.encoder, self._claims, self._writer, self.progress, self._stop)
         self._ends.enter_context(self._pool)
 
@@ -299,6 +315,8 @@ class EncoderRun:
         What was to be durable at the last time is waited for, and it nearly always is: so the disk works while the next
         batch is encoded, and a kill still costs no more than a batch of those that were stored.
         """
+        self._times.add("device", seconds)
+        self._count_commits()
         if self._flushes.is_due(seconds):
             with self._lock:
                 before, self._asked = self._asked, self._writer.flush_soon()
@@ -309,6 +327,11 @@ class EncoderRun:
         """What its entries are made with, by compiled code or not; first asked for when everything is loaded."""
         takes = self.encoder.wants.encoding.input
         return {compiled: self.spec.made(takes, compiled=compiled) for compiled in (False, True)}
+
+    def _count_commits(self) -> None:
+        with self._lock:
+            before, self._written = self._written, self._writer.seconds
+            self._times.add("disk", self._written - before)
 
     def _told(self, nbytes: int) -> None:
         with self._lock:

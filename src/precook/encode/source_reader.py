@@ -16,6 +16,7 @@ import numpy as np
 from precook.encode.batching import Bins, MemoryBudget, Shape
 from precook.encode.prepare import Changed, Job, Prepared, Refused, Unit
 from precook.encode.progress import EncoderProgress
+from precook.encode.stages import StageTimes
 from precook.plan.entries import EncoderPlan
 from precook.plan.plan import Plan
 from precook.sources.geometry import TARGET
@@ -80,12 +81,14 @@ class SourceReader:
         threads: int,
         nbytes: int,
         texts: TextLots | None,
+        times: StageTimes,
     ) -> None:
         self._encoders = encoders
         self._texts = texts
         self._bins = {
             name: Bins(encoder.count if texts is None else texts.count, nbytes) for name, encoder in encoders.items()
         }
+        self._times = times
         self._budget = budget
         self._stop = stop
         self._ahead = _AHEAD * threads
@@ -128,7 +131,7 @@ class SourceReader:
         if self._stop.is_set():
             return False
         self._budget.take(nbytes)
-        self._reading.append((nbytes, self._decoders.submit(_prepare, units)))
+        self._reading.append((nbytes, self._decoders.submit(self._prepare, units)))
         while self._reading and (len(self._reading) > self._ahead or self._reading[0][1].done()):
             self._pass_on()
         return True
@@ -153,9 +156,8 @@ class SourceReader:
                 if self._texts is not None:
                     self._texts.grow()
 
-
-def _prepare(units: Sequence[Unit]) -> list[Prepared]:
-    return [prepared for unit in units for prepared in unit.prepare()]
+    def _prepare(self, units: Sequence[Unit]) -> list[Prepared]:
+        return [prepared for unit in units for prepared in unit.prepare(self._times)]
 
 
 def windows(plan: Plan, encoders: Sequence[EncoderPlan], rows: Sequence[Numbers], step: int) -> Iterator[list[Numbers]]:

@@ -52,7 +52,7 @@ class Sink(Protocol):
         """Note that an entry could not be made; `lasting` if trying again would give the same."""
 
     def batch_done(self, seconds: float) -> None:
-        """Everything that came of a batch was told; to encode it took so long."""
+        """Everything that came of a batch was told; to encode it took its device so long."""
 
 
 class Worker:
@@ -136,7 +136,7 @@ class Worker:
         self._choice.took(len(batch.jobs), took, launch=launched.seconds, compiled=compiled)
         results = self._accept(batch.jobs, trees, not_finite=getattr(staged, "not_finite", None))
         self._tell(batch.jobs, results, compiled=compiled)
-        self._sink.batch_done(seconds)
+        self._sink.batch_done(took)
 
     def failed(self, batch: JobBatch, error: Exception) -> None:
         """A batch that failed as a whole: only what fails again, alone, fails for good."""

@@ -13,6 +13,7 @@ from precook.encode.pool import DevicePool
 from precook.encode.prepare import Job, Refused, make_units
 from precook.encode.registry import EncoderSpec
 from precook.encode.results import write_results
+from precook.encode.stages import StageTimes
 from precook.errors import FeedError
 from precook.interrupt import Condition
 from precook.plan.plan import Plan
@@ -58,8 +59,9 @@ class Live:
         # Several rows may want the same entry; one of them is enough.
         row_of = {planned.wants.keys[row].tobytes(): row for row in rows.tolist()}
         entries, takes = planned.entries(list(row_of.values())), planned.wants.encoding.input
+        times = StageTimes({})  # nobody asks
         for unit in make_units(planned.samples, takes, entries, self._plan.settings.image.rgb):
-            for prepared in unit.prepare():
+            for prepared in unit.prepare(times):
                 key = prepared.entry.key
                 if isinstance(prepared, Job):
                     shapes.setdefault(prepared.shape, []).append(prepared)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from precook.identity.recipe import Recipe
 
 _log = logging.getLogger("precook")
-_IN_FLIGHT = 2
+COMMITS = 2
 """Groups that are committed at a time: one is written, one is synced. With the one that is filled meanwhile, a writer
 holds three of `flush_bytes` at the most; a third commit would take more memory, and the disk is busy already."""
 _LOOK_EVERY = 2.0
@@ -68,6 +68,8 @@ class Writer:
         """Whether all of them are."""
         self.durable = -1
         """Groups up to this number are durable; it never moves past one that is not, whichever is first to be."""
+        self.seconds = 0.0
+        """What commits have taken so far, added up."""
         self._error: PrecookError | None = None
         self._closed = False
         self._threads: set[threading.Thread] = set()
@@ -200,7 +202,7 @@ class Writer:
                 # A full one waits until one of those before it is done: that bounds the memory.
                 self._wait()
         # Before anything is added: nobody would ever commit what a thread that cannot start was to take.
-        if len(self._threads) < min(len(self._committing) + 1, _IN_FLIGHT) and not exits.is_ending():
+        if len(self._threads) < min(len(self._committing) + 1, COMMITS) and not exits.is_ending():
             thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
             self._threads.add(thread)
             try:
@@ -228,6 +230,7 @@ class Writer:
         """Commit group after group, until there is nothing left to commit or it fails."""
         while (group := self._next_group()) is not None:
             error: PrecookError | None = None
+            start = time.monotonic()
             try:
                 self._commit(list(group.entries.values()))
             except PrecookError as known:
@@ -236,6 +239,7 @@ class Writer:
                 error = PrecookError(f"storing {len(group.entries)} entries failed: {unknown!r}")
                 error.__cause__ = unknown
             with self._lock:
+                self.seconds += time.monotonic() - start
                 self._committing.remove(group)
                 if self._error is None:
                     self._error = error
@@ -271,7 +275,7 @@ class Writer:
     def _has_turn(self) -> bool:
         """Whether the group at hand may be committed beside those that are being committed."""
         # The first entry under a key stays: one that comes again is only looked at when the first is there.
-        return len(self._committing) < _IN_FLIGHT and all(
+        return len(self._committing) < COMMITS and all(
             self._group.entries.keys().isdisjoint(other.entries) for other in self._committing
         )
 
