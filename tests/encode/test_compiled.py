@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -257,6 +257,29 @@ class TestPictures:
         assert all(leaf.is_contiguous() for leaf in leaves(after))
         assert codes() == made, "no batch needs code of its own"
 
+    def test_one_size_has_code_of_its_own_and_all_others_share_one(
+        self, tmp_path: Path, backend: Callable[[Backend], None]
+    ) -> None:
+        """However many pictures are in a batch."""
+        backend(as_traced)
+        encoder = vae_encoder(vae_folder(tmp_path))
+        usual = [pictures(count, 32, 48) for count in (2, 5, 3)]
+        others = [pictures(2, 16, 24), pictures(3, 48, 32), pictures(7, 24, 24)]
+        before = [tree for call in usual + others for tree in encoder.encode(call)]
+        encoder.compile(usual[0])
+        assert encoder.compiled
+        made = codes()
+        after = [tree for call in usual for tree in encoder.encode(call)]
+        assert codes() == made, "batches of any number share the code of their size"
+        after += encoder.encode(others[0])
+        assert codes() > made
+        made = codes()
+        after += [tree for call in others[1:] for tree in encoder.encode(call)]
+        assert codes() == made, "all other sizes share theirs"
+        after += encoder.encode(usual[1])
+        close(after[:-5], before)
+        close(after[-5:], before[2:7])
+
     def test_a_large_picture_alone_is_encoded_once(self, tmp_path: Path, backend: Callable[[Backend], None]) -> None:
         """Two of them may be more than the device has memory for: code for a single one is made instead."""
         backend(as_traced)
@@ -315,8 +338,8 @@ class TestBuilds:
         class Failing(BaseEncoder):
             can_stage = can_compile = True
 
-            def compile(self) -> None:
-                self.compiled = True
+            def compile(self, batch: Sequence[Item] = ()) -> None:
+                self.compiled = len(batch) == 1
 
             def encode(self, batch: list[Item]) -> list[Any]:
                 if batch[0].text == "3":

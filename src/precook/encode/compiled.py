@@ -86,11 +86,9 @@ class CompiledParts:
             before = example()
             self.on = True
             self._prepare()
-            compile_ = library("torch").compile
             for part in self._parts:
-                # Not the whole call: hooks, by which libraries take hidden states out of a model, stay outside. As one
-                # graph or not at all: in pieces it would be slow, and nobody would know.
-                part.forward = compile_(part.forward, dynamic=True, fullgraph=True)
+                # Not the whole call: hooks, by which libraries take hidden states out of a model, stay outside.
+                part.forward = self._compile(part.forward)
             now = example()
             if self.on and not all(map(_close, before, now)):
                 reason = "its results would be others"
@@ -111,6 +109,12 @@ class CompiledParts:
                 raise
             self._turn_off(self._described(error))
         return call()
+
+    def _compile(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Code for one part, made when it is first called."""
+        # As one graph or not at all: in pieces it would be slow, and nobody would know.
+        compiled: Callable[..., Any] = library("torch").compile(forward, dynamic=True, fullgraph=True)
+        return compiled
 
     def _prepare(self) -> None:
         """Change the model into the form that is compiled."""
@@ -146,7 +150,9 @@ class CompiledVae(CompiledParts):
     """The blocks of a VAE's encoder: convolutions with what stands between them.
 
     They are compiled with the channels of a pixel side by side in memory, as fast convolutions want them. Group norm,
-    as torch takes it apart, would then divide whole numbers for each element to find its group: `_group_norm` does not.
+    as torch takes it apart, would then divide whole numbers for each element to find its group: `_channel_norm` does
+    not. Pictures of one size get code of their own, in which that size is a constant: it is quicker to make than code
+    for any size, and faster, and many datasets have one size only. Those of all other sizes share one code.
     """
 
     def __init__(self, model: Any) -> None:
@@ -155,13 +161,23 @@ class CompiledVae(CompiledParts):
         # Norms alone would gain little, and the memory order that they are compiled for is slow for all the rest.
         known = {type(block) for block in blocks} != {library("torch").nn.GroupNorm}
         super().__init__(type(model).__name__, blocks if known else [])
+        self._tiled: bool = getattr(model, "use_tiling", False)
+        self._size: tuple[int, int] | None = None
+        """Height and width of the pictures that have code of their own."""
+        self._any_size = True
+        """Whether the batch of the moment runs on the code for any size."""
         self._largest = 0
         """The pixels of the largest batch so far."""
         self._doubled = 0
         """How often a single picture was encoded twice."""
 
-    def enough(self, pixels: Any) -> Any:
-        """A batch, N x H x W x 3, of two pictures or more: of a single one twice the same, as far as that is cheap.
+    def prefer(self, height: int, width: int) -> None:
+        """Let pictures of this size have code of their own; to be called before they are turned on."""
+        # Tiles have several sizes.
+        self._size = None if self._tiled else (height, width)
+
+    def begin(self, pixels: Any) -> Any:
+        """The batch that comes next, N x H x W x 3: a single picture perhaps twice, so that there are two or more.
 
         torch makes code of its own for one. That pays only where single ones are many; and two of them may take more
         memory than there is, unless as many pixels were there before.
@@ -169,11 +185,27 @@ class CompiledVae(CompiledParts):
         if not self.on:
             return pixels
         count, height, width, _ = pixels.shape
+        self._any_size = (height, width) != self._size
         if count == 1 and self._doubled < _DOUBLED and 2 * height * width <= self._largest:
             self._doubled += 1
             return pixels.repeat(2, 1, 1, 1)
         self._largest = max(self._largest, count * height * width)
         return pixels
+
+    def _compile(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        torch = library("torch")
+        any_size = super()._compile(forward)
+        one_size = torch.compile(forward, dynamic=False, fullgraph=True)
+        leave_open = importlib.import_module("torch._dynamo").maybe_mark_dynamic
+
+        def run(inputs: Any, *args: Any, **options: Any) -> Any:
+            if self._any_size:
+                return any_size(inputs, *args, **options)
+            if len(inputs) > 1:
+                leave_open(inputs, 0)
+            return one_size(inputs, *args, **options)
+
+        return run
 
     def _prepare(self) -> None:
         super()._prepare()

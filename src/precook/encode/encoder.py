@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, get_args, runtime_checkable
 
@@ -166,10 +167,11 @@ class BaseEncoder:
     def load(self, device: str) -> None:
         """Called before the first batch."""
 
-    def compile(self) -> None:
+    def compile(self, batch: Sequence[Item] = ()) -> None:
         """Run on compiled code from now on, which takes a while to make; where that fails, the log says so in one line.
 
-        Called between two batches, by the thread that encodes or launches them. Results differ by rounding only.
+        Called between two batches, by the thread that encodes or launches them; `batch` is the one that comes next.
+        Results differ by rounding only.
         """
 
     def encode(self, batch: list[Item]) -> list[Tree]:

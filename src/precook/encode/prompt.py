@@ -103,7 +103,7 @@ class PromptEncoder(BaseEncoder):
         """Whether they run on compiled code."""
         return self._pipeline is not None and self._pipeline.compiled.on
 
-    def compile(self) -> None:
+    def compile(self, batch: Sequence[Item] = ()) -> None:  # noqa: ARG002 - its sizes stay open
         """Compile the layers of the text encoders."""
         if self._pipeline is None:
             raise EncodeError("this encoder is not loaded", hint="call load(device) first")

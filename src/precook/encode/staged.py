@@ -85,7 +85,7 @@ class StagedPipeline:
         while not self._slots.acquire(timeout=_LOOK):
             if self._worker.over():
                 return
-        self._worker.compile_if_due()
+        self._worker.compile_if_due(batch)
         start = time.perf_counter()
         launched: list[StagedBatch] = []
 

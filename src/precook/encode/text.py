@@ -90,7 +90,7 @@ class TextEncoder(BaseEncoder):
             check_limit(tokenizer, model.limit, self._tokenizer_folder)
         self._loaded = tokenizer, model
 
-    def compile(self) -> None:
+    def compile(self, batch: Sequence[Item] = ()) -> None:  # noqa: ARG002 - its sizes stay open
         """Compile the layers of the model."""
         self._parts()[1].compile()
 

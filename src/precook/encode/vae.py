@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,12 @@ class VaeEncoder(BaseEncoder):
         """Whether they run on compiled code."""
         return self._vae is not None and self._vae.compiled.on
 
-    def compile(self) -> None:
+    def compile(self, batch: Sequence[Item] = ()) -> None:
         """Compile the blocks of the encoder."""
         if self._vae is None:
             raise EncodeError("this VAE is not loaded", hint="call load before compile")
-        self._vae.compile()
+        height, width = next((item.image.shape[:2] for item in batch if item.image is not None), (0, 0))
+        self._vae.compile((height, width) if height else None)
 
     def encode(self, batch: list[Item]) -> list[Tree]:
         """A tree for each item; all pictures of a batch have the same size."""

@@ -8,6 +8,7 @@ dimension is taken out of what it returns.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,11 +175,16 @@ class Vae:
             message = f"{self.name} does not encode a picture of {side} x {side} pixels: {summary(error)}"
             raise EncodeError(message, hint=hint) from error
 
-    def compile(self) -> None:
-        """Run the encoder on compiled code from now on, if that works."""
+    def compile(self, size: tuple[int, int] | None = None) -> None:
+        """Run the encoder on compiled code from now on, if that works; `size` is that of most pictures, if known."""
         # Three different numbers: where two are the same, torch takes them to be so for ever.
         count, height, width = _SMALL_EXAMPLE if self.device == "cpu" else _EXAMPLE
-        height, width = (self.side or -(-number // self.multiple) * self.multiple for number in (height, width))
+        if size is not None:
+            count = max(2, count * height * width // math.prod(size))
+            height, width = size
+            self.compiled.prefer(height, width)
+        else:
+            height, width = (self.side or -(-number // self.multiple) * self.multiple for number in (height, width))
         pictures = np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
 
         def example() -> list[Any]:
@@ -202,7 +208,7 @@ class Vae:
         """What the model says about pictures: bytes on its device, N x H x W x 3."""
         torch = library("torch")
         count, height, width, _ = pixels.shape
-        pixels = self.compiled.enough(pixels)
+        pixels = self.compiled.begin(pixels)
         inputs = _inputs(pixels, convention(self.name).pixels)
         if self.alpha:
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)

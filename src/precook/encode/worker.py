@@ -84,7 +84,7 @@ class Worker:
     def run(self, jobs: list[Job]) -> None:
         """Encode jobs, batch after batch, each told before the next is begun."""
         for batch in self.batches(self.ordered(jobs)):
-            self.compile_if_due()
+            self.compile_if_due(batch)
             start = time.perf_counter()
             trees = self.attempt(batch.jobs, lambda jobs=batch.jobs: self._encode(jobs))  # type: ignore[misc]
             if isinstance(trees, Exception):
@@ -100,11 +100,11 @@ class Worker:
             self._tell(batch.jobs, results, compiled=compiled)
             self._sink.batch_done(seconds)
 
-    def compile_if_due(self) -> None:
-        """Compile the encoder, if it can be and is not yet, when that is worth it."""
+    def compile_if_due(self, batch: JobBatch) -> None:
+        """Compile the encoder before a batch, if it can be and is not yet, when that is worth it."""
         if self.encoder.can_compile and not self.encoder.compiled and self._choice.is_due():
             start = time.perf_counter()
-            self.encoder.compile()
+            self.encoder.compile([job.item for job in batch.jobs])
             if self.encoder.compiled:
                 self._choice.compiled_in(time.perf_counter() - start)
 
