@@ -264,7 +264,7 @@ class TestPictures:
         backend(as_traced)
         encoder = vae_encoder(vae_folder(tmp_path))
         usual = [pictures(count, 32, 48) for count in (2, 5, 3)]
-        others = [pictures(2, 16, 24), pictures(3, 48, 32), pictures(7, 24, 24)]
+        others = [pictures(2, 24, 24), pictures(3, 48, 32), pictures(7, 16, 24)]
         before = [tree for call in usual + others for tree in encoder.encode(call)]
         encoder.compile(usual[0])
         assert encoder.compiled
