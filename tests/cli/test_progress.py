@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -103,10 +104,13 @@ class TestOverlap:
         shown = Console(file=written, force_terminal=True, width=120)
         monkeypatch.setattr(output, "console", lambda _: shown)
         bars = ProgressBars(stays=lambda unit: unit == "entries")
-        with bars.task("a", total=2, unit="entries") as a, bars.task("b", total=4, unit="entries") as b:
+        with ExitStack() as first, ExitStack() as second:
+            a = first.enter_context(bars.task("a", total=2, unit="entries"))
+            b = second.enter_context(bars.task("b", total=4, unit="entries"))
             with bars.task("reading", total=1, unit="files") as files:
                 files.advance()
             a.advance(2)
+            first.close()
             b.advance(3)
             b.advance(1, failed=1)
         last = plain(written.getvalue()).rstrip("\n").splitlines()[-2:]

@@ -90,7 +90,7 @@ class BatchSize:
     def found(self) -> dict[Shape, int]:
         """The amount of work that was found for each shape whose search is over."""
         with self._lock:
-            return {shape: search.work for shape, search in self._searches.items() if search.over}
+            return {shape: self._fitting(search) for shape, search in self._searches.items() if search.over}
 
     def count(self, shape: Shape, each: int) -> int:
         """How many items of a shape to encode at a time that cost so much each."""
@@ -142,8 +142,11 @@ class BatchSize:
         search = self._searches.get(shape)
         if search is None:
             search = self._searches[shape] = self._begin(shape, each)
-        work = search.work if self._most is None else min(search.work, self._most)
-        return max(1, min(LARGEST, work // each))
+        return max(1, min(LARGEST, self._fitting(search) // each))
+
+    def _fitting(self, search: _Search) -> int:
+        """Its amount of work, as far as memory is known to hold that."""
+        return search.work if self._most is None else min(search.work, self._most)
 
     def _begin(self, shape: Shape, each: int) -> _Search:
         if (known := self._known.get(shape)) is not None:
