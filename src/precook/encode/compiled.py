@@ -2,7 +2,8 @@
 
 Not the whole model is compiled but the parts that it repeats: the code of one serves them all, takes seconds to make
 where that of the whole takes a minute, and is as fast. Sizes stay open, so that batches and texts of any number and
-length need no code of their own. torch keeps what it made in its own cache, and finds it there the next time.
+length need no code of their own; of pictures one size may have it (`CompiledVae`). torch keeps what it made in its own
+cache, and finds it there the next time.
 
 Nothing depends on it: what cannot be compiled, or gives something else than before, runs on as the library wrote it.
 """
