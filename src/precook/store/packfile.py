@@ -61,7 +61,7 @@ AROUND = 128 << 10
 _NEAR_READ = 2
 """After so many rows of a block the others are checked: who reads here and there only reads no more than he needs."""
 _NEAR_BYTES = 256 << 10
-"""What a block takes at most: with half of it, to check entries of 3 kB for the first time took twice the CPU time."""
+"""What a block takes at most: entries of 3 kB took more CPU time to check with half of it."""
 _MOST_NEAR_BITS = 6
 """At most 64 rows are checked at a time: nobody waits for more than some tenths of a millisecond."""
 
@@ -363,7 +363,7 @@ class TableFile:
 
     def _check_near(self, descriptor: int, row: int, near: bytearray) -> None:
         """Check the small rows around one, too, once two of them were read: the others are going to be, and many at a
-        time take a fifth of the time. What is wrong with one of them is left to whoever reads it.
+        time take less than half of the time. What is wrong with one of them is left to whoever reads it.
         """
         block = row >> self._near_bits
         near[block] += near[block] <= _NEAR_READ
