@@ -108,6 +108,15 @@ class Builds(Plans):
         assert self.project.build().snapshot is not None
 
 
+class BuildsAtOnce(Builds):
+    """Builds of encoders on two devices, at the same time."""
+
+    def __init__(self, base: Path) -> None:
+        dataset(base / "data", 3)
+        words = {"uses": "tests.support.projects:Words", "device": "cpu:0"}
+        self.project = project(base, encoders={"words": words, "pixels": {"uses": "image"}})
+
+
 class Feeds(Plans):
     """An epoch that encodes what is missing, in the thread that asks for batches."""
 
@@ -146,6 +155,7 @@ OPERATIONS: dict[str, Callable[[Path], Any]] = {
     "cached": Cached,
     "plan": Plans,
     "build": Builds,
+    "build at once": BuildsAtOnce,
     "feed": Feeds,
     "feed ahead": FeedsAhead,
 }
