@@ -43,7 +43,7 @@ def starting(name: str) -> Iterator[None]:
         raise PrecookError(f"the system gives no more threads: {name} cannot be started", hint=_HINT) from error
 
 
-_TURN = 0.0002
+_TURN = 0.00005
 """Seconds that a thread may keep the interpreter while others wait for it, during `short_turns`."""
 
 

@@ -82,6 +82,14 @@ def test_short_texts_and_small_pictures_come_in_larger_batches() -> None:
     assert [size.count((), tokens) for tokens in (512, 100, 16, 1, 100_000)] == [32, 163, 1024, LARGEST, 1]
 
 
+def test_what_was_asked_before_the_device_was_known_begins_anew() -> None:
+    """Items are gathered while the encoder is still loading: that must not fix where the search begins."""
+    size = BatchSize(None)
+    assert size.count((), 10) == FIRST
+    size.begin(16_384, {})
+    assert size.count((), 10) == 1638
+
+
 def test_each_shape_has_a_size_of_its_own_and_begins_where_others_have_ended() -> None:
     """What is found for one size of pictures is a good guess for another, and is not changed by it."""
     size = BatchSize(None)

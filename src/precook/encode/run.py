@@ -50,6 +50,8 @@ _WINDOW = 256
 """Entries of pictures that are claimed at a time."""
 _TEXTS = 1024
 """Texts that are claimed at a time."""
+_CAPTION_THREADS = 2
+"""Threads that read captions, where nobody says: what they do is Python, and more of them would only wait in turn."""
 _TURNS = 8
 """Times that each of several processes comes for more, so that one that begins later or is slower has its part."""
 _LOOK = 256
@@ -101,7 +103,7 @@ def run_together(
     memory beside the others is run alone after them.
     """
     budget = MemoryBudget(options.memory)
-    threads = options.threads or default_threads()
+    threads = _reading_threads(plan.encoders[specs[0].name], options)
     devices = len({device for spec in specs for device in spec.devices})
     width: dict[Stage, int] = {"reading": threads, "decoding": threads, "device": devices, "disk": COMMITS * len(specs)}
     times = StageTimes(width, build.times)
@@ -132,6 +134,11 @@ def run_together(
             run_together(plan, [run.spec], some, build, options=options, stop=stop, report=report)
 
 
+def _reading_threads(encoder: EncoderPlan, options: BuildOptions) -> int:
+    """Threads that read, and decode pictures."""
+    return options.threads or (_CAPTION_THREADS if encoder.wants.encoding.input == "text" else default_threads())
+
+
 def _give(
     plan: Plan,
     runs: Sequence[EncoderRun],
@@ -155,7 +162,7 @@ def _give(
         {run.name: run for run in runs},
         budget,
         stop,
-        threads=options.threads or default_threads(),
+        threads=_reading_threads(encoders[0], options),
         # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
         nbytes=max(1, options.memory // (2 * devices + 2)),
         texts=TextLots(most, parts) if takes == "text" else None,
