@@ -1,14 +1,15 @@
-"""Threads: how long they keep the interpreter is changed for as long as somebody wants it, and then as it was."""
+"""Threads: what keeps them waiting is changed for as long as somebody wants it, and then as it was."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from precook.threads import short_turns
+from precook.threads import short_pauses, short_turns
 
 PATIENCE = 60
 
@@ -59,3 +60,35 @@ def test_an_interval_that_is_shorter_already_stays() -> None:
     with short_turns():
         assert sys.getswitchinterval() == shorter
     assert sys.getswitchinterval() == shorter
+
+
+def test_the_collector_leaves_alone_what_was_there_before() -> None:
+    """And only until the last one has enough: then it finds garbage among it again."""
+
+    class Node:
+        me: object
+
+    def left_alone() -> bool:
+        return not any(one is node for one in gc.get_objects())
+
+    node = Node()
+    node.me = node
+    with short_pauses():
+        with pytest.raises(ValueError, match="inside"), short_pauses():
+            raise ValueError("inside")
+        assert left_alone()
+        young = [object(), []]
+        assert any(one is young for one in gc.get_objects())
+    assert not left_alone()
+
+
+def test_what_somebody_else_has_frozen_stays_so() -> None:
+    """A server freezes what it has before it forks."""
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with short_pauses():
+            pass
+        assert gc.get_freeze_count() == before
+    finally:
+        gc.unfreeze()

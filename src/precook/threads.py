@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -84,3 +85,44 @@ def short_turns() -> Iterator[None]:
         yield
     finally:
         _TURNS.restore()
+
+
+class _Frozen:
+    """What Python's collector leaves alone, of which there is one list for the whole process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = 0
+        self._ours = False
+
+    def freeze(self) -> None:
+        with self._lock:
+            self._wanted += 1
+            if self._wanted == 1:
+                # Somebody else may have a list of their own, which thawing would end.
+                self._ours = not gc.get_freeze_count()
+                if self._ours:
+                    gc.freeze()
+
+    def thaw(self) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if not self._wanted and self._ours:
+                gc.unfreeze()
+
+
+_FROZEN = _Frozen()
+
+
+@contextmanager
+def short_pauses() -> Iterator[None]:
+    """Python's collector stops no thread for long in here.
+
+    It looks at everything that there is from time to time, and all threads wait: for a third of a second where torch
+    and a library of models are loaded. What was there before is left alone in here, and looked at again afterwards.
+    """
+    _FROZEN.freeze()
+    try:
+        yield
+    finally:
+        _FROZEN.thaw()

@@ -172,28 +172,24 @@ class TestTogether:
 
 
 class NeedsRoom(Watched):
-    """An encoder whose device has no memory for it while others are loaded."""
+    """An encoder whose device has no memory for it before another one is unloaded."""
 
-    loaded: Counter[str]
+    room: threading.Event
     never = False
 
     def load(self, device: str) -> None:
-        if self.never or self.loaded.total():
+        if self.never or not self.room.is_set():
             raise MemoryError("too little of it")
         super().load(device)
 
 
-class Loaded(Watched):
-    """An encoder that says whether it is loaded."""
+class GivesRoom(Watched):
+    """An encoder that gives its memory back."""
 
-    loaded: Counter[str]
-
-    def load(self, device: str) -> None:
-        self.loaded["other"] += 1
-        super().load(device)
+    room: threading.Event
 
     def unload(self) -> None:
-        self.loaded["other"] -= 1
+        self.room.set()
         super().unload()
 
 
@@ -202,18 +198,8 @@ class TestNoRoom:
 
     @staticmethod
     def pair() -> dict[str, Any]:
-        loaded: Counter[str] = Counter()
-        large, other = NeedsRoom("image", first_row, identity="large"), Loaded("image", identity="other")
-        large.loaded = other.loaded = loaded
-        ready = threading.Event()
-
-        # Only when the other one is there: which of two threads is first is chance.
-        def load(device: str, load: Callable[[str], None] = large.load) -> None:
-            assert ready.wait(PATIENCE)
-            load(device)
-
-        large.load = load  # type: ignore[method-assign]
-        other.on_batch = lambda _: ready.set()
+        large, other = NeedsRoom("image", first_row, identity="large"), GivesRoom("image", identity="other")
+        large.room = other.room = threading.Event()
         return {"other": other, "large": large}
 
     def test_it_is_run_alone_after_them(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

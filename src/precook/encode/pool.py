@@ -208,13 +208,15 @@ class DevicePool:
         def following() -> list[Job] | None:
             return given.pop() if given else self._next()
 
-        # Only where a launch does not end with the work itself.
-        if encoder.can_stage and device.startswith(_GPU):
-            with threads.short_turns():
-                StagedPipeline(worker, following, self._fail).run(threading.current_thread().name)
-            return
-        while (jobs := following()) is not None:
-            worker.run(jobs)
+        # Now that the model and its libraries are loaded: they are most of what the collector would look at.
+        with threads.short_pauses():
+            # Only where a launch does not end with the work itself.
+            if encoder.can_stage and device.startswith(_GPU):
+                with threads.short_turns():
+                    StagedPipeline(worker, following, self._fail).run(threading.current_thread().name)
+                return
+            while (jobs := following()) is not None:
+                worker.run(jobs)
 
     def _tune(self, encoder: BaseEncoder, device: str, first: list[Job]) -> CompileChoice:
         """Begin where earlier builds have ended on such a device; when to compile."""
