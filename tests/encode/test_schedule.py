@@ -23,6 +23,7 @@ from precook.encode.source_reader import windows
 from precook.fs.read import read_small
 from precook.interrupt import Condition
 from precook.plan.entries import PlannedEntry
+from precook.plan.forecast import find_rates
 from precook.plan.plan import Plan
 from precook.sources.crop import cut
 from precook.sources.geometry import COLUMNS, TARGET
@@ -160,6 +161,17 @@ class TestTogether:
             new = {entry.encoder: one.store.get(entry.key) for entry in ready}
             assert_made_of(tmp_path / "data" / "p3.png", ready[0], new["a"])
         assert np.array_equal(new["a"][:1], new["b"])
+
+    def test_a_forecast_counts_the_time_once(self, tmp_path: Path) -> None:
+        """What two encoders take together is shared out between them, not told for each."""
+        dataset(tmp_path / "data", 6)
+        encoders = {name: Watched("image", identity=name) for name in "ab"}
+        with project(tmp_path, encoders=encoders) as one:
+            report = one.build()
+            recipes = [encoder.wants.encoding.recipe for encoder in one.plan().encoders.values()]
+            rates = find_rates(recipes, one.store, one.store.memory())
+        assert len(rates) == 2
+        assert 0 < sum(6 * (rate.seconds or 0) for rate in rates.values()) <= report.seconds
 
     def test_two_with_one_recipe_make_each_entry_once(self, tmp_path: Path) -> None:
         """The second finds what the first has made, as encoders of texts do."""

@@ -116,7 +116,7 @@ def run_together(
                     for spec in specs
                 ]
                 for run in runs:
-                    run.begin(len(rows[run.name]), times, alone=len(runs) == 1)
+                    run.begin(len(rows[run.name]), times, together=len(runs))
                 left = [rows[run.name] for run in runs]
                 while any(map(len, left)) and not stop.is_set():
                     _give(plan, runs, left, budget, times, options=options, stop=stop)
@@ -224,19 +224,21 @@ class EncoderRun:
     def __enter__(self) -> EncoderRun:
         return self
 
-    def begin(self, count: int, times: StageTimes, *, alone: bool) -> None:
-        """Get ready to make so many entries."""
+    def begin(self, count: int, times: StageTimes, *, together: int) -> None:
+        """Get ready to make so many entries, as one of so many encoders."""
         self._times = times
-        self._alone = alone
+        self._alone = together == 1
         recipe, build, store = self.encoder.wants.encoding.recipe, self._build, self._plan.store
         start, encoded, nbytes = time.monotonic(), build.encoded[self.name], build.nbytes_by[self.name]
 
         def record() -> None:
             entries, size = build.encoded[self.name] - encoded, build.nbytes_by[self.name] - nbytes
+            # Its part of the time: a forecast adds up what encoders take.
+            seconds = (time.monotonic() - start) / together
             with build.lock:
                 build.truncated[self.name] += self._pool.truncated
                 record_tunings(build.memory, recipe, self._pool.tunings())
-                record_rate(build.memory, recipe, entries=entries, nbytes=size, seconds=time.monotonic() - start)
+                record_rate(build.memory, recipe, entries=entries, nbytes=size, seconds=seconds)
 
         with build.lock:
             tunings = read_tunings(build.memory, recipe)
