@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _BESIDE = "--beside"
 """The option that makes a process one of several; not for people."""
+_WORTH_A_LOOK = 60.0
+"""Seconds of a build after which people want to know what it waited for."""
 _MOST_LEFT_OUT = 10
 
 
@@ -321,7 +323,8 @@ def _show(outcome: Outcome) -> None:
             output.text("\n".join(["", f"{title}:", *(f"  {line}" for line in lines)]))
     output.line()
     output.line(_summary(report))
-    if report.busy and report.seconds >= progress.LINES_EVERY:
+    # Where something was waited for, and for so long that it is worth a look.
+    if report.limit is not None and report.seconds >= _WORTH_A_LOOK:
         output.line(progress.format_busy(report.busy))
     if snapshot is not None:
         less = ", without what is left out" if report.failed else ""

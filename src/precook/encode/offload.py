@@ -48,7 +48,12 @@ def place_model(model: Any, device: str, memory: str, *, beside: int = 0) -> Any
         raise EncodeError(f"{message}, and {format_size(most)} of {printable(device)} may be taken", hint=_HINT)
     model.requires_grad_(requires_grad=False)
     away = 0
+    placed: set[int] = set()
     for part in parts:
+        tensors = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
+        if tensors <= placed:
+            continue  # those of another part, which is there already
+        placed |= tensors
         if (taken := weights_size(part)) <= room:
             move_to_device(part, device)
             room -= taken

@@ -110,7 +110,7 @@ def gather_leaves(
 
 
 def read_rows(
-    table: TableFile, rows: Sequence[int], some: Sequence[int], arrays: Sequence[Sequence[Array]], *, check: bool
+    table: TableFile, rows: Sequence[int], some: Sequence[int], arrays: Sequence[Sequence[Array]], *, verify: Verify
 ) -> Sequence[int]:
     """Read some of many rows, all of one table, through one descriptor of their pack.
 
@@ -121,9 +121,9 @@ def read_rows(
         with table.pack.open() as descriptor:
             for position in some:
                 if table.is_mapped(rows[position]):  # since a row near it was read
-                    copy_mapped(table, rows[position], arrays[position], check=False)
+                    copy_mapped(table, rows[position], arrays[position], check=verify == "always")
                 else:
-                    table.read_from(descriptor, rows[position], arrays[position], check=check)
+                    table.read_from(descriptor, rows[position], arrays[position], check=verify is not False)
                 done += 1
     except (RowDamagedError, OSError):
         return some[done:]

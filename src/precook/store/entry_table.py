@@ -279,7 +279,7 @@ class EntryTable:
             except (RowDamagedError, OSError):
                 again.append(position)
         for table, some in unread.items():
-            again += read_rows(table, located.rows, some, entries, check=self._verify is not False)
+            again += read_rows(table, located.rows, some, entries, verify=self._verify)
         for position in again:
             found = located.tables[position].table, located.rows[position]
             self.copy(int(located.numbers[position]), entries[position], found=found)

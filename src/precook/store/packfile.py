@@ -481,6 +481,8 @@ class TableFile:
         """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
         with self.pack.guard.lock:
             self._gift, self._gift_givers = None, {}
+            # Also what was to be used again: a process may have so many mappings and no more.
+            self._spares.clear()
 
     def _make_copiers(self, tensors: Library | None) -> Givers:
         leaves = zip(self.table.leaves, self.columns(), self.converters(tensors), strict=True)
