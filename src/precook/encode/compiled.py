@@ -152,8 +152,8 @@ class CompiledVae(CompiledParts):
 
     They are compiled with the channels of a pixel side by side in memory, as fast convolutions want them. Group norm,
     as torch takes it apart, would then divide whole numbers for each element to find its group: `_channel_norm` does
-    not. Pictures of one size get code of their own, in which that size is a constant: it is quicker to make than code
-    for any size, and faster, and many datasets have one size only. Those of all other sizes share one code.
+    not. Pictures of one size get code of their own, in which that size is a constant: a compiler can do more with it,
+    and many datasets have one size only. Those of all other sizes share one code.
     """
 
     def __init__(self, model: Any) -> None:
