@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -120,7 +120,7 @@ def run_together(
                 left = [rows[run.name] for run in runs]
                 while any(map(len, left)) and not stop.is_set():
                     _give(plan, runs, left, budget, times, options=options, stop=stop)
-                    left = [run.wait_for_others(functools.partial(_look, runs)) for run in runs]
+                    left = [run.wait_for_others() for run in runs]
             postponed = [run for run in runs if run.postponed]
         finally:
             times.end()
@@ -132,12 +132,6 @@ def run_together(
             # What became of the others was told already.
             some = {run.name: run.left(rows[run.name])}
             run_together(plan, [run.spec], some, build, options=options, stop=stop, report=report)
-
-
-def _look(runs: Sequence[EncoderRun]) -> None:
-    """What has to be done for all encoders while one of them waits for other builders."""
-    for run in runs:
-        run.look()
 
 
 def _reading_threads(encoder: EncoderPlan, options: BuildOptions) -> int:
@@ -274,20 +268,9 @@ class EncoderRun:
         """Claim rows; those that are ours to make."""
         return rows[:0] if self.postponed else self._claimed.take(rows)
 
-    def wait_for_others(self, look: Callable[[], object]) -> Numbers:
-        """Wait for other builders; the rows that they had claimed and have given up without making them.
-
-        `look` is called again and again meanwhile.
-        """
-        return np.zeros(0, np.int64) if self.postponed else self._claimed.wait_for_others(look)
-
-    def look(self) -> None:
-        """While somebody waits for other builders: raise what ended the work, and let them have what failed here.
-
-        They may wait for us as we do for them.
-        """
-        self.check()
-        self._claimed.give_up_failed()
+    def wait_for_others(self) -> Numbers:
+        """Wait for other builders; the rows that they had claimed and have given up without making them."""
+        return np.zeros(0, np.int64) if self.postponed else self._claimed.wait_for_others()
 
     def left(self, rows: Numbers) -> Numbers:
         """Of these, the rows of which nothing was told."""
@@ -412,14 +395,14 @@ class ClaimedRows:
         """These entries are durable when this group of the writer's is."""
         self._stored.append((group, keys))
 
-    def wait_for_others(self, look: Callable[[], object]) -> Numbers:
+    def wait_for_others(self) -> Numbers:
         """Wait for other builders; the rows that they had claimed and have given up without making them."""
         rows, self._postponed = self._absent(self._postponed), self._postponed[:0]
         if len(rows):
             name = self._encoder.wants.encoding.name
             _log.info("%s: another build has claimed %d entries; waiting for it", name, len(rows))
         while len(rows) and not self._stop.is_set():
-            look()
+            self._give_up_failed()
             first = self._absent(rows[:_LOOK])
             rows = np.concatenate([first, rows[_LOOK:]])
             if self._claim(first[:1]).any():
@@ -458,7 +441,7 @@ class ClaimedRows:
                 self._progress.failed(self._encoder.entry(row), reason, lasting=False)
         return rows[[reason is None for reason in reasons]]
 
-    def give_up_failed(self) -> None:
+    def _give_up_failed(self) -> None:
         """Give up what we could not make: two builders that wait for each other's failures would wait for ever."""
         # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
         keys = self._progress.disclose(self._store)

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -59,6 +60,8 @@ class Writer:
         self._group = _PendingGroup(0)
         self._committing: list[_PendingGroup] = []
         """Each by a thread of its own, which may have to come for it."""
+        self._ready: deque[_PendingGroup] = deque()
+        """Those of them that no thread has come for yet."""
         self._wanted = -1
         """Groups up to this number are to be committed without waiting for more."""
         self._hurried = False
@@ -257,12 +260,10 @@ class Writer:
                 and (self._group.entries or self._committing)
             ):
                 due = self._is_due()
-                if due and self._has_turn():
+                if not self._ready and due and self._has_turn():
                     self._hand_over()
-                ready = next((group for group in self._committing if not group.begun), None)
-                if ready is not None:
-                    ready.begun = True
-                    return ready
+                if self._ready:
+                    return self._ready.popleft()
                 # Not longer than this: who hurries us while we hold the lock can set a flag, and cannot wake us.
                 patience = self._patience() if self._group.entries and not due else _LOOK_EVERY
                 self._changed.wait(min(patience, _LOOK_EVERY))
@@ -280,12 +281,9 @@ class Writer:
 
     def _hand_over(self) -> None:
         """Have the group at hand committed, and begin another."""
-        group, following = self._group, _PendingGroup(self._group.number + 1)
-        # After Ctrl-C between the two steps it is committed, and a second time with what is still added to it: only
-        # then is it durable. Not the other way round, which would lose it.
-        group.begun = False
-        self._committing.append(group)
-        self._group = following
+        self._committing.append(self._group)
+        self._ready.append(self._group)
+        self._group = _PendingGroup(self._group.number + 1)
         self._changed.notify_all()
 
     def _is_due(self) -> bool:
@@ -305,8 +303,6 @@ class _PendingGroup:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.begun = False
-        """Whether a thread has come to commit it."""
         self.entries: dict[bytes, Entry] = {}
         self.since = time.monotonic()
         self._bytes = 0
