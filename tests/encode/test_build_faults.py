@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -636,15 +637,15 @@ def test_a_failure_of_the_other_build_is_not_tried_again(tmp_path: Path) -> None
             held = other.store
             idle = Watched(make=raises(ValueError("no")))
             with project(tmp_path, encoders={"words": idle}) as waiting, pytest.MonkeyPatch.context() as patch:
-                wait_for_others = share.ClaimedRows.wait_for_others
+                of_others = share.ClaimedRows.of_others
 
                 def wait(self: share.ClaimedRows) -> Any:
                     # As soon as this one begins to wait, the other goes on.
                     if self._store is not held:
                         looked.set()
-                    return wait_for_others(self)
+                    return of_others(self)
 
-                patch.setattr(share.ClaimedRows, "wait_for_others", wait)
+                patch.setattr(share.ClaimedRows, "of_others", wait)
                 report = waiting.build()
             thread.join()
         assert [failure.reason for failure in report.failed] == ["ValueError: no"]
@@ -663,12 +664,84 @@ def test_what_another_build_gives_up_is_made_by_the_one_that_waits(tmp_path: Pat
         (failure,) = one.build().failed
         assert failure.key is not None
         encoder.make = projects.content
-        wait_for_others = share.ClaimedRows.wait_for_others
+        of_others = share.ClaimedRows.of_others
         with one.store.claims() as others:
             others.take([failure.key.bytes])
-            patch.setattr(share.ClaimedRows, "wait_for_others", lambda self: others.release() or wait_for_others(self))
+            patch.setattr(share.ClaimedRows, "of_others", lambda self: others.release() or of_others(self))
             report = one.build(retry_failed=True)
         assert (report.encoded, report.failed) == ({"words": 1}, ())
+
+
+LOOKS = 500
+"""A wait that has not ended after so many looks at what others do would never end."""
+
+
+def test_a_build_that_waits_gives_up_what_failed_for_any_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another build may wait for one encoder's failure while this one waits for another encoder's entry of theirs."""
+    dataset(tmp_path / "data", 3)
+    waiting = threading.Event()
+    bad = picture(tmp_path / "data" / "bad.png", 9)
+
+    def fail(item: precook.Item) -> Any:
+        # Late: when this build has nothing to do any more but to wait for others.
+        assert waiting.wait(60)
+        if np.array_equal(item.image, np.asarray(Image.open(bad))):
+            raise ValueError("no")
+        return projects.content(item)
+
+    encoders = {"a": Watched("image", fail), "b": Watched("image", identity=2)}
+    with project(tmp_path, image={"resolutions": ["96x64"], "step": 16}, encoders=encoders) as one:
+        keys = {entry.encoder: entry.key.bytes for entry in one.plan().missing if str(entry.path).endswith("bad.png")}
+        others = one.store.claims()
+        looks: list[set[bytes]] = []
+
+        def look(_: float) -> None:
+            waiting.set()
+            time.sleep(0.01)
+            looks.append(others.take([keys["a"]]))
+            if looks[-1] or len(looks) == LOOKS:
+                others.release()
+
+        with others:
+            assert others.take([keys["b"]]) == {keys["b"]}
+            monkeypatch.setattr(share, "time", SimpleNamespace(sleep=look, monotonic=time.monotonic))
+            report = one.build()
+        assert looks[-1] == {keys["a"]}
+        assert [(failure.encoder, failure.reason) for failure in report.failed] == [("a", "ValueError: no")]
+        assert report.encoded == {"a": 3, "b": 4}
+
+
+def test_an_encoder_that_cannot_be_loaded_ends_a_wait_for_other_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for what this build has claimed would wait for ever, as it would for them."""
+    dataset(tmp_path / "data", 3)
+    waiting = threading.Event()
+
+    class Broken(Watched):
+        def load(self, device: str) -> None:
+            assert waiting.wait(60)
+            raise OSError("no such model")
+
+    with project(tmp_path, encoders={"words": Broken()}, **TEXTS) as one:
+        others = one.store.claims()
+        looks: list[float] = []
+
+        def look(seconds: float) -> None:
+            waiting.set()
+            looks.append(seconds)
+            if len(looks) == LOOKS:
+                others.release()
+            time.sleep(0.01)
+
+        with others:
+            assert others.take([one.plan().missing[0].key.bytes])
+            monkeypatch.setattr(share, "time", SimpleNamespace(sleep=look, monotonic=time.monotonic))
+            with pytest.raises(precook.EncodeError, match="no such model"):
+                one.build()
+        assert 0 < len(looks) < LOOKS
 
 
 def test_claims_last_while_a_batch_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

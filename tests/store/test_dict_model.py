@@ -29,7 +29,7 @@ class LocalStoreMachine(StoreMachine):
         """The process forgets everything; what lies on the disk is all that is left."""
         if self.writer is not None:
             with self.writer._changed:
-                self.writer._group.entries.clear()
+                self.writer._groups[-1].entries.clear()
                 self.writer._changed.notify_all()
             self.writer = None
         for number, tree in self.pending.items():

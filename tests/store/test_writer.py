@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import precook
 from precook.store import files
+from precook.store import writer as writer_module
 from precook.store.commit import ready_entry
 from precook.store.format.build import Entry
 from precook.store.tree import take_apart
@@ -345,3 +346,55 @@ def test_a_writer_whose_thread_cannot_start_says_so_and_can_be_used_again(
     writer.put(recipe.key(1), 1)
     writer.close()
     assert store.get(recipe.key(1)) == 1
+
+
+class AtLine:
+    """Presses Ctrl-C as this thread comes to the n-th line of what makes room in a writer, under its lock.
+
+    Not of what takes the lock: at the end of a `with` a trace can raise where Python itself never would.
+    """
+
+    FUNCTIONS = ("_open_group", "_has_turn", "_hand_over")
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: Any, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != writer_module.__file__:
+            return None
+        if frame.f_code.co_name not in self.FUNCTIONS:
+            return self
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+def test_ctrl_c_while_a_put_makes_room_leaves_a_writer_that_goes_on(tmp_path: Path) -> None:
+    """What was put before it is stored, and what is put after it; nobody waits for a group that no thread knows of."""
+    recipe = precook.Recipe("test", 1)
+    for line in range(1, 1000):
+        press = AtLine(line)
+        with precook.open(tmp_path / str(line)) as store:
+            # Full at every second entry: the third hands a group over.
+            with store.writer(flush_bytes=2 * SIZE, flush_seconds=600) as writer:
+                writer.put_entries(entries(recipe, range(2)))
+                third = entries(recipe, range(2, 3))
+                sys.settrace(press)
+                try:
+                    writer.put_entries(third)
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    sys.settrace(None)
+                writer.put_entries(entries(recipe, range(3, 6)))
+                closing = threading.Thread(target=writer.close, daemon=True)
+                closing.start()
+                closing.join(60)
+                assert not closing.is_alive(), f"line {line}"
+            assert [number for number in (0, 1, 3, 4, 5) if recipe.key(number) not in store] == []
+        if press.left > 0:
+            break
+    assert line > 5

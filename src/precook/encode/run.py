@@ -120,7 +120,7 @@ def run_together(
                 left = [rows[run.name] for run in runs]
                 while any(map(len, left)) and not stop.is_set():
                     _give(plan, runs, left, budget, times, options=options, stop=stop)
-                    left = [run.wait_for_others() for run in runs]
+                    left = _wait_for_others(runs, stop)
             postponed = [run for run in runs if run.postponed]
         finally:
             times.end()
@@ -132,6 +132,26 @@ def run_together(
             # What became of the others was told already.
             some = {run.name: run.left(rows[run.name])}
             run_together(plan, [run.spec], some, build, options=options, stop=stop, report=report)
+
+
+def _wait_for_others(runs: Sequence[EncoderRun], stop: threading.Event) -> list[Numbers]:
+    """Wait for other builders, for all encoders at once; rows that are still to be made when some were given up.
+
+    They may wait for us as we do for them: so what failed here is given up at every look, whichever encoder it was for,
+    and what ended the work of one ends the wait.
+    """
+    left = [run.claimed_by_others() for run in runs]
+    while any(map(len, left)) and not stop.is_set():
+        for run in runs:
+            run.check()
+            run.give_up_failed()
+        looks = [run.look(rows) for run, rows in zip(runs, left, strict=True)]
+        left = [rows for rows, _ in looks]
+        if any(given_up for _, given_up in looks):
+            break
+        if any(map(len, left)):
+            time.sleep(_POLL)
+    return left
 
 
 def _reading_threads(encoder: EncoderPlan, options: BuildOptions) -> int:
@@ -268,9 +288,17 @@ class EncoderRun:
         """Claim rows; those that are ours to make."""
         return rows[:0] if self.postponed else self._claimed.take(rows)
 
-    def wait_for_others(self) -> Numbers:
-        """Wait for other builders; the rows that they had claimed and have given up without making them."""
-        return np.zeros(0, np.int64) if self.postponed else self._claimed.wait_for_others()
+    def claimed_by_others(self) -> Numbers:
+        """The rows that other builders had claimed, and have not made yet."""
+        return self._claimed.of_others()
+
+    def look(self, rows: Numbers) -> tuple[Numbers, bool]:
+        """Of rows that others had claimed, those that are still to be made, and whether some were given up."""
+        return (rows[:0], False) if self.postponed else self._claimed.look(rows)
+
+    def give_up_failed(self) -> None:
+        """Let other builders have what could not be made here."""
+        self._claimed.give_up_failed()
 
     def left(self, rows: Numbers) -> Numbers:
         """Of these, the rows of which nothing was told."""
@@ -383,7 +411,7 @@ class ClaimedRows:
         """Keys that are still claimed, and the writer's group that makes them durable."""
 
     def take(self, rows: Numbers) -> Numbers:
-        """Claim rows; those that are ours to make. What others have claimed is theirs until `wait_for_others`."""
+        """Claim rows; those that are ours to make. What others have claimed is theirs until `of_others`."""
         claimed = self._claim(rows)
         # What others have made by now is told at once, not when all the rest is done.
         self._postponed = np.concatenate([self._absent(self._postponed), rows[~claimed]])
@@ -395,26 +423,35 @@ class ClaimedRows:
         """These entries are durable when this group of the writer's is."""
         self._stored.append((group, keys))
 
-    def wait_for_others(self) -> Numbers:
-        """Wait for other builders; the rows that they had claimed and have given up without making them."""
+    def of_others(self) -> Numbers:
+        """The rows that other builders had claimed and have not made yet; from now on the caller's to ask for."""
         rows, self._postponed = self._absent(self._postponed), self._postponed[:0]
         if len(rows):
             name = self._encoder.wants.encoding.name
             _log.info("%s: another build has claimed %d entries; waiting for it", name, len(rows))
-        while len(rows) and not self._stop.is_set():
-            self._give_up_failed()
+        return rows
+
+    def look(self, rows: Numbers) -> tuple[Numbers, bool]:
+        """Of rows that others had claimed, those that are still to be made, and whether some were given up."""
+        first = rows[:0]
+        while len(rows) and not len(first):
             first = self._absent(rows[:_LOOK])
             rows = np.concatenate([first, rows[_LOOK:]])
-            if self._claim(first[:1]).any():
-                # What the other builder could not make either, since our plan was made, need not be tried again.
-                failures = read_failures(self._store.memory())
-                for row, key in zip(rows.tolist(), self._keys(rows), strict=True):
-                    if key in failures and row not in self._encoder.failures:
-                        self._progress.reasons[key] = failures[key]
-                break
-            if len(first):
-                time.sleep(_POLL)
-        return rows
+        given_up = bool(self._claim(first[:1]).any())
+        if given_up:
+            # What the other builder could not make either, since our plan was made, need not be tried again.
+            failures = read_failures(self._store.memory())
+            for row, key in zip(rows.tolist(), self._keys(rows), strict=True):
+                if key in failures and row not in self._encoder.failures:
+                    self._progress.reasons[key] = failures[key]
+        return rows, given_up
+
+    def give_up_failed(self) -> None:
+        """Give up what we could not make: two builders that wait for each other's failures would wait for ever."""
+        # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
+        keys = self._progress.disclose(self._store)
+        if keys:
+            self._claims.take([], done=keys)
 
     def _claim(self, rows: Numbers) -> Flags:
         """Claim rows, and give up what is durable by now; which of them are ours."""
@@ -440,13 +477,6 @@ class ClaimedRows:
             if reason is not None:
                 self._progress.failed(self._encoder.entry(row), reason, lasting=False)
         return rows[[reason is None for reason in reasons]]
-
-    def _give_up_failed(self) -> None:
-        """Give up what we could not make: two builders that wait for each other's failures would wait for ever."""
-        # Failures before claims: whoever waits for our claims reads why there is nothing to wait for.
-        keys = self._progress.disclose(self._store)
-        if keys:
-            self._claims.take([], done=keys)
 
     def _keys(self, rows: Numbers) -> list[bytes]:
         return split(self._encoder.wants.keys[rows])

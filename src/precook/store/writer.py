@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -57,11 +56,9 @@ class Writer:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
-        self._group = _PendingGroup(0)
-        self._committing: list[_PendingGroup] = []
-        """Each by a thread of its own, which may have to come for it."""
-        self._ready: deque[_PendingGroup] = deque()
-        """Those of them that no thread has come for yet."""
+        self._groups = [_PendingGroup(0)]
+        """In the order in which they were begun. The last takes entries; those before it are committed, each by a thread
+        of its own, which may have to come for it. One list: Ctrl-C between two steps would leave a group in neither."""
         self._wanted = -1
         """Groups up to this number are to be committed without waiting for more."""
         self._hurried = False
@@ -97,7 +94,7 @@ class Writer:
         self._check_process()
         with self._lock:
             self._check_usable()
-            group = self._open_group() if entries else self._group
+            group = self._open_group() if entries else self._groups[-1]
             for entry in entries:
                 if group.is_full(self._flush_bytes):
                     group = self._open_group()
@@ -129,7 +126,8 @@ class Writer:
         self._check_process()
         with self._lock:
             self._check_usable()
-            self._wanted = self._group.number if self._group.entries else self._group.number - 1
+            group = self._groups[-1]
+            self._wanted = group.number if group.entries else group.number - 1
             self._changed.notify_all()
             return self._wanted
 
@@ -194,7 +192,7 @@ class Writer:
 
     def _open_group(self) -> _PendingGroup:
         """The group that takes the next entry, when there is room; somebody is there to commit it."""
-        while self._group.is_full(self._flush_bytes):
+        while self._groups[-1].is_full(self._flush_bytes):
             if self._threads and self._has_turn():
                 # Handed over, and not waited for until a thread has come for it: beside busy threads that takes long.
                 self._hand_over()
@@ -202,17 +200,17 @@ class Writer:
                 # A full one waits until one of those before it is done: that bounds the memory.
                 self._wait()
         # Before anything is added: nobody would ever commit what a thread that cannot start was to take.
-        if len(self._threads) < min(len(self._committing) + 1, COMMITS) and not exits.is_ending():
+        if len(self._threads) < min(len(self._groups), COMMITS) and not exits.is_ending():
             thread = threading.Thread(target=self._run, name="precook-writer", daemon=True)
-            self._threads.add(thread)
             try:
+                self._threads.add(thread)
                 threads.start(thread)
             except BaseException:
                 # One that runs all the same, because only the wait for its start was interrupted, sees this and ends.
                 self._threads.discard(thread)
                 raise
             exits.hold(self)
-        return self._group
+        return self._groups[-1]
 
     def _wait(self) -> None:
         """Wait for a commit; at the end of the process, where no thread may be started, it is done here."""
@@ -240,13 +238,13 @@ class Writer:
                 error.__cause__ = unknown
             with self._lock:
                 self.seconds += time.monotonic() - start
-                self._committing.remove(group)
+                self._groups.remove(group)
                 if self._error is None:
                     self._error = error
                 elif error is not None:
                     _log.error("another group could not be stored either: %s", error)
                 if self._error is None:
-                    self.durable = min((other.number for other in self._committing), default=self._group.number) - 1
+                    self.durable = self._groups[0].number - 1
                 del group  # or this thread would hold it until there is another
                 self._changed.notify_all()
 
@@ -257,37 +255,38 @@ class Writer:
             while (
                 threading.current_thread() in self._threads
                 and self._error is None
-                and (self._group.entries or self._committing)
+                and (self._groups[-1].entries or len(self._groups) > 1)
             ):
                 due = self._is_due()
-                if not self._ready and due and self._has_turn():
+                if due and self._has_turn():
                     self._hand_over()
-                if self._ready:
-                    return self._ready.popleft()
+                ready = next((group for group in self._groups[:-1] if not group.begun), None)
+                if ready is not None:
+                    ready.begun = True
+                    return ready
                 # Not longer than this: who hurries us while we hold the lock can set a flag, and cannot wake us.
-                patience = self._patience() if self._group.entries and not due else _LOOK_EVERY
+                patience = self._patience() if self._groups[-1].entries and not due else _LOOK_EVERY
                 self._changed.wait(min(patience, _LOOK_EVERY))
             self._threads.discard(threading.current_thread())
-            if not self._threads and self._error is None and not self._group.entries:
+            if not self._threads and self._error is None and not self._groups[-1].entries:
                 exits.let_go(self)
             return None
 
     def _has_turn(self) -> bool:
         """Whether the group at hand may be committed beside those that are being committed."""
         # The first entry under a key stays: one that comes again is only looked at when the first is there.
-        return len(self._committing) < COMMITS and all(
-            self._group.entries.keys().isdisjoint(other.entries) for other in self._committing
+        *committing, group = self._groups
+        return len(committing) < COMMITS and all(
+            group.entries.keys().isdisjoint(other.entries) for other in committing
         )
 
     def _hand_over(self) -> None:
         """Have the group at hand committed, and begin another."""
-        self._committing.append(self._group)
-        self._ready.append(self._group)
-        self._group = _PendingGroup(self._group.number + 1)
+        self._groups.append(_PendingGroup(self._groups[-1].number + 1))
         self._changed.notify_all()
 
     def _is_due(self) -> bool:
-        group = self._group
+        group = self._groups[-1]
         if not group.entries:
             return False
         wanted = self._hurried or group.number <= self._wanted
@@ -295,7 +294,7 @@ class Writer:
 
     def _patience(self) -> float:
         """Seconds until the group at hand is committed for its age."""
-        return max(0.0, self._group.since + self._flush_seconds - time.monotonic())
+        return max(0.0, self._groups[-1].since + self._flush_seconds - time.monotonic())
 
 
 class _PendingGroup:
@@ -303,6 +302,8 @@ class _PendingGroup:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.begun = False
+        """Whether a thread has come to commit it."""
         self.entries: dict[bytes, Entry] = {}
         self.since = time.monotonic()
         self._bytes = 0
