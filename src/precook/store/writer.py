@@ -57,8 +57,8 @@ class Writer:
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
         self._groups = [_PendingGroup(0)]
-        """In the order in which they were begun. The last takes entries; those before it are committed, each by a thread
-        of its own, which may have to come for it. One list: Ctrl-C between two steps would leave a group in neither."""
+        """In the order in which they were begun. The last takes entries; those before it are committed, each by a
+        thread of its own, which may have to come for it. One list: with two, Ctrl-C could leave a group in neither."""
         self._wanted = -1
         """Groups up to this number are to be committed without waiting for more."""
         self._hurried = False
@@ -276,9 +276,7 @@ class Writer:
         """Whether the group at hand may be committed beside those that are being committed."""
         # The first entry under a key stays: one that comes again is only looked at when the first is there.
         *committing, group = self._groups
-        return len(committing) < COMMITS and all(
-            group.entries.keys().isdisjoint(other.entries) for other in committing
-        )
+        return len(committing) < COMMITS and all(group.entries.keys().isdisjoint(other.entries) for other in committing)
 
     def _hand_over(self) -> None:
         """Have the group at hand committed, and begin another."""
