@@ -29,7 +29,7 @@ from PIL import Image
 from bench.measure import median
 from bench.script import facts, fill, parser, tell, versions
 from bench.table import Cell, Column, Section
-from precook.config.schema import ImageSettings
+from precook.config.sections import ImageSettings
 from precook.sources.crop import cut
 from precook.sources.geometry import Geometry, cut_rows
 from precook.sources.pictures import decode_image

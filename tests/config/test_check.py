@@ -12,7 +12,7 @@ import precook
 from precook.config.check import check
 from precook.config.encoders import ENCODERS
 from precook.config.messages import nearest
-from precook.config.schema import ImageSettings
+from precook.config.sections import ImageSettings
 from tests.support.configs import (
     BAD,
     GOOD,

@@ -14,7 +14,8 @@ from PIL import Image
 from precook.config.concept import Concept
 from precook.config.encoders import ENCODERS, UserSection
 from precook.config.field_types import decides
-from precook.config.schema import ImageSettings, Settings, TextSettings
+from precook.config.schema import Settings
+from precook.config.sections import ImageSettings, TextSettings
 from tests.support.projects import picture, project, text_folder, vae_folder
 
 ALL = {"latent", "prompt", "tokens", "inputs", "mask", "pixels", "mine"}

@@ -15,7 +15,8 @@ from precook.config.check import check, json_schema
 from precook.config.concept import ColumnName, Concept, FileName, FixedText, Sidecar
 from precook.config.encoders import ENCODERS, DiffusersVae, EncoderSection, TransformersText, UserSection
 from precook.config.field_types import Section
-from precook.config.schema import ImageSettings, Resolution, Settings, TextSettings
+from precook.config.schema import Settings
+from precook.config.sections import ImageSettings, Resolution, TextSettings
 from precook.config.template import yaml_text
 from tests.support.configs import (
     BAD,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from precook.config import yaml
-from precook.config.schema import ImageSettings
+from precook.config.sections import ImageSettings
 from precook.feed import sampler
 from precook.identity import models
 from precook.integrations import torch_file

@@ -16,8 +16,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from precook import ConfigError, digest
-from precook.config import schema
-from precook.config.schema import ImageSettings, Resolution
+from precook.config import sections
+from precook.config.sections import ImageSettings, Resolution
 from precook.identity.canonical import canonical
 from precook.sources.geometry import (
     COLUMNS,
@@ -273,7 +273,7 @@ def test_the_limit_on_the_page_is_that_in_the_code() -> None:
 
 def test_resamplings_keep_their_places() -> None:
     """Remembered rows hold a resampling by its place, so the config's words and their order are fixed."""
-    assert get_args(schema.Resampling) == RESAMPLINGS
+    assert get_args(sections.Resampling) == RESAMPLINGS
     assert RESAMPLINGS == ("nearest", "area", "bilinear", "bicubic", "lanczos", "draft")
     assert [row.split("`")[1] for row in table("## Resampling")] == [*RESAMPLINGS]
 

@@ -12,7 +12,8 @@ from precook.config.check import check
 from precook.config.concept import Concept
 from precook.config.encoders import ENCODERS
 from precook.config.field_types import Section
-from precook.config.schema import ImageSettings, Settings, TextSettings
+from precook.config.schema import Settings
+from precook.config.sections import ImageSettings, TextSettings
 from precook.config.yaml import Origin
 
 DESIGN = """\

@@ -13,7 +13,8 @@ from precook.config.concept import Concept
 from precook.config.encoders import ENCODERS
 from precook.config.field_types import FieldPath, Flaw, Section
 from precook.config.messages import described, did_you_mean, quoted
-from precook.config.schema import ImageSettings, Settings, TextSettings
+from precook.config.schema import Settings
+from precook.config.sections import ImageSettings, TextSettings
 from precook.config.yaml import MAX_DIGITS, Origin, read_document
 from precook.errors import ConfigError
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from precook.config.concept import Concept
 from precook.config.encoders import EncoderSettings
@@ -14,7 +13,6 @@ from precook.config.field_types import (
     NOT_IN_KEYS,
     Flaw,
     PathText,
-    Positive,
     Section,
     as_tuple,
     matching,
@@ -22,175 +20,18 @@ from precook.config.field_types import (
     one_of,
     refusal,
     unique,
-    whole_or,
 )
-from precook.config.messages import described, did_you_mean, either, quoted
+from precook.config.messages import quoted
+from precook.config.sections import ImageSettings, TextSettings
 
 BATCH_NAMES = ("sample", "concept", "caption", "loss_weight", "size", "original_size", "crop", "target_size")
 """What a batch holds beside the encoders' results."""
-COLOURS = {"black": (0, 0, 0), "white": (255, 255, 255), "gray": (128, 128, 128), "grey": (128, 128, 128)}
 
 _DATASET = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _ENCODER = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
-_SIZE = r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}"
-_COLOUR = r"#(?:[0-9A-Fa-f]{3}){1,2}"
-_SIDE = 65_536
 
-Crop = Literal["center", "random"]
-Flip = Literal["none", "random", "always"]
-Resampling = Literal["nearest", "area", "bilinear", "bicubic", "lanczos", "draft"]
-Rounding = Literal["auto", "down", "nearest"]
-Permission = Literal["allow", "refuse"]
-Extreme = Literal["crop", "refuse"]
-Pick = Literal["one", "each"]
 KeptText = Literal["paths", "captions"]
 StampTrust = Literal["auto", "trust"]
-
-
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """A target: this very size if `exact`, else any size of about its area."""
-
-    width: int
-    height: int
-    exact: bool
-
-    @classmethod
-    def of(cls, value: int | str) -> Resolution:
-        """The resolution that the config gives as the side of a square or as a size such as 768x512."""
-        if isinstance(value, int):
-            return cls(value, value, exact=False)
-        width, height = map(int, value.split("x"))
-        return cls(width, height, exact=True)
-
-
-def _resolution(value: object) -> object:
-    if type(value) is int and 1 <= value <= _SIDE:
-        return value
-    if isinstance(value, str) and re.fullmatch(_SIZE, value) and max(map(int, value.split("x"))) <= _SIDE:
-        return value
-    rule = f'a whole number from 1 to {_SIDE}, or a size such as "768x512"'
-    raise refusal(Flaw(f"must be {rule}, not {described(value)}"))
-
-
-def _colour(text: str) -> str:
-    if text not in COLOURS and re.fullmatch(_COLOUR, text) is None:
-        meant = did_you_mean(text, COLOURS)
-        raise refusal(Flaw(f'must be {either(list(COLOURS))}, or such as "#ff8800", not {described(text)}{meant}'))
-    return text
-
-
-class ImageSettings(Section):
-    """How pictures are cut."""
-
-    resolutions: Annotated[
-        tuple[
-            Annotated[
-                int | str,
-                BeforeValidator(_resolution),
-                WithJsonSchema(
-                    {
-                        "anyOf": [
-                            {"type": "integer", "minimum": 1, "maximum": _SIDE},
-                            {"type": "string", "pattern": f"^{_SIZE}$"},
-                        ]
-                    }
-                ),
-            ],
-            ...,
-        ],
-        BeforeValidator(as_tuple),
-        BeforeValidator(not_empty),
-        AfterValidator(unique),
-    ] = Field(
-        default=(512,),
-        description='Sides of a square of equal area, or exact sizes: "768x512".',
-        json_schema_extra={"minItems": 1, "uniqueItems": True},
-    )
-    step: int = Field(default=64, ge=1, le=_SIDE, description="Widths and heights are multiples of this.")
-    crop: Annotated[Crop, one_of(Crop)] = Field(default="center", description="center or random.")
-    flip: Annotated[Flip, one_of(Flip)] = Field(
-        default="none", description="none, random or always: mirrored left to right."
-    )
-    variations: int = Field(default=1, ge=1, le=1000, description="Draws of crop and flip that are kept per picture.")
-    resampling: Annotated[Resampling, one_of(Resampling)] = Field(
-        default="lanczos",
-        description="nearest, area, bilinear, bicubic, lanczos, or draft: the JPEG decoder helps.",
-    )
-    rounding: Annotated[Rounding, one_of(Rounding)] = Field(
-        default="auto",
-        description="How a scaled side is rounded: down as torchvision does, nearest, or auto, by the sizes there are.",
-    )
-    upscale: Annotated[Permission, one_of(Permission)] = Field(
-        default="allow",
-        description="Pictures smaller than their size: allow, or refuse them.",
-        json_schema_extra=NOT_IN_KEYS,
-    )
-    max_aspect: float = Field(
-        default=4.0, ge=1, allow_inf_nan=False, description="No size is more elongated than this, 4.0 being 4:1."
-    )
-    extreme_aspect: Annotated[Extreme, one_of(Extreme)] = Field(
-        default="crop",
-        description="Pictures more elongated than any size: crop or refuse them.",
-        json_schema_extra=NOT_IN_KEYS,
-    )
-    background: Annotated[
-        str,
-        AfterValidator(_colour),
-        WithJsonSchema({"type": "string", "pattern": f"^(?:{'|'.join(COLOURS)}|{_COLOUR})$"}),
-    ] = Field(default="white", description='What shows through transparency: white, black, gray or "#rrggbb".')
-    max_pixels: int = Field(
-        default=89_478_485,
-        ge=1,
-        le=178_956_970,
-        description="Pictures of more pixels are refused unread.",
-        json_schema_extra=NOT_IN_KEYS,
-    )
-    pick: Annotated[Pick, one_of(Pick)] = Field(
-        default="one",
-        description="Of several resolutions an epoch shows one of each picture, drawn anew, or each.",
-        json_schema_extra=NOT_IN_KEYS,
-    )
-    seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Decides every draw.")
-
-    @property
-    def sizes(self) -> tuple[Resolution, ...]:
-        """The resolutions as numbers."""
-        return tuple(Resolution.of(value) for value in self.resolutions)
-
-    @property
-    def rgb(self) -> tuple[int, int, int]:
-        """The background as red, green and blue."""
-        text = self.background
-        if text in COLOURS:
-            return COLOURS[text]
-        digits = text[1:] if len(text) > 4 else "".join(digit * 2 for digit in text[1:])  # noqa: PLR2004 - #rgb
-        red, green, blue = bytes.fromhex(digits)
-        return red, green, blue
-
-    @model_validator(mode="after")
-    def _agree(self) -> ImageSettings:
-        flaws = []
-        for number, size in enumerate(self.sizes):
-            path = ("resolutions", number)
-            if size.exact and (size.width % self.step or size.height % self.step):
-                message = f"{size.width}x{size.height} is not made of multiples of step, {self.step}"
-                width, height = (max(self.step, side // self.step * self.step) for side in (size.width, size.height))
-                flaws.append(Flaw(message, f'write "{width}x{height}", or change step', path))
-            if not size.exact and size.width < self.step:
-                flaws.append(Flaw(f"{size.width} is less than step, {self.step}", "raise it, or lower step", path))
-        if flaws:
-            raise refusal(*flaws)
-        return self
-
-
-class TextSettings(Section):
-    """Which texts are encoded."""
-
-    variations: Annotated[Positive | Literal["all"], whole_or("all")] = Field(
-        default="all", description="Caption lines that are kept per picture: all, or at most so many."
-    )
-    empty_prompt: bool = Field(default=True, description='Also encode "", for caption dropout and guidance.')
 
 
 def _encoder_name(text: str) -> str:

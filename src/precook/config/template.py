@@ -15,7 +15,8 @@ from precook.config.concept import Concept
 from precook.config.encoders import ENCODERS, EncoderSection, kind_of
 from precook.config.field_types import Section
 from precook.config.messages import quoted
-from precook.config.schema import ImageSettings, Settings, TextSettings
+from precook.config.schema import Settings
+from precook.config.sections import ImageSettings, TextSettings
 from precook.errors import printable
 from precook.values import has_surrogates
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precook.config.encoders import PosteriorForm
-from precook.config.schema import Resampling, Rounding
+from precook.config.sections import Resampling, Rounding
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precook.config.schema import ImageSettings
+from precook.config.sections import ImageSettings
 from precook.config.template import Proposal, ProposedSetting
 from precook.encode.families import Family
 from precook.encode.model_files import saved_dtype

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.config.schema import ImageSettings
+from precook.config.sections import ImageSettings
 from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
 from precook.sources.geometry import GeometryRows, cut_rows

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from precook.config.schema import ImageSettings, TextSettings
+from precook.config.sections import ImageSettings, TextSettings
 from precook.identity.recipe import Recipe
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from precook.config.schema import Resampling
+from precook.config.sections import Resampling
 from precook.sources.geometry import Geometry
 from precook.sources.pictures import DecodedPicture
 from precook.values import Pixels

@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from precook.config.schema import ImageSettings, Resampling, Resolution, Rounding
+from precook.config.sections import ImageSettings, Resampling, Resolution, Rounding
 from precook.errors import ConfigError, ConfigProblem
 from precook.sources.draws import Purpose, draw, pick
 from precook.values import Bytes, Flags, Numbers

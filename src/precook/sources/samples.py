@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from precook.config.concept import ColumnName, Concept, Sidecar
-from precook.config.schema import ImageSettings
+from precook.config.sections import ImageSettings
 from precook.fs.read import read_small
 from precook.fs.trust import FileSystem
 from precook.identity.digest import digest
