@@ -60,6 +60,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     # how pictures are cut
     "image.resolutions": ([96], PICTURES),
     "image.step": (32, PICTURES),
+    "image.multiple_of": (32, set()),
     "image.crop": ("center", PICTURES),
     "image.flip": ("none", PICTURES),
     "image.variations": (1, PICTURES),
@@ -139,6 +140,20 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
 """A field, another value for it, and the encoders whose keys change with it."""
 
 
+AT_THEIR_OWN_SIZE: dict[str, tuple[Any, set[str]]] = {
+    "image.multiple_of": (32, PICTURES),
+    "image.max_pixels": (10_000, PICTURES),
+    "image.resampling": ("bicubic", set()),
+    "image.step": (32, set()),
+    "image.crop": ("center", set()),
+    "image.max_aspect": (1.0, set()),
+    "image.extreme_aspect": ("refuse", set()),
+    "image.upscale": ("refuse", set()),
+    "image.flip": ("none", PICTURES),
+}
+"""The same for pictures that keep their size; here nothing is scaled unless a field says so."""
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset and models on which every field has something to change."""
@@ -182,8 +197,8 @@ def keys_of(base: Path, sections: dict[str, Any]) -> dict[str, frozenset[str]]:
         return {name: frozenset(bytes(key).hex() for key in one.wants.keys) for name, one in plan.encoders.items()}
 
 
-def changed(field: str, value: Any) -> dict[str, Any]:
-    sections = copy.deepcopy(BASE)
+def changed(field: str, value: Any, base: dict[str, Any] | None = None) -> dict[str, Any]:
+    sections = copy.deepcopy(base or BASE)
     *outer, last = field.split(".")
     place: Any = sections
     for part in outer:
@@ -197,6 +212,15 @@ def test_only_what_decides_the_bytes_changes_keys(base: Path, before: dict[str, 
     """A12: changing a field changes the keys of the encoders it concerns, and of no others."""
     value, expected = CHANGES[field]
     after = keys_of(base, changed(field, value))
+    assert {name for name in ALL if before[name] != after[name]} == expected
+
+
+@pytest.mark.parametrize("field", AT_THEIR_OWN_SIZE)
+def test_what_decides_the_bytes_of_pictures_at_their_own_size_changes_their_keys(base: Path, field: str) -> None:
+    """Where nothing is cut or scaled, what says how plays no part; what scales pictures does."""
+    native = changed("image.resolutions", "native")
+    value, expected = AT_THEIR_OWN_SIZE[field]
+    before, after = keys_of(base, native), keys_of(base, changed(field, value, native))
     assert {name for name in ALL if before[name] != after[name]} == expected
 
 
@@ -236,7 +260,7 @@ def test_every_field_is_walked() -> None:
     for name, field in fields.items():
         if name.endswith(".revision"):
             continue  # decides which files are loaded, and those are in the key
-        assert decides(field) == bool(CHANGES[name][1]), name
+        assert decides(field) == bool(CHANGES[name][1] | AT_THEIR_OWN_SIZE.get(name, ("", set()))[1]), name
 
 
 _SECTIONS = ("concepts", "image", "text", "encoders")

@@ -94,6 +94,18 @@ def test_resolutions_are_numbers() -> None:
     assert sizes == (Resolution(512, 512, exact=False), Resolution(768, 512, exact=True))
 
 
+def test_native_stands_alone_or_among_others() -> None:
+    """The word alone is a list of it; what is refused unread is then no longer what pictures are scaled down to."""
+    alone, among = (check(image(resolutions=native)).image for native in ("native", [512, "native"]))
+    assert alone.resolutions == ("native",)
+    assert among.sizes == (Resolution(512, 512, exact=False), Resolution(0, 0, exact=False, native=True))
+    limits = [
+        check(image(resolutions=resolutions, max_pixels=pixels)).image.most_pixels
+        for resolutions, pixels in (([512], 1000), ("native", 1000), ("native", 10**8))
+    ]
+    assert limits == [1000, 89_478_485, 10**8]
+
+
 @pytest.mark.parametrize(
     ("written", "rgb"),
     [
@@ -124,7 +136,7 @@ FREE = {
     "Concept": {
         *("name", "path", "recursive", "outside", "missing_mask", "image_column", "repeats", "samples", "loss_weight"),
     },
-    "ImageSettings": {"upscale", "extreme_aspect", "max_pixels", "pick"},
+    "ImageSettings": {"upscale", "extreme_aspect", "pick"},
     "DiffusersVae": {"slicing", "compile", "device_memory"},
     "DiffusersPrompt": {"compile", "device_memory"},
     "TransformersText": {"attention", "compile", "device_memory"},
@@ -203,7 +215,14 @@ UNSEEN = (
     # What the schema cannot say: rules that join fields, codecs, the sense of a pattern, floats that JSON has not.
     *("a column needs", "cannot stand beside", "less than step", "multiples of step", "unknown text encoding"),
     *("unknown placeholder", "without its partner", "the mask of", "finite", "null character", "not valid Unicode"),
-    *("not text '99999x64'", r"not text 'a\n", "does not name a class", "plain data", "not the number 512.0"),
+    *(
+        "has at most",
+        "not text '99999x64'",
+        r"not text 'a\n",
+        "does not name a class",
+        "plain data",
+        "not the number 512.0",
+    ),
     *("not the number 64.0", "a name must be text"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -27,6 +27,10 @@ COLOURS = {"black": (0, 0, 0), "white": (255, 255, 255), "gray": (128, 128, 128)
 _SIZE = r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}"
 _COLOUR = r"#(?:[0-9A-Fa-f]{3}){1,2}"
 _SIDE = 65_536
+NATIVE = "native"
+"""The resolution at which every picture keeps its own size."""
+_USUAL_PIXELS = 89_478_485
+"""Pictures of more pixels are refused where the config says nothing else: Pillow warns of them."""
 
 Crop = Literal["center", "random"]
 Flip = Literal["none", "random", "always"]
@@ -39,28 +43,43 @@ Pick = Literal["one", "each"]
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """A target: this very size if `exact`, else any size of about its area."""
+    """A target: this very size if `exact`, each picture's own if `native`, else any size of about its area."""
 
     width: int
     height: int
     exact: bool
+    native: bool = False
 
     @classmethod
     def of(cls, value: int | str) -> Resolution:
-        """The resolution that the config gives as the side of a square or as a size such as 768x512."""
+        """The resolution that the config gives as the side of a square, as a size such as 768x512, or as native."""
         if isinstance(value, int):
             return cls(value, value, exact=False)
+        if value == NATIVE:
+            return cls(0, 0, exact=False, native=True)
         width, height = map(int, value.split("x"))
         return cls(width, height, exact=True)
 
 
 def _resolution(value: object) -> object:
-    if type(value) is int and 1 <= value <= _SIDE:
+    if (type(value) is int and 1 <= value <= _SIDE) or (isinstance(value, str) and value == NATIVE):
         return value
     if isinstance(value, str) and re.fullmatch(_SIZE, value) and max(map(int, value.split("x"))) <= _SIDE:
         return value
-    rule = f'a whole number from 1 to {_SIDE}, or a size such as "768x512"'
+    rule = f'a whole number from 1 to {_SIDE}, a size such as "768x512", or {NATIVE}'
     raise refusal(Flaw(f"must be {rule}, not {described(value)}"))
+
+
+def _list_or_native(schema: dict[str, Any]) -> None:
+    """Say in the schema of a list that the one word may stand in its place."""
+    listed = {"type": "array", "items": schema.pop("items"), "minItems": 1, "uniqueItems": True}
+    del schema["type"]
+    schema["anyOf"] = [listed, {"type": "string", "const": NATIVE}]
+
+
+def _resolutions(value: object) -> object:
+    """The list; the one word stands for a list of it."""
+    return (value,) if isinstance(value, str) and value == NATIVE else as_tuple(value)
 
 
 def _colour(text: str) -> str:
@@ -83,21 +102,25 @@ class ImageSettings(Section):
                         "anyOf": [
                             {"type": "integer", "minimum": 1, "maximum": _SIDE},
                             {"type": "string", "pattern": f"^{_SIZE}$"},
+                            {"type": "string", "const": NATIVE},
                         ]
                     }
                 ),
             ],
             ...,
         ],
-        BeforeValidator(as_tuple),
+        BeforeValidator(_resolutions),
         BeforeValidator(not_empty),
         AfterValidator(unique),
     ] = Field(
         default=(512,),
-        description='Sides of a square of equal area, or exact sizes: "768x512".',
-        json_schema_extra={"minItems": 1, "uniqueItems": True},
+        description='Sides of a square of equal area, exact sizes: "768x512", or native: each picture its own.',
+        json_schema_extra=_list_or_native,
     )
     step: int = Field(default=64, ge=1, le=_SIDE, description="Widths and heights are multiples of this.")
+    multiple_of: int = Field(
+        default=1, ge=1, le=_SIDE, description="With native, widths and heights are scaled to multiples of this."
+    )
     crop: Annotated[Crop, one_of(Crop)] = Field(default="center", description="center or random.")
     flip: Annotated[Flip, one_of(Flip)] = Field(
         default="none", description="none, random or always: mirrored left to right."
@@ -130,11 +153,10 @@ class ImageSettings(Section):
         WithJsonSchema({"type": "string", "pattern": f"^(?:{'|'.join(COLOURS)}|{_COLOUR})$"}),
     ] = Field(default="white", description='What shows through transparency: white, black, gray or "#rrggbb".')
     max_pixels: int = Field(
-        default=89_478_485,
+        default=_USUAL_PIXELS,
         ge=1,
         le=178_956_970,
-        description="Pictures of more pixels are refused unread.",
-        json_schema_extra=NOT_IN_KEYS,
+        description="Pictures of more pixels are refused unread or, with native, scaled down to so many.",
     )
     pick: Annotated[Pick, one_of(Pick)] = Field(
         default="one",
@@ -147,6 +169,20 @@ class ImageSettings(Section):
     def sizes(self) -> tuple[Resolution, ...]:
         """The resolutions as numbers."""
         return tuple(Resolution.of(value) for value in self.resolutions)
+
+    @property
+    def native(self) -> bool:
+        """Whether pictures are kept at their own size, beside others or alone."""
+        return NATIVE in self.resolutions
+
+    @property
+    def most_pixels(self) -> int:
+        """Pictures of more pixels are refused unread.
+
+        Where pictures keep their size, `max_pixels` is what larger ones are scaled down to, and no reason to refuse
+        them: what is refused then is what would be refused anyway, or not even that where more is asked for.
+        """
+        return max(self.max_pixels, _USUAL_PIXELS) if self.native else self.max_pixels
 
     @property
     def rgb(self) -> tuple[int, int, int]:
@@ -167,7 +203,10 @@ class ImageSettings(Section):
                 message = f"{size.width}x{size.height} is not made of multiples of step, {self.step}"
                 width, height = (max(self.step, side // self.step * self.step) for side in (size.width, size.height))
                 flaws.append(Flaw(message, f'write "{width}x{height}", or change step', path))
-            if not size.exact and size.width < self.step:
+            if size.native and self.multiple_of**2 > self.max_pixels:
+                message = f"no size of multiples of {self.multiple_of} has at most {self.max_pixels} pixels"
+                flaws.append(Flaw(message, "raise max_pixels, or lower multiple_of", ("max_pixels",)))
+            if not size.exact and not size.native and size.width < self.step:
                 flaws.append(Flaw(f"{size.width} is less than step, {self.step}", "raise it, or lower step", path))
         if flaws:
             raise refusal(*flaws)

@@ -61,7 +61,7 @@ class MaskEncoder(BaseEncoder):
         factor = self._factor
         height, width = mask.shape
         if height % factor or width % factor:
-            hint = "set image.step to a multiple of the factor, and exact resolutions to multiples of it"
+            hint = "set image.step (with native, image.multiple_of) and exact resolutions to multiples of the factor"
             raise EncodeError(f"a mask of {width} x {height} pixels has no whole blocks of {factor}", hint=hint)
         # Whole numbers until the one division: so the mean is exact, and white is 1 whatever the factor.
         sums = mask.reshape(height // factor, factor, width // factor, factor).sum(axis=(1, 3), dtype=np.int64)

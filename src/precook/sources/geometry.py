@@ -162,6 +162,8 @@ def cut_rows(
     sizes: Numbers, digests: Bytes, settings: ImageSettings, *, resolution: Resolution, variation: int
 ) -> Cuts:
     """Work out how pictures of these sizes (width, height after orientation) are cut for one target."""
+    if resolution.native:
+        return _own_rows(sizes, digests, settings, variation)
     choices = buckets(resolution, step=settings.step, max_aspect=settings.max_aspect)
     target = np.array(choices, np.int64)[nearest(sizes, choices)]
     # The middle square of all pictures is what torchvision's Resize and CenterCrop make: so it rounds as they do.
@@ -180,14 +182,63 @@ def cut_rows(
         )
     else:
         crop = (room + (room // 2 % 2 if rounding != "auto" else 0)) // 2  # halves to the even number, or down
-    if settings.flip == "random":
-        flip = pick(draw(digests, Purpose.FLIP, number=variation, seed=settings.seed), 2)
-    else:
-        flip = np.full(len(digests), int(settings.flip == "always"))
+    flip = _flips(digests, settings, variation)
     resampling = np.full(len(sizes), RESAMPLINGS.index(settings.resampling))
     rows = np.concatenate([sizes, scaled, crop, target, flip[:, None], resampling[:, None]], axis=1)
     rows[list(refused)] = 0  # nobody uses it, and it may be beyond what `pick` and 32 bits can hold
     return Cuts(rows.astype(np.int32), refused)
+
+
+def _flips(digests: Bytes, settings: ImageSettings, variation: int) -> Numbers:
+    """Which pictures are mirrored."""
+    if settings.flip == "random":
+        return pick(draw(digests, Purpose.FLIP, number=variation, seed=settings.seed), 2)
+    return np.full(len(digests), int(settings.flip == "always"))
+
+
+def _own_rows(sizes: Numbers, digests: Bytes, settings: ImageSettings, variation: int) -> Cuts:
+    """How pictures that keep their size are scaled, and which are not: nothing of any is cut off."""
+    fitting = own_sizes(
+        sizes,
+        multiple_of=settings.multiple_of,
+        max_pixels=settings.max_pixels,
+        down=settings.rounding == "down",
+    )
+    refused = _own_refusals(sizes, fitting, settings)
+    # What is not scaled is not resampled: so the filter decides nothing, and stands in no key.
+    filters = RESAMPLINGS.index(settings.resampling), RESAMPLINGS.index("nearest")
+    resampling = np.where((fitting != sizes).any(axis=1), *filters)
+    flip = _flips(digests, settings, variation)
+    rows = np.concatenate([sizes, fitting, np.zeros_like(sizes), fitting, flip[:, None], resampling[:, None]], axis=1)
+    rows[list(refused)] = 0
+    return Cuts(rows.astype(np.int32), refused)
+
+
+def own_sizes(sizes: Numbers, *, multiple_of: int, max_pixels: int, down: bool = False) -> Numbers:
+    """What pictures are scaled to that keep their size: each side becomes the nearest multiple, or with `down` the
+    one below it, and where that are too many pixels, the largest of the picture's shape that are not.
+
+    A side is 0 where a picture is too elongated for that. These are the sizes of Qwen-VL's `smart_resize`, but for
+    its least number of pixels.
+
+    >>> import numpy
+    >>> own_sizes(numpy.array([[1000, 705], [640, 40]]), multiple_of=28, max_pixels=200_000).tolist()
+    [[532, 364], [644, 28]]
+    """
+    whole, rest = np.divmod(sizes, multiple_of)
+    # Halves to the even number, as Python rounds.
+    up = np.zeros_like(whole) if down else (2 * rest > multiple_of - whole % 2).astype(np.int64)
+    near = np.maximum(whole + up, 1) * multiple_of
+    # In whole numbers throughout: width times the root of a fraction, rounded down, is the root of a whole number.
+    squares = sizes * max_pixels // np.maximum(sizes[:, ::-1], 1) // multiple_of**2
+    return np.where(_too_many(near, max_pixels)[:, None], _root(squares) * multiple_of, near)
+
+
+def _root(squares: Numbers) -> Numbers:
+    """The whole part of each square root."""
+    roots = np.sqrt(squares).astype(np.int64)
+    roots -= roots * roots > squares
+    return roots + ((roots + 1) ** 2 <= squares)
 
 
 def shown_crops(rows: GeometryRows) -> GeometryRows:
@@ -235,14 +286,37 @@ def _refusals(
         beyond = sizes.max(axis=1) * min(longest) > sizes.min(axis=1) * max(longest)
         for row in np.flatnonzero(beyond).tolist():
             refused[row] = f"more elongated than {_size_text(target[row])}, and image.extreme_aspect is refuse"
-    for row in np.flatnonzero(_too_many(scaled, settings.max_pixels)).tolist():
+    limit = settings.most_pixels
+    for row in np.flatnonzero(_too_many(scaled, limit)).tolist():
         scaling = f"to cover {_size_text(target[row])} it would be scaled to {_size_text(scaled[row])}"
-        refused[row] = f"{scaling}, more pixels than image.max_pixels, {settings.max_pixels}"
-    for row in np.flatnonzero(_too_many(sizes, settings.max_pixels)).tolist():
-        # Mostly found before, by `check_pixels`, in these words.
-        width, height = sizes[row].tolist()
-        refused[row] = f"{width} x {height} pixels are more than the {settings.max_pixels} allowed"
-    return refused
+        refused[row] = f"{scaling}, more pixels than image.max_pixels, {limit}"
+    return refused | _too_large(sizes, limit)
+
+
+def _own_refusals(sizes: Numbers, fitting: Numbers, settings: ImageSettings) -> dict[int, str]:
+    """Why pictures cannot or shall not keep their size; of several reasons, the last one here."""
+    refused: dict[int, str] = {}
+    if settings.upscale == "refuse":
+        for row in np.flatnonzero((sizes < settings.multiple_of).any(axis=1)).tolist():
+            refused[row] = (
+                f"a side is shorter than image.multiple_of, {settings.multiple_of}, and image.upscale is refuse"
+            )
+    if settings.extreme_aspect == "refuse":
+        most, least = Fraction(str(settings.max_aspect)).as_integer_ratio()
+        for row in np.flatnonzero(sizes.max(axis=1) * least > sizes.min(axis=1) * most).tolist():
+            aspect = f"image.max_aspect, {settings.max_aspect}"
+            refused[row] = f"more elongated than {aspect}, and image.extreme_aspect is refuse"
+    for row in np.flatnonzero((fitting == 0).any(axis=1)).tolist():
+        most_text = f"image.max_pixels, {settings.max_pixels}"
+        side = f"image.multiple_of, {settings.multiple_of}" if settings.multiple_of > 1 else "a pixel"
+        refused[row] = f"too elongated: scaled down to {most_text}, its shorter side would be less than {side}"
+    return refused | _too_large(sizes, settings.most_pixels)
+
+
+def _too_large(sizes: Numbers, limit: int) -> dict[int, str]:
+    """Pictures with too many pixels; mostly found before, by `check_pixels`, in these words."""
+    rows = np.flatnonzero(_too_many(sizes, limit)).tolist()
+    return {row: "{} x {} pixels are more than the {} allowed".format(*sizes[row].tolist(), limit) for row in rows}
 
 
 def _too_many(sizes: Numbers, limit: int) -> Flags:

@@ -236,7 +236,7 @@ class _Collection:
         yield from pictures.problems.items()
         # Without multiplying: a header may claim sides whose product has more than 64 bits.
         width, height = sizes.T
-        limit = self._settings.max_pixels
+        limit = self._settings.most_pixels
         for number in np.flatnonzero(width > limit // np.maximum(height, 1)).tolist():
             try:
                 check_pixels(Facts(int(width[number]), int(height[number]), 1, alpha=False), limit)
