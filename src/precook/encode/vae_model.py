@@ -200,7 +200,8 @@ class Vae:
             message = f"a picture of {width} x {height} pixels: {self.name} takes {self.side} x {self.side} only"
             raise EncodeError(message, hint=hint)
         if height % self.multiple or width % self.multiple:
-            hint = f"set image.step (with native, image.multiple_of) and exact resolutions to multiples of {self.multiple}"
+            fields = "image.step (with native, image.multiple_of) and exact resolutions"
+            hint = f"set {fields} to multiples of {self.multiple}"
             message = f"a picture of {width} x {height} pixels: {self.name} takes multiples of {self.multiple}"
             raise EncodeError(message, hint=hint)
 
