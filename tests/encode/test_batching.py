@@ -116,6 +116,18 @@ def test_a_device_that_wants_modest_batches_begins_with_few_large_pictures() -> 
     assert size.count((8, 8), 64) == LARGEST
 
 
+def test_no_batch_is_larger_than_the_encoder_wants() -> None:
+    """However much faster larger ones would be, and whatever was found out before the encoder said so."""
+    size = BatchSize(None)
+    size.begin(1600, {(8, 8): 16_000}, bound=6500)
+    for _ in range(20):
+        assert size.count((), 100) <= 65
+        take(size, 100, 1e6 * size.count((), 100))
+    assert size.count((), 100) == 64
+    assert size.count((8, 8), 64) == 6500 // 64
+    assert size.count((90, 90), 8100) == 1, "one that is larger by itself goes alone"
+
+
 def test_what_is_known_is_not_searched_again() -> None:
     """A second build begins with the size that the first one found."""
     size = BatchSize(None)

@@ -72,18 +72,23 @@ class BatchSize:
         self._modest: int | None = None
         self._most: int | None = None
         """More work than this did not fit into memory."""
+        self._bound: int | None = None
+        """More work than this the encoder does not want."""
         self._searches: dict[Shape, _Search] = {}
         self._known: Mapping[Shape, int] = {}
         self.now = wanted or FIRST
         """Items of the batch that was asked for last."""
 
-    def begin(self, work: int, known: Mapping[Shape, int], *, modest: int | None = None) -> None:
+    def begin(
+        self, work: int, known: Mapping[Shape, int], *, modest: int | None = None, bound: int | None = None
+    ) -> None:
         """Begin the search with so much work at a time or, for shapes that are known, where it has ended before.
 
-        Where a device wants `modest` batches, no more work than that, but for an item alone.
+        Where a device wants `modest` batches, no more work than that, but for an item alone; where the encoder has a
+        `bound`, never more than that.
         """
         with self._lock:
-            self._first, self._known, self._modest = work, known, modest
+            self._first, self._known, self._modest, self._bound = work, known, modest, bound
             # Pictures are gathered, and so counted, before the encoder is loaded and anything is known.
             self._searches.clear()
 
@@ -118,7 +123,8 @@ class BatchSize:
                     search.work //= 2
             else:
                 room = cost is None or cost.free >= _ROOM * cost.memory
-                if count >= LARGEST or count * each / rate > _LONG or not room:
+                bounded = self._bound is not None and 2 * search.work > self._bound
+                if count >= LARGEST or count * each / rate > _LONG or bounded or not room:
                     search.over = True
                 else:
                     search.best = rate
@@ -145,8 +151,8 @@ class BatchSize:
         return max(1, min(LARGEST, self._fitting(search) // each))
 
     def _fitting(self, search: _Search) -> int:
-        """Its amount of work, as far as memory is known to hold that."""
-        return search.work if self._most is None else min(search.work, self._most)
+        """Its amount of work, as far as memory is known to hold that and the encoder wants it."""
+        return min([search.work, *(limit for limit in (self._most, self._bound) if limit is not None)])
 
     def _begin(self, shape: Shape, each: int) -> _Search:
         if (known := self._known.get(shape)) is not None:

@@ -161,6 +161,8 @@ class BaseEncoder:
     launched or encoded, for code that fails with it is given up for good."""
     measures = False
     """Whether `lengths` says what texts cost, so that batches of short ones can be larger; else each costs the same."""
+    most_work: int | None = None
+    """The most pixels or tokens of a batch that it wants, where there is such a bound; asked once it is loaded."""
     truncated = 0
     """Texts that were cut to fit, so far."""
 

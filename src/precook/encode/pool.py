@@ -229,7 +229,8 @@ class DevicePool:
                     work = _FIRST_PIXELS
                 elif on_gpu:
                     work = _FIRST_TOKENS if encoder.measures else _FIRST_TEXTS
-                self.size.begin(work, known.sizes, modest=_MODEST if pictures and not on_gpu else None)
+                modest = _MODEST if pictures and not on_gpu else None
+                self.size.begin(work, known.sizes, modest=modest, bound=encoder.most_work)
                 # On a CPU only where somebody asks for it: it seldom gains there, and needs a compiler.
                 self._choice = CompileChoice(self._spec.compile, self.expected if on_gpu else None, known)
             return self._choice

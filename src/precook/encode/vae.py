@@ -75,6 +75,11 @@ class VaeEncoder(BaseEncoder):
         """Whether they run on compiled code."""
         return self._vae is not None and self._vae.compiled.on
 
+    @property
+    def most_work(self) -> int | None:  # type: ignore[override]
+        """Pixels up to which 32 bits number the elements of every tensor inside."""
+        return None if self._vae is None else self._vae.most_pixels
+
     def compile(self, batch: Sequence[Item] = ()) -> None:
         """Compile the blocks of the encoder."""
         if self._vae is None:

@@ -40,6 +40,7 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of the channels."""
 _LEVELS = ("encoder_block_out_channels", "down_block_out_channels", "block_out_channels", "dim_mult", "ch_mult")
 """Fields of configs with one number for each level of the encoder; the size is halved between two levels."""
+_MOST_ELEMENTS = 2**31 - 1
 _PROBE = 2
 """Latent height and width of the picture that a VAE is tried with."""
 _EXAMPLE, _SMALL_EXAMPLE = (4, 512, 448), (2, 64, 96)
@@ -204,6 +205,19 @@ class Vae:
             hint = f"set {fields} to multiples of {self.multiple}"
             message = f"a picture of {width} x {height} pixels: {self.name} takes multiples of {self.multiple}"
             raise EncodeError(message, hint=hint)
+
+    @property
+    def most_pixels(self) -> int | None:
+        """Pixels of a batch up to which 32 bits number the elements of every tensor inside; None where nobody knows.
+
+        Beyond that torch compiles everything anew, for 64 bits, which takes long and then runs slower.
+        """
+        channels = self.model.config.get("block_out_channels")
+        if not isinstance(channels, (list, tuple)) or not channels:
+            return None
+        # Each level has half the width and half the height of the one before.
+        widest = max(count / 4**level for level, count in enumerate(channels))
+        return int(_MOST_ELEMENTS / widest)
 
     def posterior(self, pixels: Any) -> Posterior:
         """What the model says about pictures: bytes on its device, N x H x W x 3."""
