@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from precook.config.check import check, json_schema
-from precook.config.concept import ColumnName, Concept, FileName, FixedText, Sidecar
+from precook.config.concept import ColumnName, Concept, FileName, FixedText, JsonSidecar, Sidecar, WholeSidecar
 from precook.config.encoders import ENCODERS, DiffusersVae, EncoderSection, TransformersText, UserSection
 from precook.config.field_types import Section
 from precook.config.schema import Settings
@@ -73,6 +73,8 @@ def test_settings_cannot_be_changed() -> None:
         ({"text": "a cat"}, FixedText(text="a cat")),
         ({"text": ""}, FixedText(text="")),
         ({"column": "caption"}, ColumnName(column="caption")),
+        ({"whole": "sidecar"}, WholeSidecar()),
+        ({"json": "caption"}, JsonSidecar(field="caption")),
     ],
 )
 def test_captions_are_spelled_in_one_way(written: object, value: Section) -> None:

@@ -34,6 +34,7 @@ from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.report import SILENT, Reporter
 from precook.sources import facts as facts_module
+from precook.sources.caption_rule import CaptionRule
 from precook.sources.captions import read_lines
 from precook.sources.facts import (
     CaptionReader,
@@ -736,7 +737,7 @@ texts = st.lists(
 def test_caption_lines_come_out_of_memory_as_they_were_read(contents: list[bytes], again: bool) -> None:
     """Any files, with none, one or many lines: the digests of all lines in order, read or remembered."""
     memory = Memory(None)
-    reader = CaptionReader("utf-8")
+    reader = CaptionReader(CaptionRule())
     facts, expected, digests = [], [], []
     for content in contents:
         try:
@@ -748,7 +749,7 @@ def test_caption_lines_come_out_of_memory_as_they_were_read(contents: list[bytes
         expected.append([digest(line.encode()) for line in lines])
     reader.remember_rest(memory)
     if again:
-        reader = CaptionReader("utf-8")
+        reader = CaptionReader(CaptionRule())
     rows = np.frombuffer(b"".join(facts), np.uint8).reshape(-1, reader.kind.value)
     keys = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
     counts, lines = reader.lines(keys, rows, memory)
@@ -759,7 +760,7 @@ def test_caption_lines_come_out_of_memory_as_they_were_read(contents: list[bytes
 def test_lost_caption_lines_are_noticed(root: Path, memory: Memory) -> None:
     """Where memory has lost the further lines of a file, nobody gets fewer captions than there are."""
     (root / "a.txt").write_text("one\ntwo\nthree")
-    reader = CaptionReader("utf-8")
+    reader = CaptionReader(CaptionRule())
     listing = walk(root, {"txt": 1}, recursive=True)
     _, facts = collect(root, reader, memory, listing=listing)
     counts, lines = reader.lines(facts.digests, facts.facts, memory)
@@ -778,7 +779,7 @@ def test_captions_in_another_encoding_are_read_anew(root: Path, memory: Memory) 
     listing = walk(root, {"txt": 1}, recursive=True)
     found = {}
     for encoding in ("utf-8", "cp1252", "cp437", "cp1252"):
-        reader = CaptionReader(encoding)
+        reader = CaptionReader(CaptionRule(encoding))
         _, facts = collect(root, reader, memory, listing=listing)
         found[encoding] = facts.problems.get(0) or reader.lines(facts.digests, facts.facts, memory)[1].tobytes()
     assert "0xe9" in found["utf-8"]

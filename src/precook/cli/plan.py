@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from precook.plan.plan import Plan
     from precook.plan.reasons import Why
     from precook.project import Project
+    from precook.sources.samples import ConceptSamples
 
 
 def command(
@@ -59,10 +60,20 @@ def counts_document(plan: Plan) -> dict[str, Any]:
         "name": plan.settings.dataset,
         "samples": plan.samples.count - len(plan.targets.problems),
         "without_caption": plan.samples.uncaptioned,
+        "captions": [_captions_document(concept) for concept in plan.samples.by_concept],
         "duplicates": int((plan.samples.repeats > 0).sum()),
         "left_out": sum(failure.encoder is None for failure in plan.failed),
         "encoders": [_encoder_document(plan, name) for name in plan.encoders],
         "not_loaded": not_loaded_document(plan.not_loaded),
+    }
+
+
+def _captions_document(concept: ConceptSamples) -> dict[str, Any]:
+    """How the captions of a concept were taken, for programs."""
+    return {
+        "concept": concept.concept.name,
+        "captions": concept.concept.captions.model_dump(),
+        "files_of_several_lines": concept.several_lines,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -61,6 +62,24 @@ class FileName(Section):
 _CAPTION_WORDS = {"sidecar": Sidecar, "filename": FileName}
 
 
+class WholeSidecar(Section):
+    """Captions lie beside the pictures: `cat.txt` for `cat.jpg`, and the whole file is one caption."""
+
+    @model_serializer
+    def _spelled(self) -> dict[str, str]:
+        return {"whole": "sidecar"}
+
+
+class JsonSidecar(Section):
+    """Captions lie beside the pictures in JSON: `cat.json` for `cat.jpg`, in a field of its object."""
+
+    field: NonEmpty = Field(description="The name of the field.")
+
+    @model_serializer
+    def _spelled(self) -> dict[str, str]:
+        return {"json": self.field}
+
+
 class FixedText(Section):
     """Every picture has this caption."""
 
@@ -87,17 +106,37 @@ def _column(value: dict[Any, Any]) -> ColumnName:
     return ColumnName(column=value["column"])
 
 
+def _whole(value: dict[Any, Any]) -> WholeSidecar:
+    if value["whole"] != "sidecar":
+        hint = "write {whole: sidecar}; a column of a table is taken whole in any case"
+        raise refusal(Flaw(f"must be sidecar, not {described(value['whole'])}", hint, ("whole",)))
+    return WholeSidecar()
+
+
+def _json(value: dict[Any, Any]) -> JsonSidecar:
+    if not _text_of(value, "json"):
+        raise refusal(Flaw("must not be empty", "name a field of the JSON files", ("json",)))
+    return JsonSidecar(field=value["json"])
+
+
+_CAPTION_FORMS: dict[str, Callable[[dict[Any, Any]], Section]] = {
+    "whole": _whole,
+    "json": _json,
+    "text": lambda value: FixedText(text=_text_of(value, "text")),
+    "column": _column,
+}
+
+
 def _captions(value: object) -> object:
-    if isinstance(value, Sidecar | FileName | FixedText | ColumnName):
+    if isinstance(value, Sidecar | WholeSidecar | JsonSidecar | FileName | FixedText | ColumnName):
         return value
     if isinstance(value, str) and value in _CAPTION_WORDS:
         return _CAPTION_WORDS[value]()
-    if isinstance(value, dict) and list(value) == ["text"]:
-        return FixedText(text=_text_of(value, "text"))
-    if isinstance(value, dict) and list(value) == ["column"]:
-        return _column(value)
+    if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))) in _CAPTION_FORMS:
+        return _CAPTION_FORMS[name](value)
     meant = did_you_mean(value, _CAPTION_WORDS) if isinstance(value, str) else ""
-    raise refusal(Flaw(f'must be sidecar, filename, {{text: "…"}} or {{column: …}}, not {described(value)}{meant}'))
+    forms = 'sidecar, filename, {whole: sidecar}, {json: …}, {text: "…"} or {column: …}'
+    raise refusal(Flaw(f"must be {forms}, not {described(value)}{meant}"))
 
 
 def _masks(value: object) -> object:
@@ -148,6 +187,18 @@ _TEXT_SCHEMA = {
     "required": ["text"],
     "additionalProperties": False,
 }
+_WHOLE_SCHEMA = {
+    "type": "object",
+    "properties": {"whole": {"const": "sidecar"}},
+    "required": ["whole"],
+    "additionalProperties": False,
+}
+_JSON_SCHEMA = {
+    "type": "object",
+    "properties": {"json": {"type": "string", "minLength": 1}},
+    "required": ["json"],
+    "additionalProperties": False,
+}
 
 
 class Concept(Section):
@@ -172,23 +223,47 @@ class Concept(Section):
         json_schema_extra=NOT_IN_KEYS,
     )
     captions: Annotated[
-        Sidecar | FileName | FixedText | ColumnName,
+        Sidecar | WholeSidecar | JsonSidecar | FileName | FixedText | ColumnName,
         BeforeValidator(_captions),
         # Left alone, pydantic would tell any of them by the words of the first.
         PlainSerializer(lambda captions: captions.model_dump()),
-        WithJsonSchema({"anyOf": [{"enum": ["sidecar", "filename"]}, _TEXT_SCHEMA, _COLUMN_SCHEMA]}),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"enum": ["sidecar", "filename"]},
+                    _WHOLE_SCHEMA,
+                    _JSON_SCHEMA,
+                    _TEXT_SCHEMA,
+                    _COLUMN_SCHEMA,
+                ]
+            }
+        ),
     ] = Field(
         default=Sidecar(),
-        description='sidecar (cat.txt beside cat.jpg, one per line), filename, {text: "a cat"} or {column: caption}.',
+        description="sidecar (cat.txt, a caption per line), {whole: sidecar} (one caption per file), {json: caption}, "
+        'filename, {text: "a cat"} or {column: caption}.',
     )
-    caption_extension: Annotated[
-        str,
-        matching(_EXTENSION, "a dot and an extension", "write .txt, for example"),
-        AfterValidator(clean),
-        WithJsonSchema({"type": "string", "pattern": f"^{_EXTENSION}$"}),
-    ] = Field(default=".txt", description="Extension of sidecar captions.")
+    caption_extension: (
+        Annotated[
+            str,
+            matching(_EXTENSION, "a dot and an extension", "write .txt, for example"),
+            AfterValidator(clean),
+            WithJsonSchema({"type": "string", "pattern": f"^{_EXTENSION}$"}),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Extension of sidecar captions; without it, .txt, and .json for JSON.",
+        examples=[".txt"],
+    )
     caption_encoding: Annotated[str, AfterValidator(_encoding)] = Field(
         default="utf-8", description="Text encoding of sidecar captions."
+    )
+    prefix: Text = Field(default="", description="Put before every caption, as it is written.")
+    suffix: Text = Field(default="", description="Put after every caption, as it is written.")
+    trigger: Text = Field(
+        default="",
+        description="A word that every caption has: it takes the place of [trigger], or is put in front.",
     )
     masks: Annotated[
         str | ColumnName | None,
@@ -228,6 +303,13 @@ class Concept(Section):
         description="Weight of its samples in the loss, as the batch tells it.",
         json_schema_extra=NOT_IN_KEYS,
     )
+
+    @property
+    def sidecar_extension(self) -> str | None:
+        """How the names of caption files end; None where captions do not lie beside the pictures."""
+        if isinstance(self.captions, JsonSidecar):
+            return self.caption_extension or ".json"
+        return self.caption_extension or ".txt" if isinstance(self.captions, Sidecar | WholeSidecar) else None
 
     @property
     def is_table(self) -> bool:

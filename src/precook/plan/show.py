@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from precook.errors import printable
 from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import Reason
+from precook.sources.caption_rule import CaptionRule
+from precook.sources.samples import ConceptSamples
 from precook.units import format_count, format_duration, format_size
 
 _FEW = 10
@@ -86,8 +88,7 @@ def _failures(plan: PlannedDataset) -> Iterator[str]:
 
 def _notes(plan: PlannedDataset) -> Iterator[str]:
     yield from map(str, plan.version_differences)
-    if plan.samples.uncaptioned:
-        yield f"{format_count(plan.samples.uncaptioned, 'sample')} without a caption: the empty prompt is used"
+    yield from _caption_notes(plan.samples.by_concept)
     duplicates = int((plan.samples.repeats > 0).sum())
     if duplicates:
         yield f"{format_count(duplicates, 'sample')} with the same picture as another one of its concept"
@@ -99,6 +100,26 @@ def _notes(plan: PlannedDataset) -> Iterator[str]:
             yield f"{concept.concept.name}: no pictures in there"
         elif not concept.count:
             yield f"{concept.concept.name}: {format_count(pictures, 'picture')} in there, and none can be used"
+
+
+def _caption_notes(concepts: Sequence[ConceptSamples]) -> Iterator[str]:
+    """How captions were taken, where that is for their owner to know."""
+    bare: Counter[bool] = Counter()
+    for concept in concepts:
+        bare[bool(CaptionRule.of(concept.concept).bare)] += len(concept.uncaptioned)
+    for added, used in ((False, "the empty prompt"), (True, "only what the config puts into every caption")):
+        if bare[added]:
+            yield f"{format_count(bare[added], 'sample')} without a caption: {used} is used"
+    for concept in concepts:
+        if concept.several_lines:
+            taken = "each file is one caption, with its line breaks; `captions: sidecar` would make every line one"
+            if CaptionRule.of(concept.concept).form == "lines":
+                taken = (
+                    "each line is a caption of its own, and an epoch shows one of them; "
+                    "`captions: {whole: sidecar}` would make each file one caption"
+                )
+            files = format_count(concept.several_lines, "caption file")
+            yield f"{concept.concept.name}: {files} of several lines: {taken}"
 
 
 def _forecast(plan: PlannedDataset) -> str:

@@ -33,7 +33,7 @@ from precook.interrupt import interruption
 from precook.memo.columns import Kind, rows_of
 from precook.memo.memo import Memory
 from precook.report import Reporter
-from precook.sources.captions import read_lines
+from precook.sources.caption_rule import CaptionRule
 from precook.sources.pictures import read_facts
 from precook.threads import ThreadPool
 from precook.values import Bytes, Digest, Flags, Numbers
@@ -45,7 +45,7 @@ LARGEST = 1 << 30
 """Bytes of a file that is read: several are in memory at once, and what is larger is no picture and no caption."""
 _MAX_HOLES = 64 << 20
 _PICTURE = struct.Struct("<IIBB5xB")
-_CAPTION = struct.Struct("<I32s3xB")
+_CAPTION = struct.Struct("<I32sB2xB")
 _PILLOW = "/".join(
     [PIL.__version__, *(name for name in ("avif", "webp") if name in features.modules and features.check_module(name))]
 )
@@ -282,25 +282,26 @@ def picture_alphas(facts: Bytes) -> Flags:
 
 
 class CaptionReader:
-    """Reads the digests of a caption file's lines: the first is in the row, further ones are rows of their own."""
+    """Reads the digests of a caption file's texts: the first is in the row, further ones are rows of their own."""
 
     task = "reading captions"
 
-    def __init__(self, encoding: str) -> None:
-        self._encoding = encoding
-        self.kind = Kind(f"captions/1/{encoding}", key=32, value=_CAPTION.size)
-        self.further = Kind(f"caption lines/1/{encoding}", key=40, value=32)
-        """The lines but the first, by the digest of the file and the number of the line."""
-        self.refusals = f"refused captions/1/{encoding}"
+    def __init__(self, rule: CaptionRule) -> None:
+        self._rule = rule
+        self.kind = Kind(f"captions/{rule.name}", key=32, value=_CAPTION.size)
+        self.further = Kind(f"caption lines/{rule.name}", key=40, value=32)
+        """The texts but the first, by the digest of the file and the number of the text."""
+        self.refusals = f"refused captions/{rule.name}"
         self._lock = threading.Lock()
         self._pending: list[tuple[bytes, list[bytes]]] = []
 
     def read(self, digest: bytes, content: bytes) -> bytes:
-        lines = [blake3(line.encode("utf-8")).digest() for line in read_lines(content, self._encoding)]
+        captions = self._rule.read(content)
+        lines = [blake3(text.encode("utf-8")).digest() for text in captions.texts]
         if len(lines) > 1:
             with self._lock:
                 self._pending.append((digest, lines))
-        return _CAPTION.pack(len(lines), lines[0] if lines else bytes(32), 0)
+        return _CAPTION.pack(len(lines), lines[0] if lines else bytes(32), captions.several_lines, 0)
 
     def remember_rest(self, memory: Memory) -> None:
         with self._lock:
@@ -331,6 +332,12 @@ class CaptionReader:
             raise LookupError("caption lines are not remembered in full")
         lines[starts[files] + numbers] = values
         return counts, lines
+
+    def several_lines(self, facts: Bytes) -> Flags:
+        """Which files have several lines."""
+        if self._rule.is_plain:  # rows that are older than the byte that says it tell it by their number
+            return np.asarray(np.ascontiguousarray(facts[:, :4]).view("<u4").ravel() > 1)
+        return np.asarray(facts[:, 36] == 1)
 
 
 # Models

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precook.config.concept import ColumnName, Concept, FileName, FixedText, Sidecar
+from precook.config.concept import ColumnName, Concept, FileName, FixedText
 from precook.sources.captions import from_file_name
 from precook.sources.formats import SUFFIXES
 from precook.sources.tables import SourceTable
@@ -49,10 +49,10 @@ class SampleFiles:
 
 def folder_files(concept: Concept, root: Path) -> SampleFiles:
     """List a folder and pair what lies in it."""
-    sidecar = isinstance(concept.captions, Sidecar)
+    sidecar = concept.sidecar_extension
     roles: dict[str, int] = dict.fromkeys(SUFFIXES, PICTURE)
-    if sidecar:
-        roles[_suffix(concept.caption_extension)] = CAPTION
+    if sidecar is not None:
+        roles[_suffix(sidecar)] = CAPTION
     if isinstance(concept.masks, str):
         roles.setdefault(_suffix(concept.masks), MASK)
     listing = walk(root, roles, recursive=concept.recursive, outside=concept.outside == "allow")
@@ -62,16 +62,16 @@ def folder_files(concept: Concept, root: Path) -> SampleFiles:
     for folder, start, stop in listing.folders:
         rows, names = _without_labels(*_with_role(listing, start, stop, PICTURE))
         picture_rows.append(rows)
-        if sidecar:
+        if sidecar is not None:
             text_rows, text_names = _with_role(listing, start, stop, CAPTION)
             row_of = dict(zip(text_names, text_rows.tolist(), strict=True))
-            sidecars = [name.rpartition(".")[0] + concept.caption_extension for name in names]
+            sidecars = [name.rpartition(".")[0] + sidecar for name in names]
             caption_rows += map(row_of.get, sidecars, repeat(-1))
         if isinstance(concept.masks, str):
             mask_paths += [mask_path(folder + name, concept.masks) for name in names]
     pictures = np.concatenate(picture_rows)
     none = np.full(len(pictures), -1)
-    captions = np.array(caption_rows, np.int64) if sidecar else none
+    captions = none if sidecar is None else np.array(caption_rows, np.int64)
     if not mask_paths:
         return SampleFiles(listing, pictures, captions, none)
     masks = _rows_of_paths(listing, mask_paths, outside=concept.outside == "allow")
@@ -85,9 +85,9 @@ def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles
     names = [row.image for row in table.rows]
     roles = bytearray([PICTURE]) * len(names)
     captions = masks = [-1] * len(table.rows)
-    if isinstance(concept.captions, Sidecar):
+    if (sidecar := concept.sidecar_extension) is not None:
         captions = list(range(len(names), 2 * len(names)))
-        names += [os.path.splitext(name)[0] + concept.caption_extension for name in names]  # noqa: PTH122
+        names += [os.path.splitext(name)[0] + sidecar for name in names]  # noqa: PTH122
         roles += bytearray([CAPTION]) * len(captions)
     pattern = concept.masks
     if pattern is not None:

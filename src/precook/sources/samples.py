@@ -12,14 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from precook.config.concept import ColumnName, Concept, Sidecar
+from precook.config.concept import ColumnName, Concept
 from precook.config.sections import ImageSettings
 from precook.fs.read import read_small
 from precook.fs.trust import FileSystem
 from precook.identity.digest import digest
 from precook.memo.memo import Memory
 from precook.report import Reporter
-from precook.sources.captions import MAX_BYTES, CaptionError, read_lines
+from precook.sources.caption_rule import CaptionRule
+from precook.sources.captions import MAX_BYTES, CaptionError
 from precook.sources.facts import (
     CaptionReader,
     FactReader,
@@ -69,7 +70,9 @@ class ConceptSamples:
     lines: Bytes
     """Digests of all captions, sample after sample."""
     uncaptioned: Numbers
-    """Samples that have only the empty prompt because there was no caption."""
+    """Samples without a caption: they have the empty prompt, or what the concept puts into every caption."""
+    several_lines: int
+    """Caption files that have several lines."""
     masks: Bytes
     has_mask: Flags
     problems: tuple[SourceProblem, ...]
@@ -104,11 +107,14 @@ class ConceptSamples:
 
     def texts(self, sample: int) -> list[str]:
         """The captions themselves, read now: whoever uses one compares its digest."""
-        texts = self.files.given_texts(self.concept, int(self.rows[sample]))
-        if texts is None:
+        rule = CaptionRule.of(self.concept)
+        captions = self.files.given_texts(self.concept, int(self.rows[sample]))
+        if captions is not None:
+            texts = rule.texts(captions)
+        else:
             path = self.caption_path(sample)
-            texts = read_lines(read_small(path, MAX_BYTES), self.concept.caption_encoding) if path else []
-        return texts or [""]
+            texts = rule.read(read_small(path, MAX_BYTES)).texts if path else []
+        return texts or [rule.bare]
 
     def same_as(self, other: ConceptSamples) -> bool:
         """Whether both list the same files, pair them alike and found the same content in them."""
@@ -174,6 +180,8 @@ class _Collection:
     ) -> None:
         self.problems: list[SourceProblem] = []
         self._concept = concept
+        self._rule = CaptionRule.of(concept)
+        self._several_lines = 0
         self._files = files
         self._settings = settings
         self._memory = memory
@@ -210,6 +218,7 @@ class _Collection:
             line_counts=counts[keep],
             lines=lines,
             uncaptioned=np.flatnonzero(bare[keep]),
+            several_lines=self._several_lines,
             masks=masks[keep],
             has_mask=has_mask[keep],
             problems=tuple(self.problems),
@@ -245,21 +254,21 @@ class _Collection:
 
     def _captions(self, chosen: Numbers) -> tuple[Numbers, Bytes, Flags]:
         """How many captions each sample has, the digests of all of them, and which samples have none."""
-        if self._files.texts is None and isinstance(self._concept.captions, Sidecar):
+        if self._files.texts is None and self._concept.sidecar_extension is not None:
             counts, lines = self._sidecar_captions(chosen)
         else:
             counts, lines = self._given_captions(chosen)
         bare = counts == 0
         if bare.any():
             ends = np.cumsum(counts)
-            lines = np.insert(lines, ends[bare], np.frombuffer(EMPTY, np.uint8), axis=0)
+            lines = np.insert(lines, ends[bare], np.frombuffer(digest(self._rule.bare).bytes, np.uint8), axis=0)
             counts = np.maximum(counts, 1)
         return counts, lines, bare
 
     def _sidecar_captions(self, chosen: Numbers) -> tuple[Numbers, Bytes]:
         rows = self._files.captions[chosen]
         with_file = self._inside(chosen, rows)
-        reader = CaptionReader(self._concept.caption_encoding)
+        reader = CaptionReader(self._rule)
         texts = self._facts(rows[with_file], reader)
         try:
             line_counts, lines = reader.lines(texts.digests, texts.facts, self._memory)
@@ -270,6 +279,7 @@ class _Collection:
             line_counts, lines = reader.lines(texts.digests, texts.facts, self._memory)
         for index, reason in texts.problems.items():
             self._leave_out(int(chosen[with_file[index]]), int(rows[with_file[index]]), reason)
+        self._several_lines = int(reader.several_lines(texts.facts).sum())
         counts = np.zeros(len(chosen), np.int64)
         counts[with_file] = line_counts
         return counts, lines
@@ -289,7 +299,7 @@ class _Collection:
         lines: list[bytes] = []
         for number in chosen.tolist():
             try:
-                texts = self._files.given_texts(self._concept, number) or []
+                texts = self._rule.texts(self._files.given_texts(self._concept, number) or [])
             except CaptionError as error:
                 self._leave_out(number, int(self._files.pictures[number]), str(error))
                 texts = []

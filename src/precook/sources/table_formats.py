@@ -138,7 +138,7 @@ def _json_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Ce
 
 def _json_object(line: bytes) -> dict[str, object]:
     try:
-        value = _JSON.decode(line.decode())
+        value = JSON.decode(line.decode())
     except RowError:
         raise
     except UnicodeDecodeError as error:
@@ -168,7 +168,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise RowError(f"{name} is not JSON: write null, or leave the field out")
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_unique_fields, parse_constant=_refuse_constant)
+JSON = json.JSONDecoder(object_pairs_hook=_unique_fields, parse_constant=_refuse_constant)
+"""Reads JSON strictly: a field that stands there twice and what no standard knows are refused."""
 
 
 def _refuse_utf16(path: Path, content: bytes) -> None:

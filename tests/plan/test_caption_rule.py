@@ -1,0 +1,210 @@
+"""How captions become texts: whole files, JSON, and words that are put into every caption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precook
+from precook.sources.caption_rule import CaptionRule
+from precook.sources.captions import CaptionError
+from tests.support.projects import Watched, missing, picture, project
+
+
+def texts(base: Path, **concept: Any) -> list[str]:
+    """The texts that a build of one concept encodes, in order of the alphabet."""
+    encoder = Watched()
+    with opened(base, encoder, **concept) as made:
+        report = made.build()
+        assert not report.failed
+    return sorted(item.text or "" for item in encoder.items)
+
+
+def opened(base: Path, encoder: Any, **concept: Any) -> precook.Project:
+    return project(
+        base,
+        concepts=[{"name": "things", "path": "data", **concept}],
+        text={"empty_prompt": False},
+        encoders={"words": encoder},
+    )
+
+
+def captioned(base: Path, **captions: str) -> None:
+    """Pictures with caption files beside them, by their names."""
+    for number, (stem, text) in enumerate(captions.items()):
+        picture(base / f"data/{stem}.png", number)
+        (base / f"data/{stem}.txt").write_text(text, "utf-8", newline="")
+
+
+class TestWholeFiles:
+    """`captions: {whole: sidecar}`: a file is one caption."""
+
+    def test_a_file_of_several_lines_is_one_caption(self, tmp_path: Path) -> None:
+        """Its line breaks are kept, and are the same from whatever system they come."""
+        captioned(tmp_path, a="A cat.\r\n\r\nIt sleeps. \r\n", b="A dog.\n\nIt barks.\n")
+        assert texts(tmp_path, captions={"whole": "sidecar"}) == ["A cat.\n\nIt sleeps.", "A dog.\n\nIt barks."]
+
+    def test_the_batch_has_the_caption_as_one_text(self, tmp_path: Path) -> None:
+        """What a training loop reads is the text that was encoded."""
+        captioned(tmp_path, a="A cat.\nIt sleeps.")
+        with opened(tmp_path, Watched(), captions={"whole": "sidecar"}) as made:
+            made.build()
+            (batch,) = made.feed(batch_size=1, seed=0).epoch(0)
+        assert batch["caption"] == ["A cat.\nIt sleeps."]
+
+    def test_a_plan_says_which_rule_was_taken_where_it_matters(self, tmp_path: Path) -> None:
+        """Files of several lines are counted, with what each rule makes of them; files of one line are not worth it."""
+        captioned(tmp_path, a="A cat.\nIt sleeps.", b="A dog.")
+        with opened(tmp_path, Watched()) as made:
+            assert "things: 1 caption file of several lines: each line is a caption of its own" in str(made.plan())
+            assert "1 caption file of several" in str(made.plan()), "and so does a plan that reads no file again"
+        with opened(tmp_path, Watched(), captions={"whole": "sidecar"}) as made:
+            assert "things: 1 caption file of several lines: each file is one caption" in str(made.plan())
+        (tmp_path / "data/a.txt").write_text("A cat.\n\n")
+        for rule in ("sidecar", {"whole": "sidecar"}):
+            with opened(tmp_path, Watched(), captions=rule) as made:
+                assert "several lines" not in str(made.plan())
+
+    def test_a_file_of_one_line_is_encoded_once_for_both_rules(self, tmp_path: Path) -> None:
+        """Another rule that gives the same texts finds every entry."""
+        captioned(tmp_path, a="A cat.", b="A dog.\nIt barks.")
+        with opened(tmp_path, Watched()) as made:
+            made.build()
+        with opened(tmp_path, Watched(), captions={"whole": "sidecar"}) as made:
+            assert missing(made.plan()) == {"words": 1}
+
+    def test_a_hundred_thousand_lines_are_one_text_or_refused(self, tmp_path: Path) -> None:
+        """As one caption per line they are too many, told by the file's name, and the other pictures go on."""
+        captioned(tmp_path, a="x\n" * 100_001, b="A dog.")
+        with opened(tmp_path, Watched()) as made:
+            (failure,) = made.plan().failed
+            assert (failure.path, "100,001 lines" in failure.reason) == ("a.txt", True)
+            assert made.build().encoded == {"words": 1}
+        assert texts(tmp_path, captions={"whole": "sidecar"}) == ["\n".join("x" * 100_001)]
+
+    def test_a_file_that_is_too_large_is_refused(self) -> None:
+        """What is no caption by its size is not read as one."""
+        with pytest.raises(CaptionError, match=r"16,777,217 bytes, and a caption file has at most 16,777,216"):
+            CaptionRule(form="whole").read(b"x" * ((16 << 20) + 1))
+
+
+class TestJson:
+    """`captions: {json: caption}`: a field of a JSON file beside the picture."""
+
+    def test_a_field_holds_one_caption_or_several(self, tmp_path: Path) -> None:
+        """A text is one, line breaks or not; a list of texts is several; null and blank are none."""
+        values = {"a": "a cat\nasleep ", "b": ["a dog", " a dog barks"], "c": None, "d": ["", " "]}
+        for number, (stem, value) in enumerate(values.items()):
+            picture(tmp_path / f"data/{stem}.png", number)
+            (tmp_path / f"data/{stem}.json").write_text(json.dumps({"caption": value, "tags": 3}))
+        assert texts(tmp_path, captions={"json": "caption"}) == ["", "a cat\nasleep", "a dog", "a dog barks"]
+
+    def test_the_extension_can_be_another(self, tmp_path: Path) -> None:
+        """JSON need not be called so."""
+        captioned(tmp_path, a='{"text": "a cat"}')
+        assert texts(tmp_path, captions={"json": "text"}, caption_extension=".txt") == ["a cat"]
+
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            ('{"caption": "a cat"', "broken JSON at line 1, column 20"),
+            ("", "an empty file is not JSON"),
+            ('["a cat"]', "a list, not an object"),
+            ('{"text": "a cat"}', "no field 'caption' in it, fields there: 'text'"),
+            ('{"caption": 3}', "a number in field 'caption': write a text or a list of texts"),
+            ('{"caption": ["a", {}]}', "an object in a list in field 'caption'"),
+            ('{"caption": "a", "caption": "b"}', "field 'caption' stands there twice"),
+            ('{"caption": NaN}', "NaN is not JSON"),
+            ('{"caption": "a\\u0000"}', "a NUL character"),
+            ("[" * 100_000, "nested too deeply"),
+            ('{"caption": ' + "1" * 5000 + "}", "unusable JSON"),
+        ],
+    )
+    def test_a_file_that_cannot_be_used_is_named(self, tmp_path: Path, content: str, reason: str) -> None:
+        """Broken files are told with the reason, and the others go on."""
+        for stem, text in (("a", content), ("b", '{"caption": "a dog"}')):
+            picture(tmp_path / f"data/{stem}.png", ord(stem))
+            (tmp_path / f"data/{stem}.json").write_text(text)
+        with opened(tmp_path, Watched(), captions={"json": "caption"}) as made:
+            for _ in range(2):  # told again from memory
+                (failure,) = made.plan().failed
+                assert failure.path == "a.json"
+                assert reason in failure.reason
+            assert made.build().encoded == {"words": 1}
+
+
+class TestAdditions:
+    """`prefix`, `suffix` and `trigger`: what a concept puts into every caption."""
+
+    @pytest.mark.parametrize(
+        ("caption", "expected"),
+        [
+            ("a cat", "sks, a cat"),
+            ("a photo of [trigger], asleep", "a photo of sks, asleep"),
+            ("the cat sks, asleep", "the cat sks, asleep"),
+            ("sksy things", "sks, sksy things"),
+            ("SKS", "sks, SKS"),
+        ],
+    )
+    def test_a_trigger_is_in_every_caption_once(self, caption: str, expected: str) -> None:
+        """It takes the place that is kept for it, stays where it is, or comes first."""
+        assert CaptionRule(trigger="sks").texts([caption]) == [expected]
+
+    @pytest.mark.parametrize("captions", ["sidecar", {"whole": "sidecar"}, "filename", {"text": "a cat"}])
+    def test_every_source_of_captions_gets_them(self, tmp_path: Path, captions: object) -> None:
+        """Files, names and fixed texts alike, and what is encoded is what a batch says."""
+        picture(tmp_path / "data/a cat.png", 1)
+        (tmp_path / "data/a cat.txt").write_text("a cat\n")
+        concept = {"captions": captions, "prefix": "photo: ", "suffix": "!", "trigger": "sks"}
+        assert texts(tmp_path, **concept) == ["photo: sks, a cat!"]
+        with opened(tmp_path, Watched(), **concept) as made:
+            (batch,) = made.feed(batch_size=1, seed=0).epoch(0)
+        assert batch["caption"] == ["photo: sks, a cat!"]
+
+    def test_a_column_gets_them_too(self, tmp_path: Path) -> None:
+        """Captions of a table are captions."""
+        picture(tmp_path / "data/a.png", 1)
+        (tmp_path / "data/t.jsonl").write_text('{"image": "a.png", "caption": ["a cat", "asleep"]}\n')
+        found = texts(tmp_path, path="data/t.jsonl", captions={"column": "caption"}, trigger="sks")
+        assert found == ["sks, a cat", "sks, asleep"]
+
+    def test_a_picture_without_a_caption_has_them_alone(self, tmp_path: Path) -> None:
+        """The trigger is trained on where there is nothing else, and the plan says so."""
+        picture(tmp_path / "data/a.png", 1)
+        assert texts(tmp_path, trigger="sks", prefix="a photo of ") == ["a photo of sks"]
+        with opened(tmp_path, Watched(), trigger="sks") as made:
+            assert "1 sample without a caption: only what the config puts into every caption" in str(made.plan())
+
+    def test_only_the_texts_of_that_concept_are_encoded_again(self, tmp_path: Path) -> None:
+        """Another trigger changes neither pictures nor the texts of other concepts."""
+        for folder in ("one", "two"):
+            picture(tmp_path / f"{folder}/a.png", ord(folder[0]))
+            (tmp_path / f"{folder}/a.txt").write_text(folder)
+        concepts: list[dict[str, Any]] = [{"name": name, "path": name} for name in ("one", "two")]
+        with project(tmp_path, concepts=concepts) as made:
+            made.build()
+        concepts[0]["trigger"] = "sks"
+        with project(tmp_path, concepts=concepts) as made:
+            assert missing(made.plan()) == {"words": 1}
+            made.build()
+        with project(tmp_path, concepts=concepts) as made:
+            assert missing(made.plan()) == {}
+
+    @pytest.mark.usefixtures("settled")
+    def test_a_warm_plan_reads_no_caption_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a rule made of a file is remembered with its content."""
+        captioned(tmp_path, a="a cat", b="a dog\nasleep")
+        with opened(tmp_path, Watched(), trigger="sks") as made:
+            keys = made.plan().missing.keys()
+
+        def refuse(*_: object) -> None:
+            raise AssertionError("a caption was read again")
+
+        monkeypatch.setattr(CaptionRule, "read", refuse)
+        with opened(tmp_path, Watched(), trigger="sks") as made:
+            plan = made.plan()
+            assert plan.missing.keys() == keys
+            assert not plan.failed
