@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from precook.config.concept import Concept
+from precook.config.concept import Concept, TagSettings
 from precook.config.encoders import ENCODERS, UserSection
 from precook.config.field_types import decides
 from precook.config.schema import Settings
@@ -54,6 +54,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "concepts.0.prefix": ("a photo of ", TEXTS),
     "concepts.0.suffix": (".", TEXTS),
     "concepts.0.trigger": ("sks", TEXTS),
+    "concepts.0.tags": ({}, TEXTS),
     "concepts.0.masks": ("{stem}-other-masklabel.png", {"mask"}),
     "concepts.0.missing_mask": ("error", set()),
     "concepts.0.image_column": ("file", set()),
@@ -155,6 +156,16 @@ AT_THEIR_OWN_SIZE: dict[str, tuple[Any, set[str]]] = {
     "image.flip": ("none", PICTURES),
 }
 """The same for pictures that keep their size; here nothing is scaled unless a field says so."""
+TAGS: dict[str, Any] = {"keep_first": 1, "dropout": 0.2, "variations": 4}
+TAG_CHANGES: dict[str, tuple[Any, set[str]]] = {
+    "concepts.0.tags.separator": (";", TEXTS),
+    "concepts.0.tags.shuffle": (False, TEXTS),
+    "concepts.0.tags.keep_first": (2, TEXTS),
+    "concepts.0.tags.dropout": (0.5, TEXTS),
+    "concepts.0.tags.variations": (5, TEXTS),
+    "concepts.0.tags.seed": (7, TEXTS),
+}
+"""The same for captions that are tags."""
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +181,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         clear.save(data / "b.png")
         picture(data / "inner/c.png", 1, (202, 100))
         for stem in ("a", "b", "inner/c"):
-            (data / f"{stem}.txt").write_text("a thing with an ä\nseen twice\n", "utf-8")
+            (data / f"{stem}.txt").write_text(
+                "a thing, with an ä, red; blue, green, yellow, white\nseen, twice\n", "utf-8"
+            )
             (data / f"{stem}.caption").write_text("another caption\n")
             size = Image.open(data / f"{stem}.png").size
             picture(data / f"{stem}-masklabel.png", 30, size)
@@ -227,6 +240,15 @@ def test_what_decides_the_bytes_of_pictures_at_their_own_size_changes_their_keys
     assert {name for name in ALL if before[name] != after[name]} == expected
 
 
+@pytest.mark.parametrize("field", TAG_CHANGES)
+def test_what_decides_the_texts_of_tags_changes_their_keys(base: Path, field: str) -> None:
+    """Each field of `tags` changes the texts, and no picture."""
+    tagged = changed("concepts.0.tags", TAGS)
+    value, expected = TAG_CHANGES[field]
+    before, after = keys_of(base, tagged), keys_of(base, changed(field, value, tagged))
+    assert {name for name in ALL if before[name] != after[name]} == expected
+
+
 def test_an_encoders_name_is_in_no_key(base: Path, before: dict[str, frozenset[str]]) -> None:
     """A12: renaming fields of `encoders` keeps every key."""
     sections = copy.deepcopy(BASE)
@@ -259,6 +281,7 @@ def test_every_field_is_walked() -> None:
         section = ENCODERS.get(one["uses"], UserSection)
         fields |= {f"encoders.{name}.{field}": info for field, info in section.model_fields.items() if field != "uses"}
     assert set(fields) == set(CHANGES) | {"encoders.latent.config"}
+    assert {f"concepts.0.tags.{name}" for name in TagSettings.model_fields} == set(TAG_CHANGES)
     assert decides(fields.pop("encoders.latent.config")), "of a model that is one file: tests/encode/test_vae_files.py"
     for name, field in fields.items():
         if name.endswith(".revision"):

@@ -12,7 +12,16 @@ import pytest
 from pydantic import ValidationError
 
 from precook.config.check import check, json_schema
-from precook.config.concept import ColumnName, Concept, FileName, FixedText, JsonSidecar, Sidecar, WholeSidecar
+from precook.config.concept import (
+    ColumnName,
+    Concept,
+    FileName,
+    FixedText,
+    JsonSidecar,
+    Sidecar,
+    TagSettings,
+    WholeSidecar,
+)
 from precook.config.encoders import ENCODERS, DiffusersVae, EncoderSection, TransformersText, UserSection
 from precook.config.field_types import Section
 from precook.config.schema import Settings
@@ -250,6 +259,7 @@ def test_the_schema_explains_every_field() -> None:
 HEADINGS: dict[str, tuple[type[Section], set[str]]] = {
     "The whole file": (Settings, set()),
     "concepts": (Concept, set()),
+    "tags": (TagSettings, set()),
     "image": (ImageSettings, set()),
     "text": (TextSettings, set()),
     "every encoder": (EncoderSection, set()),

@@ -1,4 +1,4 @@
-"""How captions become texts: whole files, JSON, and words that are put into every caption."""
+"""How captions become texts: whole files, JSON, words that are put into every caption, and tags that are shuffled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import precook
+from precook.config.concept import TagSettings
 from precook.sources.caption_rule import CaptionRule
 from precook.sources.captions import CaptionError
 from tests.support.projects import Watched, missing, picture, project
@@ -151,7 +152,7 @@ class TestAdditions:
     )
     def test_a_trigger_is_in_every_caption_once(self, caption: str, expected: str) -> None:
         """It takes the place that is kept for it, stays where it is, or comes first."""
-        assert CaptionRule(trigger="sks").texts([caption]) == [expected]
+        assert CaptionRule(trigger="sks").complete([caption]).texts == [expected]
 
     @pytest.mark.parametrize("captions", ["sidecar", {"whole": "sidecar"}, "filename", {"text": "a cat"}])
     def test_every_source_of_captions_gets_them(self, tmp_path: Path, captions: object) -> None:
@@ -208,3 +209,166 @@ class TestAdditions:
             plan = made.plan()
             assert plan.missing.keys() == keys
             assert not plan.failed
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"captions": {"whole": "sidecar"}},
+        {"captions": {"json": "other"}},
+        {"caption_encoding": "utf-16-le"},
+        {"prefix": "x"},
+        {"suffix": "x"},
+        {"trigger": "x"},
+        {"tags": {"shuffle": False, "separator": ";"}},
+        {"tags": {"seed": 1}},
+    ],
+    ids=str,
+)
+def test_another_rule_is_never_answered_from_memory(tmp_path: Path, change: dict[str, Any]) -> None:
+    """What is remembered of a caption file is remembered for one rule: after a change, texts are as with no memory."""
+    start: dict[str, Any] = {"tags": {"separator": ",", "seed": 0}} if "tags" in change else {}
+    if "json" in change.get("captions", {}):
+        start = {"captions": {"json": "caption"}}
+    start["caption_extension"] = ".txt"
+    captioned(tmp_path, a='{"caption": "a, b, c, d",\n "other": "e; f"}')
+    with opened(tmp_path, Watched(), **start) as made:
+        before = made.plan().missing.keys()
+    keys = []
+    for store in ("cache", "fresh"):
+        changed = {"name": "things", "path": "data", **start, **change}
+        encoders = {"words": Watched()}
+        with project(
+            tmp_path, store=store, concepts=[changed], text={"empty_prompt": False}, encoders=encoders
+        ) as made:
+            keys.append(made.plan().missing.keys())
+    assert keys[0] == keys[1] != before
+
+
+TAGS = {"separator": ",", "shuffle": True, "keep_first": 1, "dropout": 0.1, "variations": 8}
+MANY = "1girl, solo, smile, hat, red hair, outdoors, tree, sky"
+
+
+class TestTags:
+    """`tags`: captions are lists of tags, shuffled and thinned before they are encoded."""
+
+    def test_every_variation_is_kept_and_each_epoch_shows_one(self, tmp_path: Path) -> None:
+        """Eight texts of a caption are encoded, and over many epochs a feed shows all of them, encoding nothing."""
+        captioned(tmp_path, a=MANY)
+        encoder = Watched()
+        with opened(tmp_path, encoder, tags=TAGS) as made:
+            assert made.build().encoded == {"words": 8}
+            kept = {item.text for item in encoder.items}
+            feed = made.feed(batch_size=1, seed=0)
+            shown = [batch for epoch in range(100) for batch in feed.epoch(epoch)]
+        assert {batch["caption"][0] for batch in shown} == kept
+        for batch in shown:
+            assert bytes(batch["words"][0].tolist()).decode() == batch["caption"][0], (
+                "the entry is of the text that is told"
+            )
+        assert len(encoder.items) == 8
+
+    def test_the_first_tags_stay_and_all_others_move(self, tmp_path: Path) -> None:
+        """`keep_first` holds in every variation; nothing is added, nothing doubled, and only other tags are dropped."""
+        captioned(tmp_path, a=MANY)
+        found = texts(tmp_path, tags={**TAGS, "keep_first": 2, "dropout": 0.3, "variations": 50})
+        tags = MANY.split(", ")
+        orders = [text.split(", ") for text in found]
+        assert all(order[:2] == tags[:2] for order in orders)
+        assert all(set(order) <= set(tags) and len(set(order)) == len(order) for order in orders)
+        assert {order[2] for order in orders} == set(tags[2:])
+        dropped = sum(len(tags) - len(order) for order in orders) / (6 * len(orders))
+        assert 0.2 < dropped < 0.4
+
+    def test_without_dropout_every_tag_is_there(self) -> None:
+        """Shuffling loses nothing; dropping alone keeps the order; neither of them leaves the one text there is."""
+        caption = [MANY]
+        shuffled = CaptionRule(tags=TagSettings(variations=20)).complete(caption).texts
+        assert {frozenset(text.split(", ")) for text in shuffled} == {frozenset(MANY.split(", "))}
+        thinned = CaptionRule(tags=TagSettings(shuffle=False, dropout=0.5, variations=20)).complete(caption).texts
+        places = {tag: number for number, tag in enumerate(MANY.split(", "))}
+        for text in filter(None, thinned):
+            numbers = [places[tag] for tag in text.split(", ")]
+            assert numbers == sorted(numbers)
+        assert CaptionRule(tags=TagSettings(shuffle=False)).complete(caption).texts == [MANY]
+        assert CaptionRule(tags=TagSettings(dropout=1, variations=1)).complete(caption).texts == [""]
+
+    def test_an_added_tag_encodes_that_captions_texts_only(self, tmp_path: Path) -> None:
+        """Other pictures keep theirs, and so does every picture when another one is added."""
+        captioned(tmp_path, a=MANY, b=f"{MANY}, dog")
+        with opened(tmp_path, Watched(), tags=TAGS) as made:
+            made.build()
+        (tmp_path / "data/a.txt").write_text(f"{MANY}, cat")
+        captioned(tmp_path / "more", c="one, two, three, four, five, six")
+        for name in ("c.png", "c.txt"):
+            (tmp_path / "more/data" / name).rename(tmp_path / "data" / name)
+        encoder = Watched()
+        with opened(tmp_path, encoder, tags=TAGS) as made:
+            made.build()
+        encoded = [item.text or "" for item in encoder.items]
+        assert len(encoded) == 16
+        assert all("1girl" not in text or text.startswith("1girl") for text in encoded)
+        assert not any("dog" in text for text in encoded)
+
+    def test_more_variations_keep_those_that_are_there(self, tmp_path: Path) -> None:
+        """The first eight of ten are the eight there were."""
+        captioned(tmp_path, a=MANY)
+        with opened(tmp_path, Watched(), tags=TAGS) as made:
+            made.build()
+        with opened(tmp_path, Watched(), tags={**TAGS, "variations": 10}) as made:
+            assert missing(made.plan()) == {"words": 2}
+
+    def test_the_seed_decides(self) -> None:
+        """The same seed draws the same texts on every machine; another one draws others."""
+        drawn = [
+            CaptionRule(tags=TagSettings(variations=3, seed=seed)).complete(["a, b, c, d"]).texts for seed in (0, 1)
+        ]
+        assert drawn[0] == ["b, d, a, c", "a, d, c, b", "d, c, a, b"]
+        assert drawn[1] != drawn[0]
+
+    def test_equal_tags_are_encoded_once(self, tmp_path: Path) -> None:
+        """Two pictures with the same tags have the same texts, however they are spaced; so have equal variations."""
+        captioned(tmp_path, a=MANY, b=MANY.replace(", ", " ,"), c="one, two")
+        with opened(tmp_path, Watched(), tags=TAGS | {"dropout": 0.0, "keep_first": 0}) as made:
+            assert missing(made.plan()) == {"words": 8 + 2}
+
+    def test_empty_tags_are_passed_over_and_named(self, tmp_path: Path) -> None:
+        """A trailing or doubled comma makes no tag; the plan names a file, and all go on."""
+        captioned(tmp_path, a="one,, two,", b=" , ,", c="one, two")
+        with opened(tmp_path, Watched(), tags={"shuffle": False}) as made:
+            for _ in range(2):
+                plan = made.plan()
+                assert not plan.failed
+                assert f"things: 2 samples with empty tags, such as {tmp_path / 'data/a.txt'}" in str(plan)
+                assert "1 sample without a caption: the empty prompt is used" in str(plan)
+        assert texts(tmp_path, tags={"shuffle": False}) == ["", "one, two"]
+
+    def test_the_trigger_comes_first_and_stays(self, tmp_path: Path) -> None:
+        """It is never shuffled, dropped or doubled, wherever the caption has it."""
+        captioned(tmp_path, a="one, sks, two, three", b="four, five, [trigger]")
+        found = texts(tmp_path, trigger="sks", prefix="photo of ", tags={"dropout": 0.5, "variations": 20})
+        assert all(text.split(", ")[0] == "photo of sks" and text.count("sks") == 1 for text in found)
+
+    @pytest.mark.parametrize(
+        ("separator", "caption", "expected"),
+        [(", ", "a,b , c", "a, b, c"), (";", "a;b, c", "a; b, c"), (" ", "a  b c", "a b c"), (" | ", "a|b", "a | b")],
+    )
+    def test_separators_are_found_with_or_without_spaces(self, separator: str, caption: str, expected: str) -> None:
+        """White space around it is no part of a tag."""
+        rule = CaptionRule(tags=TagSettings(separator=separator, shuffle=False))
+        assert rule.complete([caption]).texts == [expected]
+
+    def test_a_list_in_json_is_the_tags_of_one_caption(self, tmp_path: Path) -> None:
+        """As tools write them beside downloaded pictures."""
+        picture(tmp_path / "data/a.png", 1)
+        (tmp_path / "data/a.json").write_text(json.dumps({"tags": ["1girl", "", "solo"]}))
+        assert texts(tmp_path, captions={"json": "tags"}, tags={"shuffle": False}) == ["1girl, solo"]
+
+    def test_a_file_that_would_become_too_many_texts_is_refused(self, tmp_path: Path) -> None:
+        """Lines times variations are counted before they are made; the others go on."""
+        captioned(tmp_path, a="x, y\n" * 1001, b=MANY)
+        with opened(tmp_path, Watched(), tags={"variations": 100}) as made:
+            (failure,) = made.plan().failed
+            assert (failure.path, "would make 100,100 texts" in failure.reason) == ("a.txt", True)
+            assert made.build().encoded == {"words": 100}

@@ -74,6 +74,7 @@ def _captions_document(concept: ConceptSamples) -> dict[str, Any]:
         "concept": concept.concept.name,
         "captions": concept.concept.captions.model_dump(),
         "files_of_several_lines": concept.several_lines,
+        "samples_with_empty_tags": len(concept.empty_tags),
     }
 
 

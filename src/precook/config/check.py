@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from precook.config.concept import Concept
+from precook.config.concept import Concept, TagSettings
 from precook.config.encoders import ENCODERS
 from precook.config.field_types import FieldPath, Flaw, Section
 from precook.config.messages import described, did_you_mean, quoted
@@ -28,6 +28,8 @@ _TYPES = {
 }
 """What pydantic's errors about types mean."""
 _SECTIONS: dict[str, type[Section]] = {"concepts": Concept, "image": ImageSettings, "text": TextSettings}
+
+_IN_CONCEPTS: dict[str, type[Section]] = {"tags": TagSettings}
 
 
 def read_config(path: Path) -> tuple[Settings, Origin]:
@@ -150,6 +152,8 @@ def _section(location: FieldPath) -> type[Section]:
     """The part of the file that the last field of `location` is in."""
     if location[0] == "encoders" and len(location) > 3:  # noqa: PLR2004 - encoders, name, kind, field
         return ENCODERS[str(location[2])]
+    if location[0] == "concepts" and len(location) > 3:  # noqa: PLR2004 - concepts, number, section, field
+        return _IN_CONCEPTS[str(location[2])]
     return _SECTIONS.get(str(location[0]), Settings) if len(location) > 1 else Settings
 
 

@@ -37,6 +37,7 @@ TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _EXTENSION = r"\.[^/\\]+"
 _MAX_SAMPLES = 1 << 62
 _NAME = 200
+_MAX_TAGS = 1 << 20
 _PLACEHOLDERS = ("stem", "name")
 
 MissingMask = Literal["white", "error"]
@@ -90,6 +91,42 @@ class ColumnName(Section):
     """A column of the table."""
 
     column: NonEmpty = Field(description="Its name.")
+
+
+class TagSettings(Section):
+    """Captions are lists of tags, and each is kept in several variations: shuffled, and with some tags dropped."""
+
+    separator: NonEmpty = Field(
+        default=",", description="What stands between tags; they are joined with a space behind it."
+    )
+    shuffle: bool = Field(default=True, description="Put the tags of each variation into an order of its own.")
+    keep_first: int = Field(
+        default=0,
+        ge=0,
+        le=_MAX_TAGS,
+        description="So many tags at the beginning stay where they are, and are never dropped.",
+    )
+    dropout: float = Field(
+        default=0.0, ge=0, le=1, allow_inf_nan=False, description="How often each of the other tags is left out."
+    )
+    variations: int = Field(
+        default=8, ge=1, le=1000, description="Texts that are kept of each caption; an epoch shows one of them."
+    )
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Decides every order and every tag that is dropped.")
+
+    @property
+    def texts(self) -> int:
+        """How many texts a caption becomes: one where nothing is drawn."""
+        return self.variations if self.shuffle or self.dropout else 1
+
+    @property
+    def joint(self) -> str:
+        """What tags are joined with."""
+        return self.separator if self.separator[-1].isspace() else f"{self.separator} "
+
+    def split(self, caption: str) -> list[str]:
+        """The tags in a caption, stripped; some may be empty."""
+        return [tag.strip() for tag in caption.split(self.separator.strip() or self.separator)]
 
 
 def _text_of(value: dict[Any, Any], name: str) -> str:
@@ -264,6 +301,12 @@ class Concept(Section):
     trigger: Text = Field(
         default="",
         description="A word that every caption has: it takes the place of [trigger], or is put in front.",
+    )
+    tags: TagSettings | None = Field(
+        default=None,
+        title="Tags",
+        description="Captions are tags, to be shuffled and dropped; each caption is kept in several variations.",
+        examples=[{"separator": ",", "shuffle": True, "keep_first": 1, "dropout": 0.1, "variations": 8}],
     )
     masks: Annotated[
         str | ColumnName | None,

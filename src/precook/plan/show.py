@@ -120,6 +120,10 @@ def _caption_notes(concepts: Sequence[ConceptSamples]) -> Iterator[str]:
                 )
             files = format_count(concept.several_lines, "caption file")
             yield f"{concept.concept.name}: {files} of several lines: {taken}"
+        if len(concept.empty_tags):
+            first = min(concept.caption_path(sample) or concept.path(sample) for sample in concept.empty_tags.tolist())
+            samples = format_count(len(concept.empty_tags), "sample")
+            yield f"{concept.concept.name}: {samples} with empty tags, such as {first}: they are passed over"
 
 
 def _forecast(plan: PlannedDataset) -> str:

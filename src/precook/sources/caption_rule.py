@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from precook.config.concept import Concept, JsonSidecar, WholeSidecar
+import numpy as np
+
+from precook.config.concept import Concept, JsonSidecar, TagSettings, WholeSidecar
 from precook.identity.canonical import canonical
 from precook.identity.digest import digest
-from precook.sources.captions import MAX_BYTES, CaptionError, checked, decode_caption, read_lines
+from precook.sources.captions import MAX_BYTES, MAX_LINES, CaptionError, checked, decode_caption, read_lines
+from precook.sources.draws import Purpose, draw, pick
 from precook.sources.table_formats import JSON, kind_name, quoted
 
 Form = Literal["lines", "whole", "json"]
@@ -22,15 +26,21 @@ Form = Literal["lines", "whole", "json"]
 _PLACE = "[trigger]"
 _LINE_END = re.compile("\r\n?")
 _SHOWN_FIELDS = 12
+_MAX_LENGTH = 1 << 28
+"""Characters of all texts that one file becomes: they are in memory together."""
+_FINE = 1 << 32
+"""In so many steps the rate of dropout is told apart."""
 
 
 @dataclass(frozen=True, slots=True)
-class FileCaptions:
-    """What a caption file says: the texts that are encoded, and what a plan tells about them."""
+class CaptionTexts:
+    """What the captions of one picture say: the texts that are encoded, and what a plan tells about them."""
 
     texts: list[str]
-    several_lines: bool
-    """Whether it has several lines, which one form takes for several captions and the other for one."""
+    several_lines: bool = False
+    """Whether their file has several lines, which one form takes for several captions and the other for one."""
+    empty_tags: bool = False
+    """Whether there is nothing between two separators of tags, or before or after one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class CaptionRule:
     prefix: str = ""
     suffix: str = ""
     trigger: str = ""
+    tags: TagSettings | None = None
 
     @classmethod
     def of(cls, concept: Concept) -> CaptionRule:
@@ -61,6 +72,7 @@ class CaptionRule:
             prefix=concept.prefix,
             suffix=concept.suffix,
             trigger=concept.trigger.strip(),
+            tags=concept.tags,
         )
 
     @property
@@ -77,47 +89,103 @@ class CaptionRule:
         """
         if self.is_plain:
             return f"1/{self.encoding}"
-        parts = [self.encoding, self.form, self.field, self.prefix, self.suffix, self.trigger]
+        tags = None if self.tags is None else self.tags.model_dump()
+        parts = [self.encoding, self.form, self.field, self.prefix, self.suffix, self.trigger, tags]
         return f"2/{digest(canonical(parts)).hex}"
 
     @property
     def bare(self) -> str:
         """The text of a picture without a caption: the empty prompt, unless the concept puts something into each."""
-        return self._complete("")
+        return self._framed(self.trigger)
 
-    def read(self, content: bytes) -> FileCaptions:
+    def read(self, content: bytes) -> CaptionTexts:
         """What a caption file of this content says; `CaptionError` says why it cannot be used."""
         if self.form == "lines":
             captions = read_lines(content, self.encoding)
-            return FileCaptions(self.texts(captions), several_lines=len(captions) > 1)
+            return self.complete(captions, several_lines=len(captions) > 1)
         if len(content) > MAX_BYTES:
             raise CaptionError(
                 f"{len(content):,} bytes, and a caption file has at most {MAX_BYTES:,}: split it, or name another file"
             )
         text = decode_caption(content, self.encoding)
         if self.form == "json":
-            return FileCaptions(self.texts(_from_json(text, self.field)), several_lines=False)
+            return self.complete(_from_json(text, self.field, self.tags))
         # As every reader of text files does it: a caption must not change with the system it was written on.
         whole = _LINE_END.sub("\n", text).strip()
-        return FileCaptions(self.texts([whole] if whole else []), several_lines="\n" in whole)
+        return self.complete([whole] if whole else [], several_lines="\n" in whole)
 
-    def texts(self, captions: list[str]) -> list[str]:
-        """The texts that are encoded for these captions."""
-        if not (self.prefix or self.suffix or self.trigger):
-            return captions
-        return [self._complete(caption) for caption in captions]
+    def complete(self, captions: list[str], *, several_lines: bool = False) -> CaptionTexts:
+        """What captions say, from wherever they come: with trigger, prefix and suffix, and in all their variations."""
+        if self.tags is None:
+            if self.prefix or self.suffix or self.trigger:
+                captions = [self._framed(self._with_trigger(caption)) for caption in captions]
+            return CaptionTexts(captions, several_lines)
+        count, length = (number * self.tags.texts for number in (len(captions), sum(map(len, captions))))
+        if count > MAX_LINES or length > _MAX_LENGTH:
+            raise CaptionError(
+                f"its tags would make {count:,} texts of {length:,} characters, and at most {MAX_LINES:,} of "
+                f"{_MAX_LENGTH:,} are made of one file: name another file, or lower `variations` of the tags"
+            )
+        texts: list[str] = []
+        empty = False
+        for caption in captions:
+            parts = self.tags.split(caption.replace(_PLACE, self.trigger or _PLACE))
+            tags = [tag for tag in parts if tag]
+            empty |= len(tags) < len(parts)
+            if tags:
+                texts += self._variations(tags, self.tags)
+        return CaptionTexts(texts, several_lines, empty)
 
-    def _complete(self, caption: str) -> str:
-        """A caption with its trigger, prefix and suffix."""
+    def _variations(self, tags: list[str], settings: TagSettings) -> Iterator[str]:
+        """The texts of one caption: drawn by its tags, the number of the variation and the seed."""
+        tags = [tag for tag in tags if tag != self.trigger]
+        first, rest = tags[: settings.keep_first], tags[settings.keep_first :]
         if self.trigger:
-            caption = caption.replace(_PLACE, self.trigger)
-            if not re.search(rf"(?<!\w){re.escape(self.trigger)}(?!\w)", caption):
-                caption = f"{self.trigger}, {caption}" if caption else self.trigger
+            first = [self.trigger, *first]
+        content = np.frombuffer(digest("\n".join(tags)).bytes, np.uint8).reshape(1, 32)
+        numbers = (np.arange(settings.texts)[:, None] << 32) + np.arange(len(rest))
+        orders = np.broadcast_to(np.arange(len(rest)), numbers.shape)
+        if settings.shuffle:
+            bits = draw(content, Purpose.TAG_ORDER, number=numbers.ravel(), seed=settings.seed)
+            orders = np.argsort(bits.reshape(numbers.shape), axis=1, kind="stable")
+        kept = np.ones(numbers.shape, bool)
+        if settings.dropout:
+            bits = draw(content, Purpose.TAG_DROPOUT, number=numbers.ravel(), seed=settings.seed)
+            kept = pick(bits, _FINE).reshape(numbers.shape) >= settings.dropout * _FINE
+        for order, keep in zip(orders.tolist(), kept.tolist(), strict=True):
+            yield self._framed(settings.joint.join([*first, *(rest[number] for number in order if keep[number])]))
+
+    def _with_trigger(self, caption: str) -> str:
+        if not self.trigger:
+            return caption
+        caption = caption.replace(_PLACE, self.trigger)
+        if re.search(rf"(?<!\w){re.escape(self.trigger)}(?!\w)", caption):
+            return caption
+        return f"{self.trigger}, {caption}"
+
+    def _framed(self, caption: str) -> str:
         return f"{self.prefix}{caption}{self.suffix}".strip()
 
 
-def _from_json(text: str, field: str) -> list[str]:
-    """The captions in a field of a JSON object."""
+def _from_json(text: str, field: str, tags: TagSettings | None) -> list[str]:
+    """The captions in a field of a JSON object; where they are tags, a list of texts is those of one caption."""
+    captions = _json_object(text, field)[field]
+    if captions is None:
+        return []
+    listed = isinstance(captions, list)
+    texts: list[str] = []
+    for caption in captions if isinstance(captions, list) else [captions]:
+        if not isinstance(caption, str):
+            place = "a list in " if listed else ""
+            raise CaptionError(f"{kind_name(caption)} in {place}field {quoted(field)}: write a text or a list of texts")
+        texts.append(checked(caption).strip())
+    if tags is not None and listed:
+        return [tags.joint.join(texts)] if texts else []
+    return [text for text in texts if text]
+
+
+def _json_object(text: str, field: str) -> dict[str, object]:
+    """The object in a JSON file, which has this field."""
     again = "write one JSON object into it"
     if not text.strip():
         raise CaptionError(f"an empty file is not JSON: {again}, or remove it")
@@ -134,12 +202,4 @@ def _from_json(text: str, field: str) -> list[str]:
     if field not in value:
         fields = ", ".join(quoted(name) for name in list(value)[:_SHOWN_FIELDS]) or "none"
         raise CaptionError(f"no field {quoted(field)} in it, fields there: {fields}; write null for no caption")
-    captions = value[field]
-    if captions is None:
-        return []
-    texts = captions if isinstance(captions, list) else [captions]
-    for caption in texts:
-        if not isinstance(caption, str):
-            place = "a list in " if captions is texts else ""
-            raise CaptionError(f"{kind_name(caption)} in {place}field {quoted(field)}: write a text or a list of texts")
-    return [stripped for caption in texts if (stripped := checked(caption).strip())]
+    return value

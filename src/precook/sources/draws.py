@@ -33,6 +33,8 @@ class Purpose(enum.IntEnum):
     ORDER = 10
     STEPS = 11
     NOISE = 12
+    TAG_ORDER = 13
+    TAG_DROPOUT = 14
 
 
 def draw(digests: Bytes, purpose: Purpose, *, number: int | Numbers, seed: int) -> npt.NDArray[np.uint64]:

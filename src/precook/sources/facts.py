@@ -46,6 +46,8 @@ LARGEST = 1 << 30
 _MAX_HOLES = 64 << 20
 _PICTURE = struct.Struct("<IIBB5xB")
 _CAPTION = struct.Struct("<I32sB2xB")
+_NOTES = 36
+"""The byte of a caption's row that says what a plan tells about its file."""
 _PILLOW = "/".join(
     [PIL.__version__, *(name for name in ("avif", "webp") if name in features.modules and features.check_module(name))]
 )
@@ -301,7 +303,9 @@ class CaptionReader:
         if len(lines) > 1:
             with self._lock:
                 self._pending.append((digest, lines))
-        return _CAPTION.pack(len(lines), lines[0] if lines else bytes(32), captions.several_lines, 0)
+        return _CAPTION.pack(
+            len(lines), lines[0] if lines else bytes(32), captions.several_lines + 2 * captions.empty_tags, 0
+        )
 
     def remember_rest(self, memory: Memory) -> None:
         with self._lock:
@@ -337,7 +341,11 @@ class CaptionReader:
         """Which files have several lines."""
         if self._rule.is_plain:  # rows that are older than the byte that says it tell it by their number
             return np.asarray(np.ascontiguousarray(facts[:, :4]).view("<u4").ravel() > 1)
-        return np.asarray(facts[:, 36] == 1)
+        return np.asarray(facts[:, _NOTES] & 1 == 1)
+
+    def empty_tags(self, facts: Bytes) -> Flags:
+        """Which files have empty tags."""
+        return np.asarray(facts[:, _NOTES] & 2 == 2)  # noqa: PLR2004 - the second bit
 
 
 # Models

@@ -73,6 +73,8 @@ class ConceptSamples:
     """Samples without a caption: they have the empty prompt, or what the concept puts into every caption."""
     several_lines: int
     """Caption files that have several lines."""
+    empty_tags: Numbers
+    """Samples whose captions have empty tags, which are passed over."""
     masks: Bytes
     has_mask: Flags
     problems: tuple[SourceProblem, ...]
@@ -110,7 +112,7 @@ class ConceptSamples:
         rule = CaptionRule.of(self.concept)
         captions = self.files.given_texts(self.concept, int(self.rows[sample]))
         if captions is not None:
-            texts = rule.texts(captions)
+            texts = rule.complete(captions).texts
         else:
             path = self.caption_path(sample)
             texts = rule.read(read_small(path, MAX_BYTES)).texts if path else []
@@ -181,7 +183,6 @@ class _Collection:
         self.problems: list[SourceProblem] = []
         self._concept = concept
         self._rule = CaptionRule.of(concept)
-        self._several_lines = 0
         self._files = files
         self._settings = settings
         self._memory = memory
@@ -189,6 +190,8 @@ class _Collection:
         self._save = save
         self._report = report
         self._usable = files.listing.regular()[files.pictures]
+        self._several_lines = np.zeros(len(files.pictures), bool)
+        self._empty_tags = np.zeros(len(files.pictures), bool)
 
     def collect(self, *, with_masks: bool) -> ConceptSamples:
         """The samples; a problem with any of its files leaves a sample out."""
@@ -218,7 +221,8 @@ class _Collection:
             line_counts=counts[keep],
             lines=lines,
             uncaptioned=np.flatnonzero(bare[keep]),
-            several_lines=self._several_lines,
+            several_lines=int(self._several_lines[chosen[keep]].sum()),
+            empty_tags=np.flatnonzero(self._empty_tags[chosen[keep]]),
             masks=masks[keep],
             has_mask=has_mask[keep],
             problems=tuple(self.problems),
@@ -279,7 +283,8 @@ class _Collection:
             line_counts, lines = reader.lines(texts.digests, texts.facts, self._memory)
         for index, reason in texts.problems.items():
             self._leave_out(int(chosen[with_file[index]]), int(rows[with_file[index]]), reason)
-        self._several_lines = int(reader.several_lines(texts.facts).sum())
+        self._several_lines[chosen[with_file]] = reader.several_lines(texts.facts)
+        self._empty_tags[chosen[with_file]] = reader.empty_tags(texts.facts)
         counts = np.zeros(len(chosen), np.int64)
         counts[with_file] = line_counts
         return counts, lines
@@ -299,7 +304,8 @@ class _Collection:
         lines: list[bytes] = []
         for number in chosen.tolist():
             try:
-                texts = self._rule.texts(self._files.given_texts(self._concept, number) or [])
+                captions = self._rule.complete(self._files.given_texts(self._concept, number) or [])
+                texts, self._empty_tags[number] = captions.texts, captions.empty_tags
             except CaptionError as error:
                 self._leave_out(number, int(self._files.pictures[number]), str(error))
                 texts = []
