@@ -231,6 +231,8 @@ def test_another_rule_is_never_answered_from_memory(tmp_path: Path, change: dict
     start: dict[str, Any] = {"tags": {"separator": ",", "seed": 0}} if "tags" in change else {}
     if "json" in change.get("captions", {}):
         start = {"captions": {"json": "caption"}}
+    if "caption_encoding" in change:
+        start = {"suffix": "y"}  # so that neither rule is the plain one
     start["caption_extension"] = ".txt"
     captioned(tmp_path, a='{"caption": "a, b, c, d",\n "other": "e; f"}')
     with opened(tmp_path, Watched(), **start) as made:
