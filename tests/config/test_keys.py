@@ -127,6 +127,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "encoders.inputs.revision": ("main", set()),
     "encoders.inputs.subfolder": ("part", {"inputs"}),
     "encoders.inputs.options": ({"do_resize": False}, {"inputs"}),
+    "encoders.inputs.dtype": ("bfloat16", {"inputs"}),
     "encoders.inputs.device": ("cpu", set()),
     "encoders.inputs.batch_size": (4, set()),
     "encoders.inputs.version": (2, {"inputs"}),

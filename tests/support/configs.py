@@ -143,7 +143,7 @@ GOOD = [
     encoder("transformers-text", layers="all", pooled=False, prefix=" ", crop_start=3, attention="sdpa"),
     encoder("transformers-text", layers=[0, -1, 5], tokenizer="t", batch_size=3, device="cuda:1"),
     encoder("transformers-tokens", truncation=False, special_tokens=False, subfolder="s"),
-    encoder("transformers-processor", options={"do_resize": False, "size": {"height": 3}}),
+    encoder("transformers-processor", options={"do_resize": False, "size": {"height": 3}}, dtype="bfloat16"),
     encoder("pkg:Name"),
     small(encoders={"latent_mask": {"uses": "mask"}, "_": {"uses": "image"}}),
 ]
@@ -282,6 +282,7 @@ BAD = [
     (encoder("transformers-text", max_length=0), "encoders.x.max_length", "must be 1 or more"),
     (encoder("transformers-text", crop_start=-1), "encoders.x.crop_start", "must be 0 or more"),
     (encoder("transformers-text", prefix="\ud800"), "encoders.x.prefix", "is not valid Unicode"),
+    (encoder("transformers-processor", dtype="half"), "encoders.x.dtype", "must be auto, float32, float16 or bfloat16"),
     (encoder("transformers-processor", options=[]), "encoders.x.options", "must be a mapping, not a list"),
     (encoder("transformers-processor", options={"a": [float("inf")]}), "encoders.x.options.a[0]", "must be a finite"),
     (encoder("transformers-processor", options={"a": {1: 2}}), "encoders.x.options.a", "a name must be text"),

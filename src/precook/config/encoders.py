@@ -81,6 +81,7 @@ def _memory(value: object) -> object:
 _LARGE_VERSION = 10**18
 _VERSION_SCHEMA = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "integer"}, {"type": "null"}]}
 Dtype = Literal["float32", "float16", "bfloat16"]
+ProcessorDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Compile = Literal["auto", "off", "on"]
 PosteriorForm = Literal["mean", "sample", "moments"]
 Layers = Annotated[
@@ -232,6 +233,11 @@ class TransformersProcessor(ModelEncoder):
     uses: Literal["transformers-processor"] = Field(description="What a processor of transformers returns.")
     options: Annotated[dict[str, Any], BeforeValidator(_plain_mapping), WithJsonSchema({"type": "object"})] = Field(
         default={}, description="Passed to the processor's call, such as {do_resize: false}."
+    )
+    dtype: Annotated[ProcessorDtype, one_of(ProcessorDtype)] = Field(
+        default="auto",
+        description="auto keeps numbers as the processor returns them; float32, float16 or bfloat16 rounds them.",
+        json_schema_extra=IN_KEYS_IF_CHANGED,
     )
 
 

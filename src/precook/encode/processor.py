@@ -7,7 +7,8 @@ height x width). If not, all of it stays, and joining entries end to end gives t
 are the patches of all pictures in a row, and `image_grid_thw` has one line for each.
 
 The same config runs in two versions with different pixels: on torchvision where that is installed, on PIL where not.
-`backend` tells the one that belongs into the recipe, and any other is refused. Both run on the CPU.
+`backend` tells the one that belongs into the recipe, and any other is refused. Both run on the CPU. A `dtype` rounds
+what the processor has made, as `BatchFeature.to(dtype)` does; whole numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class ProcessorEncoder(BaseEncoder):
                 raise EncodeError(message, hint="turn off options that cut pictures into several")
             value = value[0]
         if isinstance(value, torch.Tensor):
+            rounded = self._section.dtype != "auto" and value.is_floating_point()
+            value = value.to(getattr(torch, self._section.dtype)) if rounded else value
             return value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return value.item() if isinstance(value, np.generic) else value
 

@@ -65,12 +65,14 @@ class BatchMaker:
         """Whether an entry was not there at some time; while all are, no batch has to ask."""
         tables = store.places_of([column.keys for column in content.columns])
         assert tables is not None, "a lease was taken, so there is a store"
-        # Pictures and masks meet in a batch where their cuts have one size, texts always.
-        _, sizes = np.unique(content.sizes[:, 0] << 32 | content.sizes[:, 1], return_inverse=True)
+        self.buckets = content.buckets(options.pad)
+        """The height and width of each cut that all of a batch share; zeros where they need not."""
+        # Pictures and masks meet in a batch where their cuts have one size or are free of it, texts always.
+        _, sizes = np.unique(self.buckets[:, 0] << 32 | self.buckets[:, 1], return_inverse=True)
         self._collators: dict[str, Collator] = {}
         for column, entries in zip(content.columns, tables, strict=True):
             buckets = np.broadcast_to(np.int64(0), len(column.keys)) if column.of_text else sizes
-            pad = (options.pad or {}).get(column.name, "longest")
+            pad = (options.pad or {}).get(column.name)
             self._collators[column.name] = Collator(column, entries, buckets, pad=pad)
             self._lacking |= bool(len(entries.missing))
         self._moments = {column.name for column in content.columns if has_moments(column)}
@@ -78,7 +80,7 @@ class BatchMaker:
         self._pinned_buffers = Buffers(options.tensors, pinned=True)
         types = {leaf.dtype for entries in tables for table in entries.tables.values() for leaf in table.table.leaves}
         for buffers in (self._buffers, self._pinned_buffers):
-            buffers.prepare({*types, DTYPES["BOOL"], DTYPES["F32"]})
+            buffers.prepare({*types, DTYPES["BOOL"], DTYPES["F32"], DTYPES["I32"]})
 
     @property
     def missing(self) -> dict[str, Numbers]:
@@ -101,6 +103,11 @@ class BatchMaker:
     def small(self) -> bool:
         """Whether all entries are so small that a batch is work for Python more than for memory or disk."""
         return all(collator.entries.most_bytes < LARGE for collator in self._collators.values())
+
+    @property
+    def joined(self) -> set[str]:
+        """Encoders whose entries lie end to end in a batch."""
+        return {name for name, collator in self._collators.items() if collator.joins}
 
     def entries(self, encoder: str) -> EntryTable:
         """Where an encoder's entries lie."""
@@ -171,11 +178,11 @@ class BatchMaker:
         """A batch, and what has to be done before it holds its entries."""
         content = self.content
         samples, cuts, lines = items.samples[members], items.cuts[members], items.lines[members]
-        height, width = content.sizes[cuts[0]].tolist()
+        sizes = content.sizes[cuts]
         batch: dict[str, Any] = {}
         copies: Copies = []
         for name, collator in self._collators.items():
-            batch.update(collator.collate(_rows(collator.column, items, members), (height, width), buffers, copies))
+            batch.update(collator.collate(_rows(collator.column, items, members), sizes, buffers, copies))
             if name in self._moments:
                 copies.append(partial(self._draw, batch, name, content.images[samples], items.draws[members]))
         concepts = content.concepts[samples]
@@ -193,11 +200,12 @@ class BatchMaker:
                 raise FeedError(f"{content.dataset}: a caption in its snapshot is not text", hint=hint) from error
         batch["loss_weight"] = buffers.tensor(content.loss_weights[concepts])
         if content.has_pictures:
-            batch["size"] = (height, width)
+            # Of pictures at their own size it is none, also where those of a batch happen to have the same.
+            batch["size"] = tuple(sizes[0].tolist()) if self.buckets[cuts[0]].any() else None
             if content.originals is not None and content.crops is not None:
                 batch["original_size"] = buffers.tensor(content.originals[cuts].astype(np.int64))
                 batch["crop"] = buffers.tensor(content.crops[cuts].astype(np.int64))
-                batch["target_size"] = buffers.tensor(content.sizes[cuts])
+                batch["target_size"] = buffers.tensor(sizes)
         return batch, copies
 
     def _draw(self, batch: dict[str, Any], name: str, images: Bytes, draws: Numbers) -> None:

@@ -1,9 +1,14 @@
-"""One encoder's part of a batch: its entries stacked, padded where they differ in length, with masks beside them."""
+"""One encoder's part of a batch: its entries stacked, padded where they differ in length, with masks beside them.
+
+Entries of a processor that has laid a picture's patches in a row lie end to end, as its model takes them: `cu_seqlens`
+says where each begins.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,14 +18,14 @@ import numpy as np
 from precook.encode.prompt_leaves import COMMON, LeafForm, read_forms
 from precook.errors import FeedError, printable
 from precook.feed.buffers import Buffers
-from precook.feed.content import EntryColumn
+from precook.feed.content import PROCESSOR, EntryColumn
 from precook.feed.options import Pad
 from precook.store.copy import Places
 from precook.store.dtypes import DTYPES
 from precook.store.entry_table import EntryTable, FoundRows
 from precook.store.format.pack import LeafColumn, Table
 from precook.store.tree import read_values
-from precook.values import Array, Numbers
+from precook.values import Numbers
 
 _MASK = "mask"
 """The kind of the mask encoder, whose white we know how to write."""
@@ -28,7 +33,12 @@ _MASK_PIXELS = 1 << 26
 """Most pixels of a mask that is made here: as many as 8192 x 8192."""
 _PROMPT = "diffusers-prompt"
 """The kind of encoder whose leaves stand in a batch as its pipeline has them."""
+_EVERY = -1
+"""Stands for all dimensions where those of a leaf that are padded are more than one."""
+_GRID = re.compile(r"(?:.*_)?grid_(?:thw|hws?)")
+"""What processors call the leaf with a line for each picture that says how many patches it has in each direction.
 
+Those that have it lay the patches of all pictures of a batch end to end: Qwen-VL, GLM-V, Kimi-VL, PaddleOCR-VL."""
 
 Copies = list[Callable[[], None]]
 """What fills the tensors of a batch, in this order."""
@@ -37,7 +47,7 @@ Copies = list[Callable[[], None]]
 class Collator:
     """Makes one encoder's part of any batch; safe to use from several threads."""
 
-    def __init__(self, column: EntryColumn, entries: EntryTable, buckets: Numbers, *, pad: Pad) -> None:
+    def __init__(self, column: EntryColumn, entries: EntryTable, buckets: Numbers, *, pad: Pad | None) -> None:
         self.column = column
         self.entries = entries
         self._pad = pad
@@ -45,6 +55,8 @@ class Collator:
         self._axes: dict[bytes, list[int | None]] = {}
         self._forms: dict[bytes, list[LeafForm]] = {}
         """How the leaves of each skeleton stand in a batch."""
+        self._joined: dict[bytes, bool] = {}
+        """Whether entries of each skeleton lie end to end."""
         self.look()
         axes = [axis for leaves in self._axes.values() for axis in leaves]
         if isinstance(pad, int) and axes and all(axis is None for axis in axes):
@@ -59,18 +71,32 @@ class Collator:
     def look(self) -> None:
         """See which dimensions differ between the entries that are there."""
         if self._pad != "list":
-            self._axes = find_axes(self.column, self.entries, self._buckets)
+            self._axes = find_axes(self.column, self.entries, self._buckets, joins=self._joins)
 
-    def collate(self, rows: Numbers, size: tuple[int, int], buffers: Buffers, copies: Copies) -> dict[str, Any]:
+    @property
+    def joins(self) -> bool:
+        """Whether its entries lie end to end in a batch, as far as it has seen any."""
+        return self._pad == "join" or any(self._joined.values())
+
+    def _joins(self, table: Table) -> bool:
+        """Whether the entries of a table lie end to end in a batch: where that is asked for, or they are made so."""
+        joined = self._joined.get(table.skeleton)
+        if joined is None:
+            joined = self._pad == "join" or (self._pad is None and _is_in_a_row(self.column, table))
+            self._joined[table.skeleton] = joined
+        return joined
+
+    def collate(self, rows: Numbers, sizes: Numbers, buffers: Buffers, copies: Copies) -> dict[str, Any]:
         """The entries of some rows as they stand in a batch: one tree under the encoder's name, perhaps with a mask.
 
-        Its tensors hold the entries once the calls are made that are added to `copies`.
+        `sizes` are the heights and widths of their cuts. Its tensors hold the entries once the calls are made that are
+        added to `copies`.
         """
         name = self.column.name
         if self._white and not self.entries.keys[rows].any(axis=1).all():
-            array, tensor = self._make_masks(len(rows), size, buffers)
-            copies.append(partial(self._copy_masks, array, rows))
-            return {name: tensor}
+            masks, made = self._make_masks(sizes, buffers)
+            copies.append(partial(self._copy_masks, masks, rows))
+            return {name: made}
         batch = self.entries.place_all(rows)
         tables = [table.table for table in batch.distinct]
         first = tables[0]
@@ -83,18 +109,14 @@ class Collator:
         forms = self._forms.get(first.skeleton)
         if forms is None:
             forms = self._forms[first.skeleton] = _leaf_forms(self.column, first)
+        make = self._in_a_row if self._joins(first) else self._leaf
         leaves: list[Any] = []
         arrays: list[Places] = []
         for number, leaf in enumerate(first.leaves):
             shapes = [leaf.shape] * len(rows) if alike and leaf.shape is not None else _batch_shapes(batch, number)
-            if self._pad == "list" or forms[number].listed:
-                made = [buffers.make(leaf.dtype, shape) for shape in shapes]
-                leaves.append([tensor for _, tensor in made])
-                arrays.append([array for array, _ in made])
-            else:
-                tensor, places = self._leaf(number, leaf, shapes, axes[number], forms[number], buffers)
-                leaves.append(tensor)
-                arrays.append(places)
+            tensor, places = make(number, leaf, shapes, axes[number], forms[number], buffers)
+            leaves.append(tensor)
+            arrays.append(places)
         if buffers.pinned:
             copies.append(self.entries.prepare_copy(batch, arrays))
         else:
@@ -105,9 +127,7 @@ class Collator:
             # An entry is not what was put: its check says which.
             self.entries.copy_all(batch, arrays)
             raise FeedError(f"{name}: plain values of an entry are none: {error}") from error
-        if isinstance(tree, _Padded):
-            return {name: tree.tensor, f"{name}_mask": tree.mask}
-        return {name: _with_masks(tree, name) if _Padded in map(type, leaves) else tree}
+        return {name: tree} if _BESIDE.isdisjoint(map(type, leaves)) else _beside(tree, name)
 
     def _leaf(
         self,
@@ -119,8 +139,15 @@ class Collator:
         buffers: Buffers,
     ) -> tuple[Any, Places]:
         """A leaf of the whole batch, and where each entry's part goes."""
+        if self._pad == "list" or form.listed:
+            made = [buffers.make(leaf.dtype, shape) for shape in shapes]
+            return [tensor for _, tensor in made], [array for array, _ in made]
         if axis is None and form.pad_to is None:
             return self._stacked(leaf, shapes, form, buffers)
+        if axis == _EVERY:
+            largest = tuple(int(side) for side in np.max(shapes, axis=0))
+            array, tensor = buffers.make(leaf.dtype, (len(shapes), *largest), fill=0)
+            return tensor, [entry[tuple(map(slice, shape))] for entry, shape in zip(array, shapes, strict=True)]
         axis = axis or 0
         if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) > 1:
             hint = f'ask for them as they are: pad={{"{self.column.name}": "list"}}'
@@ -145,6 +172,33 @@ class Collator:
         mask, mask_tensor = buffers.make(DTYPES["BOOL" if form.mask is None else "I64"], (len(shapes), longest))
         mask[...] = np.arange(longest) < np.array(lengths)[:, None]
         return _Padded(tensor, lengths, mask_tensor, form.mask), places
+
+    def _in_a_row(
+        self,
+        number: int,
+        leaf: LeafColumn,
+        shapes: list[tuple[int, ...]],
+        axis: int | None,
+        form: LeafForm,
+        buffers: Buffers,
+    ) -> tuple[Any, Places]:
+        """A leaf of the whole batch in which the entries lie end to end, and where each goes."""
+        if not leaf.rank:
+            return self._leaf(number, leaf, shapes, None, form, buffers)
+        name = self.column.name
+        if len({shape[1:] for shape in shapes}) > 1:
+            hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+            shown = sorted(set(shapes))
+            raise FeedError(f"{name}: entries of one batch differ in more than length: {shown}", hint=hint)
+        edges = np.append(0, np.cumsum([shape[0] for shape in shapes], dtype=np.int64))
+        array, tensor = buffers.make(leaf.dtype, (int(edges[-1]), *shapes[0][1:]))
+        places: Places = [array[begin:end] for begin, end in itertools.pairwise(edges.tolist())]
+        if axis is None:
+            return tensor, places
+        # As 32 bits: so the kernels of attention take them.
+        begins, begins_tensor = buffers.make(DTYPES["I32"], (len(edges),))
+        begins[...] = edges
+        return _Joined(tensor, begins_tensor), places
 
     def _stacked(
         self, leaf: LeafColumn, shapes: list[tuple[int, ...]], form: LeafForm, buffers: Buffers
@@ -189,16 +243,24 @@ class Collator:
             raise FeedError(f"{self.column.name}: the tokenizer has no pad token that is known", hint=hint)
         return self.column.pad
 
-    def _make_masks(self, count: int, size: tuple[int, int], buffers: Buffers) -> tuple[Array, Any]:
+    def _make_masks(self, sizes: Numbers, buffers: Buffers) -> tuple[Places, Any]:
         """Room for the masks of a batch in which some samples have none."""
-        factor = self.column.settings.get("factor")
-        if type(factor) is not int or factor < 1 or size[0] * size[1] > _MASK_PIXELS * factor**2:
-            raise FeedError(f"{self.column.name}: a mask for {size[0]} x {size[1]} pixels cannot be made")
-        return buffers.make(DTYPES["F32"], (count, 1, size[0] // factor, size[1] // factor))
+        factor, name = self.column.settings.get("factor"), self.column.name
+        for height, width in sizes.tolist():
+            if type(factor) is not int or factor < 1 or height * width > _MASK_PIXELS * factor**2:
+                raise FeedError(f"{name}: a mask for {height} x {width} pixels cannot be made")
+        shapes = [(1, height // factor, width // factor) for height, width in sizes.tolist()]
+        if self._pad == "list":
+            made = [buffers.make(DTYPES["F32"], shape) for shape in shapes]
+            return [array for array, _ in made], [tensor for _, tensor in made]
+        if len(set(shapes)) > 1:
+            hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+            raise FeedError(f"{name}: masks of one batch have shapes {sorted(set(shapes))}", hint=hint)
+        return buffers.make(DTYPES["F32"], (len(shapes), *shapes[0]))
 
-    def _copy_masks(self, array: Array, rows: Numbers) -> None:
+    def _copy_masks(self, masks: Places, rows: Numbers) -> None:
         """Fill it: where a sample has no mask, all of its picture counts."""
-        for mask, row in zip(array, rows.tolist(), strict=True):
+        for mask, row in zip(masks, rows.tolist(), strict=True):
             if self.entries.keys[row].any():
                 self.entries.copy(row, [mask])
             else:
@@ -230,6 +292,57 @@ class _Padded:
     """Which of its places are real."""
     mask_name: str | None
     """What the mask is called, where a pipeline says so."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Joined:
+    """A leaf in which entries lie end to end, on its way into the tree."""
+
+    tensor: Any
+    edges: Any
+    """Where each begins, and where the last one ends."""
+
+
+_BESIDE = {_Padded, _Joined}
+"""Leaves that have something beside them in a batch."""
+
+
+def _beside(tree: Any, name: str) -> dict[str, Any]:
+    """An encoder's part of a batch, with masks and edges beside the leaves that they belong to."""
+    if isinstance(tree, _Padded):
+        return {name: tree.tensor, f"{name}_mask": tree.mask}
+    if isinstance(tree, _Joined):
+        return {name: tree.tensor, f"{name}_cu_seqlens": tree.edges}
+    return {name: _with_edges(_with_masks(tree, name), name)}
+
+
+def _with_edges(tree: Any, where: str) -> Any:
+    """The tree with each joined leaf in its place and `cu_seqlens` beside it, or one for each where there are more."""
+    if isinstance(tree, (list, tuple)):
+        if any(isinstance(part, _Joined) for part in tree):
+            hint = f'ask for them as they are: pad={{"{where.partition(".")[0]}": "list"}}'
+            raise FeedError(f"{where}: a list has no place for the lengths of what lies end to end", hint=hint)
+        return type(tree)(_with_edges(part, f"{where}.{number}") for number, part in enumerate(tree))
+    if not isinstance(tree, dict):
+        return tree
+    joined = {name: part for name, part in tree.items() if isinstance(part, _Joined)}
+    alone = len(joined) == 1 and "cu_seqlens" not in tree
+    made = {
+        name: part.tensor if isinstance(part, _Joined) else _with_edges(part, f"{where}.{name}")
+        for name, part in tree.items()
+    }
+    return made | {"cu_seqlens" if alone else f"{name}_cu_seqlens": part.edges for name, part in joined.items()}
+
+
+def _is_in_a_row(column: EntryColumn, table: Table) -> bool:
+    """Whether a processor has laid the patches of a picture in a row, and its model takes those of all pictures so."""
+    if column.kind != PROCESSOR:
+        return False
+    tree = table.build(list(range(len(table.leaves))), [None] * table.parts)
+    return isinstance(tree, dict) and any(
+        isinstance(name, str) and _GRID.fullmatch(name) and type(number) is int and table.leaves[number].rank == 2  # noqa: PLR2004
+        for name, number in tree.items()
+    )
 
 
 def _with_masks(tree: Any, where: str) -> Any:
@@ -272,11 +385,19 @@ def _leaf_forms(column: EntryColumn, table: Table) -> list[LeafForm]:
     return forms
 
 
-def find_axes(column: EntryColumn, entries: EntryTable, buckets: Numbers) -> dict[bytes, list[int | None]]:
+def find_axes(
+    column: EntryColumn,
+    entries: EntryTable,
+    buckets: Numbers,
+    *,
+    joins: Callable[[Table], bool] = lambda _: False,
+) -> dict[bytes, list[int | None]]:
     """For each leaf of an encoder's entries, the dimension that is padded; None where all of a batch are alike.
 
     By skeleton: entries of different ones cannot meet in a batch. `buckets` says which others may: rows with the same
-    number. Of the texts that our own encoders make, the tokens are padded always, so that a batch has its mask also
+    number. Where `joins` says that entries lie end to end, it is the first dimension, unless each has one row.
+
+    Of the texts that our own encoders make, the tokens are padded always, so that a batch has its mask also
     where all texts happen to be of one length.
     """
     # One look: another thread may find entries gone, or elsewhere, at any time.
@@ -291,15 +412,25 @@ def find_axes(column: EntryColumn, entries: EntryTable, buckets: Numbers) -> dic
     axes: dict[bytes, list[int | None]] = {}
     for skeleton, members in by_skeleton.items():
         axes[skeleton] = []
+        if joins(members[0][0]):
+            columns_of = zip(*(table.leaves for table, _ in members), strict=True)
+            axes[skeleton] = [_row_axis(leaves) for leaves in columns_of]
+            continue
         forms = _leaf_forms(column, members[0][0])
         for number, leaf in enumerate(members[0][0].leaves):
             form = forms[number]
             axis = 0 if form.mask is not None else _token_axis(column, leaf)
             if axis is None and form == COMMON:
                 columns = [(table.leaves[number], numbers) for table, numbers in members]
-                axis = _varying_axis(columns, rows, buckets, column.name)
+                axis = _varying_axis(columns, rows, buckets, column)
             axes[skeleton].append(axis)
     return axes
+
+
+def _row_axis(leaves: Iterable[LeafColumn]) -> int | None:
+    """The first dimension of a leaf that lies end to end, where it tells more than how many entries there are."""
+    single = all(not leaf.rank or (leaf.shape is not None and leaf.shape[0] == 1) for leaf in leaves)
+    return None if single else 0
 
 
 def _token_axis(column: EntryColumn, leaf: LeafColumn) -> int | None:
@@ -312,10 +443,13 @@ def _token_axis(column: EntryColumn, leaf: LeafColumn) -> int | None:
     return None
 
 
-def _varying_axis(columns: list[tuple[LeafColumn, Numbers]], rows: Numbers, buckets: Numbers, name: str) -> int | None:
+def _varying_axis(
+    columns: list[tuple[LeafColumn, Numbers]], rows: Numbers, buckets: Numbers, column: EntryColumn
+) -> int | None:
     """The dimension in which one leaf differs between entries that may meet in a batch.
 
-    Of each table there is the leaf's column, and the numbers of the entries that lie in that table.
+    Of each table there is the leaf's column, and the numbers of the entries that lie in that table. What a processor
+    returns may differ in several: those fill up pictures with zeros themselves, and say beside them what is real.
     """
     fixed = {leaf.shape for leaf, _ in columns}
     if len(fixed) == 1 and None not in fixed:
@@ -330,11 +464,12 @@ def _varying_axis(columns: list[tuple[LeafColumn, Numbers]], rows: Numbers, buck
         extremes.append(_extremes(buckets[numbers], shapes, shapes))
     _, lowest, highest = _extremes(*(np.concatenate(parts) for parts in zip(*extremes, strict=True)))
     axes = np.flatnonzero((lowest != highest).any(axis=0)).tolist()
+    if len(axes) > 1 and column.kind == PROCESSOR:
+        return _EVERY
     if len(axes) > 1:
-        hint = f'ask for them as they are: pad={{"{name}": "list"}}'
-        raise FeedError(
-            f"{name}: entries of one batch differ in {len(axes)} dimensions and cannot be padded", hint=hint
-        )
+        hint = f'ask for them as they are: pad={{"{column.name}": "list"}}'
+        reason = f"entries of one batch differ in {len(axes)} dimensions and cannot be padded"
+        raise FeedError(f"{column.name}: {reason}", hint=hint)
     return axes[0] if axes else None
 
 

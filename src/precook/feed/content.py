@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from precook.config.sections import NATIVE
 from precook.errors import FeedError, printable
+from precook.feed.options import Pad
 from precook.store.snapshot_content import FrozenEos, SnapshotContent
-from precook.values import Bytes, Numbers
+from precook.values import Bytes, Flags, Numbers
+
+PROCESSOR = "transformers-processor"
+"""The kind of encoder that makes of pictures of any size what a model takes in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class FeedContent:
         pictures = content.pictures
         self.sizes: Numbers = pictures.size.astype(np.int64)
         """Height and width of each cut."""
+        self._own_size = _own_size(content)
         self.originals = pictures.original
         """Height and width of the picture of each cut, where the snapshot says it."""
         self.crops = pictures.crop
@@ -103,6 +110,27 @@ class FeedContent:
         self.columns = tuple(_column(content, name) for name in content.encoders)
         self.has_pictures = any(not column.of_text for column in self.columns)
         """Whether the items of a batch must be of one size."""
+
+    def buckets(self, pad: Mapping[str, Pad] | None) -> Numbers:
+        """The height and width of each cut that all of a batch share; zeros where a batch takes pictures of any size.
+
+        Pictures at their own size meet whatever that is where every encoder's entries can: those of a processor,
+        and those that are handed out as they are or end to end.
+        """
+        pictures = [column for column in self.columns if not column.of_text]
+        mixed = all(column.kind == PROCESSOR or (pad or {}).get(column.name) in _UNPADDED for column in pictures)
+        if not mixed or not self._own_size.any():
+            return self.sizes
+        return np.where(self._own_size[:, None], 0, self.sizes)
+
+
+_UNPADDED = ("list", "join")
+
+
+def _own_size(content: SnapshotContent) -> Flags:
+    """Which cuts are pictures at their own size."""
+    native = [number for number, name in enumerate(content.image.resolutions) if name == NATIVE]
+    return np.isin(content.pictures.target[:, 0], native)
 
 
 def _falls(column: npt.NDArray[Any]) -> bool:

@@ -228,6 +228,7 @@ class Feed:
                     ranks=self.ranks.count,
                     last=options.last,
                     dropout=options.caption_dropout,
+                    pad=options.pad,
                 )
                 if not made.steps:
                     hint = (

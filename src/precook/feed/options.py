@@ -13,8 +13,8 @@ from precook.store.leaves import Library
 Last = Literal["keep", "drop", "wrap"]
 """What becomes of items that do not fill a batch: a smaller batch, none, or one filled up with others again."""
 OnMissing = Literal["error", "encode", "skip"]
-Pad = Literal["longest", "list"] | int
-"""To the longest of a batch, not at all (a list of tensors), or to so many."""
+Pad = Literal["longest", "list", "join"] | int
+"""To the longest of a batch, to so many, or not at all: a list of tensors, or one in which they lie end to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class FeedOptions:
     caption_dropout: float = 0.0
     """How often the empty prompt stands in for the caption."""
     pad: Mapping[str, Pad] | None = None
-    """By encoder: to the `longest` of a batch, to a fixed length, or `list`: not at all."""
+    """By encoder: to the `longest` of a batch, to a fixed length, or not at all: `list`, or `join` end to end."""
     tensors: Library = "torch"
     prefetch: int = 4
     """Batches that are made ahead, at the most."""
@@ -53,5 +53,5 @@ class FeedOptions:
             if getattr(self, name) not in get_args(kinds):
                 raise FeedError(f"{name} is one of {', '.join(get_args(kinds))}, not {getattr(self, name)!r}")
         for name, pad in (self.pad or {}).items():
-            if pad not in ("longest", "list") and (type(pad) is not int or pad < 1):
-                raise FeedError(f'pad of {name} is "longest", "list" or a length, not {pad!r}')
+            if pad not in ("longest", "list", "join") and (type(pad) is not int or pad < 1):
+                raise FeedError(f'pad of {name} is "longest", "list", "join" or a length, not {pad!r}')

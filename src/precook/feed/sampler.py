@@ -7,6 +7,7 @@ dropout) come from its picture's digest alone, so that another sample more or le
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from precook.errors import FeedError
 from precook.feed.content import FeedContent
-from precook.feed.options import Last
+from precook.feed.options import Last, Pad
 from precook.sources.draws import Purpose, draw, pick
 from precook.values import Bytes, Numbers
 
@@ -100,12 +101,16 @@ def schedule(
     ranks: int = 1,
     last: Last = "keep",
     dropout: float = 0.0,
+    pad: Mapping[str, Pad] | None = None,
 ) -> Schedule:
-    """The batches of an epoch, in random order: one size each, as many for every rank, the same size at each step."""
+    """The batches of an epoch, in random order: one size each, as many for every rank, the same size at each step.
+
+    Pictures at their own size count as one size where a batch takes them so; `pad` may say that it does.
+    """
     items = draw_items(content, seed=seed, epoch=epoch, dropout=dropout)
     # By the sample, not by its picture: equal pictures need not stand together.
     bits = draw(content.ids[items.samples], Purpose.ORDER, number=items.draws, seed=seed)
-    sizes = content.sizes[items.cuts] if content.has_pictures else np.zeros((len(items), 2), np.int64)
+    sizes = content.buckets(pad)[items.cuts] if content.has_pictures else np.zeros((len(items), 2), np.int64)
     buckets, bucket = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
     # By the cut last: two cuts of one sample may have the same size, and then they share their bits.
     order = np.lexsort((items.cuts, bits, bucket))

@@ -53,7 +53,10 @@ class FeedDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         # The size is that of the whole batch, and stays as it is: a tuple.
-        return {name: _first(part) for name, part in self._read([index]).items()}
+        batch, joined = self._read([index]), self._feed.batches.joined
+        # What lies end to end has no dimension that counts items: all of it is this one's.
+        whole = {*joined, *(f"{name}_cu_seqlens" for name in joined)}
+        return {name: part if name in whole else _first(part) for name, part in batch.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> LoadedBatch:
         """The batch of some items, as `feed.epoch` makes it; a DataLoader asks for all of them at once."""
@@ -85,7 +88,7 @@ class FeedDataset(Dataset[dict[str, Any]]):
         members = np.array(indices, np.int64) % _EPOCH
         if members.max() >= len(items):
             raise IndexError(max(indices))
-        sizes = feed.content.sizes[items.cuts[members]]
+        sizes = feed.batches.buckets[items.cuts[members]]
         if feed.content.has_pictures and (sizes != sizes[0]).any():
             hint = "train with feed.loader(), or with batch_sampler=feed.batch_sampler(epoch), which keep sizes apart"
             raise FeedError("the pictures of this batch have different sizes", hint=hint)
