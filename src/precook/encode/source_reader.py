@@ -49,7 +49,10 @@ class Reads(Protocol):
 
 
 class TextLots:
-    """How many texts are sorted by length together: few at first, so that the first batch comes soon, and then more."""
+    """How many texts are sorted by length together: few at first, so that the first batch comes soon, and then more.
+
+    Not at once as many as ever: a fast device is done with the few before so many are sorted.
+    """
 
     def __init__(self, texts: int, parts: int) -> None:
         most = -(-texts // parts)
@@ -61,8 +64,8 @@ class TextLots:
         return self._now
 
     def grow(self) -> None:
-        """The first lot is on its way."""
-        self._now = self._most
+        """One more lot is on its way."""
+        self._now = min(2 * self._now, self._most)
 
 
 class SourceReader:
