@@ -15,11 +15,12 @@ from precook.config.concept import Concept, TagSettings
 from precook.config.encoders import ENCODERS, UserSection
 from precook.config.field_types import decides
 from precook.config.schema import Settings
-from precook.config.sections import ImageSettings, TextSettings
+from precook.config.sections import ImageSettings, TextSettings, VideoSettings
+from tests.support.clips import animation
 from tests.support.projects import picture, project, text_folder, vae_folder
 
-ALL = {"latent", "prompt", "tokens", "inputs", "mask", "pixels", "mine"}
-PICTURES = {"latent", "inputs", "mask", "pixels"}
+ALL = {"latent", "clip", "prompt", "tokens", "inputs", "mask", "pixels", "mine"}
+PICTURES = {"latent", "clip", "inputs", "mask", "pixels"}
 TEXTS = {"prompt", "tokens", "mine"}
 BASE: dict[str, Any] = {
     "store": "cache",
@@ -27,8 +28,10 @@ BASE: dict[str, Any] = {
     "concepts": [{"name": "things", "path": "data", "masks": "{stem}-masklabel.png"}],
     "image": {"resolutions": [64], "step": 16, "crop": "random", "flip": "random", "variations": 2},
     "text": {"variations": "all", "empty_prompt": True},
+    "video": {"frames": [1, 4], "fps": 10, "start": "first"},
     "encoders": {
         "latent": {"uses": "diffusers-vae", "model": "models/vae"},
+        "clip": {"uses": "diffusers-video-vae", "model": "models/vae"},
         "prompt": {"uses": "transformers-text", "model": "models/text"},
         "tokens": {"uses": "transformers-tokens", "model": "models/text"},
         "inputs": {"uses": "transformers-processor", "model": "models/vl"},
@@ -80,6 +83,10 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     # which texts
     "text.variations": (1, TEXTS),
     "text.empty_prompt": (False, TEXTS),
+    # which frames: encoders of pictures take the first of those that are chosen
+    "video.frames": ([1, 5], {"clip"}),
+    "video.fps": (5, {"clip"}),
+    "video.start": ("middle", PICTURES - {"mask"}),
     # encoders: the files by content, and what decides the bytes
     "encoders.latent.model": ("models/other-vae", {"latent"}),
     "encoders.latent.revision": ("main", set()),
@@ -94,6 +101,19 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "encoders.latent.device": ("cuda:1", set()),
     "encoders.latent.batch_size": (4, set()),
     "encoders.latent.version": (2, {"latent"}),
+    "encoders.clip.model": ("models/other-vae", {"clip"}),
+    "encoders.clip.revision": ("main", set()),
+    "encoders.clip.subfolder": ("part", {"clip"}),
+    "encoders.clip.dtype": ("float16", {"clip"}),
+    "encoders.clip.compile": ("on", set()),
+    "encoders.clip.device_memory": ("8GiB", set()),
+    "encoders.clip.posterior": ("moments", {"clip"}),
+    "encoders.clip.scaled": (True, {"clip"}),
+    "encoders.clip.tiling": (True, {"clip"}),
+    "encoders.clip.slicing": (True, set()),
+    "encoders.clip.device": ("cuda:1", set()),
+    "encoders.clip.batch_size": (4, set()),
+    "encoders.clip.version": (2, {"clip"}),
     "encoders.prompt.model": ("models/other-text", {"prompt"}),
     "encoders.prompt.revision": ("main", set()),
     "encoders.prompt.subfolder": ("part", {"prompt"}),
@@ -181,12 +201,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         clear.putalpha(128)
         clear.save(data / "b.png")
         picture(data / "inner/c.png", 1, (202, 100))
-        for stem in ("a", "b", "inner/c"):
+        (data / "d.gif").write_bytes(animation(8, size=(202, 100)))
+        for stem in ("a", "b", "d", "inner/c"):
             (data / f"{stem}.txt").write_text(
                 "a thing, with an ä, red; blue, green, yellow, white\nseen, twice\n", "utf-8"
             )
             (data / f"{stem}.caption").write_text("another caption\n")
-            size = Image.open(data / f"{stem}.png").size
+            size = Image.open(next(data.glob(f"{stem}.[gp][in][fg]"))).size
             picture(data / f"{stem}-masklabel.png", 30, size)
             picture(data / f"{stem}-other-masklabel.png", 31, size)
     for seed, name in enumerate(("vae", "other-vae", "vae/part")):
@@ -278,19 +299,21 @@ def test_every_field_is_walked() -> None:
     fields |= {f"concepts.0.{name}": field for name, field in Concept.model_fields.items()}
     fields |= {f"image.{name}": field for name, field in ImageSettings.model_fields.items()}
     fields |= {f"text.{name}": field for name, field in TextSettings.model_fields.items()}
+    fields |= {f"video.{name}": field for name, field in VideoSettings.model_fields.items()}
     for name, one in BASE["encoders"].items():
         section = ENCODERS.get(one["uses"], UserSection)
         fields |= {f"encoders.{name}.{field}": info for field, info in section.model_fields.items() if field != "uses"}
-    assert set(fields) == set(CHANGES) | {"encoders.latent.config"}
+    single = {"encoders.latent.config", "encoders.clip.config"}
+    assert set(fields) == set(CHANGES) | single
     assert {f"concepts.0.tags.{name}" for name in TagSettings.model_fields} == set(TAG_CHANGES)
-    assert decides(fields.pop("encoders.latent.config")), "of a model that is one file: tests/encode/test_vae_files.py"
+    assert all(decides(fields.pop(name)) for name in single), "of a model in one file: tests/encode/test_vae_files.py"
     for name, field in fields.items():
         if name.endswith(".revision"):
             continue  # decides which files are loaded, and those are in the key
         assert decides(field) == bool(CHANGES[name][1] | AT_THEIR_OWN_SIZE.get(name, ("", set()))[1]), name
 
 
-_SECTIONS = ("concepts", "image", "text", "encoders")
+_SECTIONS = ("concepts", "image", "text", "video", "encoders")
 
 
 def test_weights_that_an_index_names_count_whatever_they_are_called(tmp_path: Path) -> None:

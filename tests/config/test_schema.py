@@ -149,6 +149,7 @@ FREE = {
     },
     "ImageSettings": {"upscale", "extreme_aspect", "pick"},
     "DiffusersVae": {"slicing", "compile", "device_memory"},
+    "DiffusersVideoVae": {"slicing", "compile", "device_memory"},
     "DiffusersPrompt": {"compile", "device_memory"},
     "TransformersText": {"attention", "compile", "device_memory"},
 }
@@ -293,7 +294,7 @@ def test_the_page_tells_every_field_and_its_true_default(heading: str) -> None:
     for name, field in section.model_fields.items():
         if name not in elsewhere:
             change = "yes" if decides(section, name) else "no"
-            if section is Settings and name in {"concepts", "image", "text", "encoders"}:
+            if section is Settings and name in {"concepts", "image", "text", "video", "encoders"}:
                 change = "see below"
             if field.default_factory:
                 default = "see below"

@@ -88,7 +88,11 @@ class Taking(Words):
 @pytest.mark.parametrize(
     ("says", "message", "hint"),
     [
-        ({"input": "imgae"}, "unknown input 'imgae'; did you mean 'image'?", "write input = 'image', 'text' or 'mask'"),
+        (
+            {"input": "imgae"},
+            "unknown input 'imgae'; did you mean 'image'?",
+            "write input = 'image', 'text', ",
+        ),
         ({"input": "Text"}, "unknown input 'Text'; did you mean 'text'?", "write input = "),
         ({"input": "audio"}, "unknown input 'audio'", "write input = "),
         ({"input": ["image"]}, "unknown input ['image']", "write input = "),

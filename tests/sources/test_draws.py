@@ -71,6 +71,7 @@ def test_the_page_lists_every_purpose() -> None:
     assert [int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [*Purpose]
     names = ["LEFT", "TOP", "FLIP", "LINES"]
     names += ["RESOLUTION", "VARIATION", "CAPTION", "SAMPLES", "DROPOUT", "ORDER", "STEPS", "NOISE"]
+    names += ["TAG_ORDER", "TAG_DROPOUT", "START"]
     assert [purpose.name for purpose in Purpose] == names
     assert [*Purpose] == list(range(1, len(names) + 1))
 

@@ -13,7 +13,7 @@ from precook.config.concept import Concept
 from precook.config.encoders import ENCODERS
 from precook.config.field_types import Section
 from precook.config.schema import Settings
-from precook.config.sections import ImageSettings, TextSettings
+from precook.config.sections import ImageSettings, TextSettings, VideoSettings
 from precook.config.yaml import Origin
 
 DESIGN = """\
@@ -75,6 +75,10 @@ def image(**fields: Any) -> dict[str, Any]:
     return small(image=fields)
 
 
+def video(**fields: Any) -> dict[str, Any]:
+    return small(video=fields)
+
+
 def text(**fields: Any) -> dict[str, Any]:
     return small(text=fields)
 
@@ -92,6 +96,7 @@ SECTIONS: list[tuple[type[Section], Callable[..., dict[str, Any]]]] = [
     (Concept, concept),
     (ImageSettings, image),
     (TextSettings, text),
+    (VideoSettings, video),
     *[
         (section, lambda kind=kind, **fields: encoder("a:B" if kind == ":" else kind, **fields))
         for kind, section in ENCODERS.items()

@@ -143,10 +143,9 @@ class NetworkEncoder(ModelEncoder):
     )
 
 
-class DiffusersVae(NetworkEncoder):
-    """Latents of a VAE of diffusers."""
+class VaeSection(NetworkEncoder):
+    """A VAE of diffusers, for pictures or for videos."""
 
-    uses: Literal["diffusers-vae"] = Field(description="Latents of a VAE of diffusers: a tensor C x h x w.")
     config: PathText | None = Field(
         default=None,
         description="Where model is one .safetensors file: folder with the config.json of its VAE.",
@@ -163,6 +162,20 @@ class DiffusersVae(NetworkEncoder):
         default=False,
         description="Encode a batch one by one: less memory, the same values.",
         json_schema_extra=NOT_IN_KEYS,
+    )
+
+
+class DiffusersVae(VaeSection):
+    """Latents of a VAE of diffusers."""
+
+    uses: Literal["diffusers-vae"] = Field(description="Latents of a VAE of diffusers: a tensor C x h x w.")
+
+
+class DiffusersVideoVae(VaeSection):
+    """Latents of a VAE of diffusers for videos."""
+
+    uses: Literal["diffusers-video-vae"] = Field(
+        description="Latents of a VAE of diffusers for videos: a tensor C x frames x h x w; `video` says which frames."
     )
 
 
@@ -279,6 +292,7 @@ class UserSection(EncoderSection):
 
 ENCODERS: dict[str, type[EncoderSection]] = {
     "diffusers-vae": DiffusersVae,
+    "diffusers-video-vae": DiffusersVideoVae,
     "diffusers-prompt": DiffusersPrompt,
     "transformers-text": TransformersText,
     "transformers-tokens": TransformersTokens,
@@ -327,6 +341,7 @@ def _known(value: object) -> object:
 
 EncoderSettings = Annotated[
     Annotated[DiffusersVae, Tag("diffusers-vae")]
+    | Annotated[DiffusersVideoVae, Tag("diffusers-video-vae")]
     | Annotated[DiffusersPrompt, Tag("diffusers-prompt")]
     | Annotated[TransformersText, Tag("transformers-text")]
     | Annotated[TransformersTokens, Tag("transformers-tokens")]

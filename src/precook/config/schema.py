@@ -22,7 +22,7 @@ from precook.config.field_types import (
     unique,
 )
 from precook.config.messages import quoted
-from precook.config.sections import ImageSettings, TextSettings
+from precook.config.sections import ImageSettings, TextSettings, VideoSettings
 
 BATCH_NAMES = ("sample", "concept", "caption", "loss_weight", "size", "original_size", "crop", "target_size")
 """What a batch holds beside the encoders' results."""
@@ -82,6 +82,9 @@ class Settings(Section):
     ] = Field(description="Groups of samples.", json_schema_extra={"minItems": 1})
     image: ImageSettings = Field(default_factory=ImageSettings, description="How pictures are cut.")
     text: TextSettings = Field(default_factory=TextSettings, description="Which texts are encoded.")
+    video: VideoSettings = Field(
+        default_factory=VideoSettings, description="Which frames of a clip are taken, where an encoder takes clips."
+    )
     encoders: Annotated[
         dict[Annotated[str, AfterValidator(_encoder_name)], EncoderSettings],
         BeforeValidator(not_empty),

@@ -1,9 +1,12 @@
-"""Sections of the config file that concepts share: how pictures are cut, and which texts are encoded."""
+"""Sections of the config file that concepts share: how pictures are cut, and which texts are encoded; and which
+frames of clips are taken.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -39,6 +42,7 @@ Rounding = Literal["auto", "down", "nearest"]
 Permission = Literal["allow", "refuse"]
 Extreme = Literal["crop", "refuse"]
 Pick = Literal["one", "each"]
+ClipStart = Literal["first", "middle", "random"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +224,48 @@ class TextSettings(Section):
         default="all", description="Caption lines that are kept per picture: all, or at most so many."
     )
     empty_prompt: bool = Field(default=True, description='Also encode "", for caption dropout and guidance.')
+
+
+_MOST_FRAMES = 4095
+_MOST_FPS = 1000
+_THOUSAND = 1000
+
+
+def _fps(value: object) -> object:
+    if isinstance(value, str) and value == "source":
+        return value
+    number = value if type(value) in (int, float) else 0
+    assert isinstance(number, int | float), "for the type checker"
+    if not 0 < number <= _MOST_FPS or Fraction(str(number)) * _THOUSAND % 1:
+        rule = f"a number above 0 and up to {_MOST_FPS}, with three decimals at most, or source"
+        raise refusal(Flaw(f"must be {rule}, not {described(value)}", "write 16, 23.976 or source"))
+    return value
+
+
+class VideoSettings(Section):
+    """Which frames of a clip are taken."""
+
+    frames: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=_MOST_FRAMES)], ...],
+        BeforeValidator(as_tuple),
+        BeforeValidator(not_empty),
+        AfterValidator(unique),
+    ] = Field(
+        default=(1, 25),
+        description="How many frames: of each clip the most that it has. A still picture has 1.",
+        examples=[[1, 25, 49]],
+        json_schema_extra={"minItems": 1, "uniqueItems": True},
+    )
+    fps: Annotated[
+        int | float | Literal["source"],
+        BeforeValidator(_fps),
+        WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0.001, "maximum": _MOST_FPS}, {"enum": ["source"]}]}),
+    ] = Field(default=16, description="Frames per second, taken by their time stamps; source: every frame.")
+    start: Annotated[ClipStart, one_of(ClipStart)] = Field(
+        default="first", description="Where in a longer clip: its first frame, its middle, or random: drawn."
+    )
+
+    @property
+    def rate(self) -> int:
+        """Thousandths of frames per second; 0 for every frame."""
+        return 0 if isinstance(self.fps, str) else int(Fraction(str(self.fps)) * _THOUSAND)

@@ -16,7 +16,7 @@ from precook.config.encoders import ENCODERS, EncoderSection, kind_of
 from precook.config.field_types import Section
 from precook.config.messages import quoted
 from precook.config.schema import Settings
-from precook.config.sections import ImageSettings, TextSettings
+from precook.config.sections import ImageSettings, TextSettings, VideoSettings
 from precook.errors import printable
 from precook.values import has_surrogates
 
@@ -37,6 +37,7 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 """Words that some reader of YAML takes for something else than text."""
 _BLOCKS: dict[str, dict[str, Any]] = {
     "latent": {"uses": "diffusers-vae", "model": "models/vae"},
+    "video_latent": {"uses": "diffusers-video-vae", "model": "models/video-vae"},
     "prompt": {"uses": "diffusers-prompt", "model": "models/pipeline"},
     "text": {"uses": "transformers-text", "model": "models/text"},
     "tokens": {"uses": "transformers-tokens", "model": "models/text"},
@@ -214,6 +215,9 @@ def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
         if facts.proposal is not None and name == "image":
             yield from _indented("  ", _comments(_reasons(facts.proposal, "")))
         yield from _indented("  ", _fields(section, settings[name]))
+    yield from _indented("#", [line for line in _heading("video") if line != ("", "")])
+    defaults = {name: field.default for name, field in VideoSettings.model_fields.items()}
+    yield from _indented("#  ", _fields(VideoSettings, defaults))
     yield from _heading("encoders")
     yield from _indented("  ", _texts(*_ENCODERS_HEAD))
     if facts.proposal is not None:

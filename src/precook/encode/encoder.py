@@ -43,6 +43,8 @@ class Item:
     """H x W x 3, cut to the geometry."""
     mask: npt.NDArray[np.uint8] | None = None
     """H x W, cut like its picture."""
+    video: npt.NDArray[np.uint8] | None = None
+    """T x H x W x 3: the frames that were chosen, each cut to the geometry."""
     text: str | None = None
     original_size: tuple[int, int] | None = None
     """Height and width of the picture before it was cut, upright."""

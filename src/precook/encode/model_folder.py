@@ -14,11 +14,11 @@ from typing import Any
 
 from precook.config.encoders import (
     DiffusersPrompt,
-    DiffusersVae,
     ModelEncoder,
     TransformersProcessor,
     TransformersText,
     TransformersTokens,
+    VaeSection,
 )
 from precook.encode.model_files import file_names, highest_token, token_embeddings, vocabulary_files, weight_files
 from precook.encode.pipeline_folder import PipelinePart, is_pipeline, read_pipeline
@@ -91,11 +91,11 @@ class ModelFolders:
     def check(self, fact: Fact) -> None:
         """Refuse what cannot be this encoder's: `EncodeError` says what lacks and what to write."""
         section = self.section
-        if self.model.is_file() and not isinstance(section, DiffusersVae):
+        if self.model.is_file() and not isinstance(section, VaeSection):
             hint = self.instead("name the folder that save_pretrained wrote, with its config.json")
             raise EncodeError(f"{printable(self.model)}: a single file, not the folder of a model", hint=hint)
         weights: list[Path] = []
-        if isinstance(section, DiffusersVae):
+        if isinstance(section, VaeSection):
             _check_vae(self, self.model if section.config is None else self.base / section.config)
             single = self.model.is_file()
             weights = [self.model] if single else weight_files(self.model, "diffusion_pytorch_model")
@@ -212,6 +212,7 @@ def _is_vae(kind: str) -> bool:
 
 _FITTING: dict[str, Callable[[str, PipelinePart], bool]] = {
     "diffusers-vae": lambda name, part: _is_vae(part.kind) or name == "vae",
+    "diffusers-video-vae": lambda name, part: _is_vae(part.kind) or name == "vae",
     "transformers-text": lambda name, _: "text_encoder" in name,
     "transformers-tokens": lambda name, _: "tokenizer" in name,
     "transformers-processor": lambda name, _: name in ("feature_extractor", "image_processor", "processor"),
@@ -256,7 +257,7 @@ def _check_vae(folders: ModelFolders, folder: Path) -> None:
         hint = folders.instead("name the folder of a VAE for pictures", folder)
         raise EncodeError(f"{place}: {kind} does not encode a picture: {why}", hint=hint)
     if isinstance(kind, str) and _is_vae(kind):
-        if isinstance(folders.section, DiffusersVae) and folders.section.scaled:
+        if isinstance(folders.section, VaeSection) and folders.section.scaled:
             check_scaling(kind, config, folder)
         return
     if isinstance(kind, str):

@@ -20,8 +20,10 @@ from precook.plan.entries import PlannedEntry
 from precook.plan.targets import Samples
 from precook.plan.wanted import Input
 from precook.sources.captions import CaptionError
+from precook.sources.clips import decode_frames
 from precook.sources.crop import cut, cut_mask
 from precook.sources.facts import LARGEST
+from precook.sources.frame_choice import FrameTimes, frame_numbers
 from precook.sources.geometry import Geometry
 from precook.sources.pictures import DecodedPicture, RefusedError, decode_image, decode_mask
 from precook.values import Pixels
@@ -46,13 +48,16 @@ class Job:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the items of one batch share: the picture's size; nothing for texts."""
+        """What the items of one batch share: the picture's size, of a clip also its frames; nothing for texts."""
         pixels = self._pixels
-        return pixels.shape[:2] if pixels is not None else ()
+        if pixels is None:
+            return ()
+        return pixels.shape[:2] if self.item.video is None else pixels.shape[:3]
 
     @property
     def _pixels(self) -> Pixels | None:
-        return self.item.image if self.item.image is not None else self.item.mask
+        item = self.item
+        return item.image if item.image is not None else item.mask if item.mask is not None else item.video
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,10 @@ class Unit:
             with times.measured("reading"):
                 content = self._content(concept.full_path(number))
             with times.measured("decoding"):
-                yield from self._cut(content)
+                if first.parts.frames is None:
+                    yield from self._cut(content)
+                else:
+                    yield from self._cut_frames(content, self.samples.times(first.sample))
 
     def _cut(self, content: bytes) -> Iterator[Prepared]:
         """A picture's cuts; it is decoded once for all that take it in one size."""
@@ -142,6 +150,22 @@ class Unit:
                 picture = decode_image(content, background=self.background, reduction=geometry.reduction)
                 decoded[geometry.reduction] = picture
             yield _cut_job(entry, image=cut(picture, geometry))
+
+    def _cut_frames(self, content: bytes, times: FrameTimes) -> Iterator[Prepared]:
+        """A clip's cuts: its frames are decoded once for all that take them, and cut one by one."""
+        wanted: dict[int, list[tuple[PlannedEntry, int]]] = {}
+        made: dict[PlannedEntry, Pixels] = {}
+        for entry in self.entries:
+            assert entry.parts.frames is not None, "clips have frames"
+            width, height = _geometry(entry).target
+            made[entry] = np.empty((entry.parts.frames.count, height, width, 3), np.uint8)
+            for place, number in enumerate(frame_numbers(times, entry.parts.frames).tolist()):
+                wanted.setdefault(number, []).append((entry, place))
+        for number, picture in decode_frames(content, list(wanted), background=self.background):
+            for entry, place in wanted[number]:
+                made[entry][place] = cut(picture, _geometry(entry))
+        for entry, pixels in made.items():
+            yield _cut_job(entry, video=pixels) if self.takes == "video" else _cut_job(entry, image=pixels[0])
 
     def _content(self, path: str) -> bytes:
         """A file's bytes, if they are what was planned."""
@@ -163,26 +187,37 @@ def make_units(
         # A white mask and the empty prompt come from no file, and each is on its own.
         alone = entry.sample is None or entry.parts.white
         groups.setdefault((entry.encoder, entry.key) if alone else entry.sample, []).append(entry)
-    return [Unit(samples, takes, group, background, _memory(group)) for group in groups.values()]
+    return [Unit(samples, takes, group, background, _memory(samples, group)) for group in groups.values()]
 
 
-def _memory(entries: Sequence[PlannedEntry]) -> int:
-    """What reading a file takes for these entries: the picture while it is decoded, and all that is cut out of it."""
+def _memory(samples: Samples, entries: Sequence[PlannedEntry]) -> int:
+    """What reading a file takes for these entries: the picture while it is decoded, and all that is cut out of it.
+
+    Of a clip it is one frame while it is decoded, and the file, which may be large.
+    """
     first = entries[0].parts
     if first.geometry is None:
         return 0  # texts are small
-    cuts = sum(3 * width * height for width, height in (_geometry(entry).target for entry in entries))
+    cuts = 0
+    for entry in entries:
+        width, height = _geometry(entry).target
+        cuts += 3 * width * height * (1 if entry.parts.frames is None else entry.parts.frames.count)
+    if first.frames is not None and entries[0].sample is not None:
+        cuts += samples.file_size(entries[0].sample)
     width, height = (0, 0) if first.white else first.geometry.source
     return _DECODING * width * height + cuts
 
 
-def _cut_job(entry: PlannedEntry, *, image: Pixels | None = None, mask: Pixels | None = None) -> Job:
-    """A picture or a mask with the numbers of its cut."""
+def _cut_job(
+    entry: PlannedEntry, *, image: Pixels | None = None, mask: Pixels | None = None, video: Pixels | None = None
+) -> Job:
+    """A picture, a mask or a clip with the numbers of its cut."""
     geometry = _geometry(entry)
     (width, height), (target_width, target_height) = geometry.source, geometry.target
     item = Item(
         image=image,
         mask=mask,
+        video=video,
         original_size=(height, width),
         crop=geometry.shown_crop,
         target_size=(target_height, target_width),

@@ -21,12 +21,12 @@ from pathlib import Path
 from precook.config.encoders import (
     Compile,
     DiffusersPrompt,
-    DiffusersVae,
     EncoderSection,
     ModelEncoder,
     TransformersText,
     TransformersTokens,
     UserSection,
+    VaeSection,
     own_class,
 )
 from precook.config.field_types import is_in_key
@@ -66,6 +66,7 @@ AUTO = "auto"
 
 _INPUTS: dict[str, Input] = {
     "diffusers-vae": "image",
+    "diffusers-video-vae": "video",
     "diffusers-prompt": "text",
     "transformers-text": "text",
     "transformers-tokens": "text",
@@ -75,6 +76,7 @@ _INPUTS: dict[str, Input] = {
 }
 _CLASSES = {
     "diffusers-vae": "precook.encode.vae:VaeEncoder",
+    "diffusers-video-vae": "precook.encode.video_vae:VideoVaeEncoder",
     "diffusers-prompt": "precook.encode.prompt:PromptEncoder",
     "transformers-text": "precook.encode.text:TextEncoder",
     "transformers-tokens": "precook.encode.tokens:TokensEncoder",
@@ -87,6 +89,7 @@ _VERSIONS = dict.fromkeys(_INPUTS, 1)
 """Raised when an encoder of ours would store other bytes for the same input."""
 _LIBRARIES: dict[str, tuple[str, ...]] = {
     "diffusers-vae": ("Pillow", "torch", "diffusers"),
+    "diffusers-video-vae": ("Pillow", "av", "torch", "diffusers"),
     "diffusers-prompt": ("torch", "diffusers", "transformers", "tokenizers", "ftfy"),
     "transformers-text": ("torch", "transformers", "tokenizers"),
     "transformers-tokens": ("transformers", "tokenizers"),
@@ -158,7 +161,7 @@ class EncoderSpec:
             try:
                 if not folder.exists():
                     raise self.origin.error(where, f"no such model: {folder}", hint=_ELSEWHERE)
-                if isinstance(folders.section, DiffusersVae):
+                if isinstance(folders.section, VaeSection):
                     self._vae(folders.section, folder)
                 check(partial(_recalled, memory))
             except (EncodeError, OSError) as error:
@@ -213,7 +216,7 @@ class EncoderSpec:
             return {}  # adopted: nobody knows
         kind = self._user_class(section) if isinstance(section, UserSection) else type(section)
         code, libraries = code_versions(kind)
-        pictures = () if takes == "text" else ("Pillow",)
+        pictures = () if takes == "text" else ("Pillow", "av") if takes == "video" else ("Pillow",)
         return {**library_versions(dict.fromkeys((*pictures, *libraries))), **code}
 
     def made(self, takes: Input, *, compiled: bool = False) -> bytes:
@@ -244,7 +247,7 @@ class EncoderSpec:
             return kind(section)
         if isinstance(section, TransformersText):
             return kind(section, folders.model, folders.tokenizer)
-        if isinstance(section, DiffusersVae) and section.config is not None:
+        if isinstance(section, VaeSection) and section.config is not None:
             return kind(section, folders.model, self.base / section.config)
         return kind(section, folders.model)
 
@@ -319,7 +322,7 @@ class EncoderSpec:
             data |= self._pipeline(section, folders.model, memory, report)
         elif folders is not None:
             data["model"] = self._files("model", folders.model, section.uses, memory, report)
-            if isinstance(section, DiffusersVae):
+            if isinstance(section, VaeSection):
                 data |= self._vae(section, folders.model)
             named = isinstance(section, TransformersText) and section.tokenizer is not None
             if named or folders.tokenizer != folders.model:
@@ -329,7 +332,7 @@ class EncoderSpec:
             data["backend"] = backend()
         return Recipe(section.uses, data)
 
-    def _vae(self, section: DiffusersVae, place: Path) -> dict[str, object]:
+    def _vae(self, section: VaeSection, place: Path) -> dict[str, object]:
         """What decides latents beside a model's own files: the config of a single file, and pixels in another range."""
         data: dict[str, object] = {}
         where = ("encoders", self.name, "config")

@@ -191,10 +191,12 @@ def _in_order(plan: Plan, encoder: EncoderPlan, rows: Numbers) -> Numbers:
     if encoder.wants.encoding.input == "text":
         return rows
     samples, parts = encoder.wants.samples[rows], encoder.wants.parts[rows]
-    sizes = np.zeros((len(rows), 2), np.int64)
+    sizes = np.zeros((len(rows), 3), np.int64)
     for number, cuts in enumerate(plan.targets.cuts):
         chosen = parts == number
-        sizes[chosen] = cuts[samples[chosen]][:, TARGET]
+        sizes[chosen, :2] = cuts[samples[chosen]][:, TARGET]
+        if plan.targets.choices:
+            sizes[chosen, 2] = plan.targets.choices[number][samples[chosen], 1]
     order = np.lexsort((parts, samples))
     # A file stands where its first picture does.
     leads = np.append(True, samples[order][1:] != samples[order][:-1])

@@ -5,7 +5,8 @@ Any VAE that diffusers can load and that takes pictures: the class that the fold
 `posterior: sample` draws its noise on the CPU, in the model's dtype, from a generator that is seeded with the picture
 as it was cut: the first eight bytes, little-endian, of BLAKE3 in the context `precook noise 1` over the height and the
 width (four bytes each, little-endian) and the RGB bytes row by row. So the noise is the same in any batch and for any
-device, and each picture, crop and size has its own.
+device, and each picture, crop and size has its own. Of a clip it is the context `precook clip noise 1`, over the number
+of frames, the height, the width and the RGB bytes frame by frame.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from precook.config.encoders import DiffusersVae
+from precook.config.encoders import VaeSection
 from precook.encode.encoder import BaseEncoder, Cost, Item
 from precook.encode.torch_tools import DeviceRun, library, loading, send, torch_dtype
 from precook.encode.vae_model import Posterior, Scale, Vae, check_scaling
@@ -29,6 +30,7 @@ from precook.store.tree import Tree
 from precook.values import Pixels
 
 _NOISE_CONTEXT = "precook noise 1"
+_CLIP_NOISE_CONTEXT = "precook clip noise 1"
 
 
 class VaeEncoder(BaseEncoder):
@@ -41,8 +43,10 @@ class VaeEncoder(BaseEncoder):
     input: Input = "image"
     gives_away = True
     can_stage = True
+    _clips = False
+    """Whether it takes clips and not pictures."""
 
-    def __init__(self, section: DiffusersVae, place: Path, config: Path | None = None) -> None:
+    def __init__(self, section: VaeSection, place: Path, config: Path | None = None) -> None:
         self._section = section
         self._place = place
         self._config = config
@@ -54,7 +58,7 @@ class VaeEncoder(BaseEncoder):
         """Load the model and try it with a small picture; whatever the settings ask and it cannot do is refused."""
         self.unload()
         section = self._section
-        vae = Vae.load(section, self._place, self._config, device)
+        vae = Vae.load(section, self._place, self._config, device, clips=self._clips)
         posterior = vae.probe()
         if section.posterior != "mean" and posterior.logvar is None:
             hint = "set posterior to mean"
@@ -99,7 +103,11 @@ class VaeEncoder(BaseEncoder):
         """A batch of pictures as the model takes it, on its device."""
         if self._vae is None:
             raise EncodeError("this VAE is not loaded", hint="call load before encode")
-        return StagedPictures(self._section, self._vae, self._scale, _pictures(batch))
+        return StagedPictures(self._section, self._vae, self._scale, self._pixels(batch))
+
+    def _pixels(self, batch: list[Item]) -> list[Pixels]:
+        """The pictures of a batch, each H x W x 3."""
+        return check_pixels([item.image for item in batch], "pictures", "(height, width, 3)")
 
     def unload(self) -> None:
         """Free the model and the memory of its device."""
@@ -113,16 +121,19 @@ class VaeEncoder(BaseEncoder):
 
 
 class StagedPictures:
-    """A batch of pictures on its way through a VAE; the trees it gives share the batch's memory."""
+    """A batch of pictures, or of clips, on its way through a VAE; the trees it gives share the batch's memory."""
 
-    def __init__(self, section: DiffusersVae, vae: Vae, scale: Scale | None, pictures: list[Pixels]) -> None:
-        vae.check_size(*pictures[0].shape[:2])
+    def __init__(self, section: VaeSection, vae: Vae, scale: Scale | None, pictures: list[Pixels]) -> None:
+        *frames, height, width, _ = pictures[0].shape
+        vae.check_size(height, width)
+        for count in frames:
+            vae.check_frames(count)
         self._section = section
         self._vae = vae
         self._scale = scale
         # Bytes go over the bus, a quarter of what floats would be.
         self._pixels = send(pictures, vae.device)
-        self._seeds = [_seed(picture) for picture in pictures] if section.posterior == "sample" else []
+        self._seeds = [noise_seed(picture) for picture in pictures] if section.posterior == "sample" else []
         self._names: list[str] = []
         self._run: DeviceRun | None = None
         self.cost: Cost | None = None
@@ -161,22 +172,23 @@ class StagedPictures:
         return results
 
 
-def _pictures(batch: list[Item]) -> list[Pixels]:
-    """The pictures of a batch, each H x W x 3."""
-    pictures = [item.image for item in batch if item.image is not None]
-    shapes = sorted({picture.shape for picture in pictures})
-    right = len(pictures) == len(batch) and all(picture.dtype == np.uint8 for picture in pictures)
-    if not right or len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][2] != 3:  # noqa: PLR2004 - RGB
-        hint = "give each batch pictures of one size"
-        raise EncodeError(f"a batch is pictures of uint8 and one shape (height, width, 3), not {shapes}", hint=hint)
-    return pictures
+def check_pixels(pixels: Sequence[Pixels | None], what: str, form: str) -> list[Pixels]:
+    """What a batch is to be made of, all of one shape such as `form`."""
+    found = [one for one in pixels if one is not None]
+    shapes = sorted({one.shape for one in found})
+    right = len(found) == len(pixels) and all(one.dtype == np.uint8 for one in found)
+    if not right or len(shapes) != 1 or len(shapes[0]) != form.count(",") + 1 or shapes[0][-1] != 3:  # noqa: PLR2004 - RGB
+        hint = f"give each batch {what} of one size"
+        raise EncodeError(f"a batch is {what} of uint8 and one shape {form}, not {shapes}", hint=hint)
+    return found
 
 
-def _seed(picture: Pixels) -> int:
-    """What decides a picture's noise, as the top of this module says it."""
-    height, width, _ = picture.shape
-    content = struct.pack("<II", height, width) + picture.tobytes()
-    return int.from_bytes(derived_digest(_NOISE_CONTEXT, content)[:8], "little")
+def noise_seed(pixels: Pixels) -> int:
+    """What decides the noise of a picture or a clip, as the top of this module says it."""
+    *sides, _ = pixels.shape
+    content = struct.pack(f"<{len(sides)}I", *sides) + pixels.tobytes()
+    context = _NOISE_CONTEXT if len(sides) == 2 else _CLIP_NOISE_CONTEXT  # noqa: PLR2004 - a picture
+    return int.from_bytes(derived_digest(context, content)[:8], "little")
 
 
 def _own(tree: Tree) -> Tree:

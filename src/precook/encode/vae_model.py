@@ -2,7 +2,7 @@
 
 A picture becomes the latent that the pipelines of its class prepare from it, in their own arithmetic: classes that do
 it otherwise than `AutoencoderKL` have a `Convention`. A VAE for videos gets a video of one frame, and the frame's
-dimension is taken out of what it returns.
+dimension is taken out of what it returns; for clips it gets, and keeps, all frames.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from precook.config.encoders import DiffusersVae
+from precook.config.encoders import VaeSection
 from precook.encode.compiled import CompiledVae
 from precook.encode.offload import place_model
 from precook.encode.pipeline_folder import is_pipeline, read_pipeline
@@ -41,6 +41,8 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _LEVELS = ("encoder_block_out_channels", "down_block_out_channels", "block_out_channels", "dim_mult", "ch_mult")
 """Fields of configs with one number for each level of the encoder; the size is halved between two levels."""
 _MOST_ELEMENTS = 2**31 - 1
+_SIDES = 2
+"""Dimensions of a picture."""
 _PROBE = 2
 """Latent height and width of the picture that a VAE is tried with."""
 _EXAMPLE, _SMALL_EXAMPLE = (4, 512, 448), (2, 64, 96)
@@ -131,10 +133,15 @@ class Vae:
     """It takes a fourth channel, which says what is opaque."""
     compiled: CompiledVae
     """The blocks of its encoder, which may run on compiled code."""
+    step: int = 0
+    """Of one that encodes clips: how many frames one latent stands for; the first frame has one for itself."""
 
     @classmethod
-    def load(cls, section: DiffusersVae, place: Path, config: Path | None, device: str) -> Vae:
-        """The model in a folder, or in a file whose config lies in another folder, on its device."""
+    def load(cls, section: VaeSection, place: Path, config: Path | None, device: str, *, clips: bool = False) -> Vae:
+        """The model in a folder, or in a file whose config lies in another folder, on its device; for `clips`, or not.
+
+        One that takes pictures alone is refused for clips.
+        """
         model = _load_file(section, place, config) if place.is_file() else _load_folder(section, place)
         model = model.eval()
         for option in ("tiling", "slicing"):
@@ -145,6 +152,10 @@ class Vae:
         encoder = getattr(model, "encoder", model)  # a decoder may smooth videos although the encoder takes pictures
         side = model.config.get("encoder_input_size")
         factor = _factor(model)
+        video = usual.frames or any(isinstance(module, conv3d) for module in encoder.modules())
+        if clips and not video:
+            hint = "set uses to diffusers-vae, or name the folder of a VAE for videos"
+            raise EncodeError(f"{type(model).__name__} encodes pictures, not videos", hint=hint)
         return cls(
             model=place_model(model, device, section.device_memory),
             device=device,
@@ -152,9 +163,10 @@ class Vae:
             factor=factor,
             multiple=factor * _patch_size(model) if section.scaled else factor,
             side=side if type(side) is int else None,
-            video=usual.frames or any(isinstance(module, conv3d) for module in encoder.modules()),
+            video=video,
             alpha=usual.alpha and _channels(model) == 4,  # noqa: PLR2004 - RGBA
             compiled=CompiledVae(model),
+            step=_frame_step(model) if clips else 0,
         )
 
     @property
@@ -163,17 +175,19 @@ class Vae:
         return type(self.model).__name__
 
     def probe(self) -> Posterior:
-        """The posterior of a small black picture: a model that is no VAE for pictures shows it here."""
+        """The posterior of a small black picture, or clip: a model that is no VAE for these shows it here."""
         torch = library("torch")
         side = self.side or _PROBE * self.factor
+        frames = [1 + self.step] if self.step else []
         try:
             with torch.inference_mode():
-                return self.posterior(send([np.zeros((side, side, 3), np.uint8)], self.device))
+                return self.posterior(send([np.zeros((*frames, side, side, 3), np.uint8)], self.device))
         except torch.cuda.OutOfMemoryError:
             raise
         except _FAILURES as error:
             hint = "name the folder of a VAE for pictures, or for videos of which one frame can be encoded"
-            message = f"{self.name} does not encode a picture of {side} x {side} pixels: {summary(error)}"
+            what = f"a clip of {frames[0]} frames" if frames else "a picture"
+            message = f"{self.name} does not encode {what} of {side} x {side} pixels: {summary(error)}"
             raise EncodeError(message, hint=hint) from error
 
     def compile(self, size: tuple[int, int] | None = None) -> None:
@@ -219,31 +233,46 @@ class Vae:
         widest = max(count / 4**level for level, count in enumerate(channels))
         return int(_MOST_ELEMENTS / widest)
 
+    def check_frames(self, count: int) -> None:
+        """Refuse clips of so many frames where the model would leave some of them out."""
+        if (count - 1) % self.step:
+            first, second = 1 + self.step, 1 + 2 * self.step
+            hint = f"set video.frames to numbers such as 1, {first} and {second}"
+            raise EncodeError(
+                f"a clip of {count} frames: {self.name} takes one and multiples of {self.step} more", hint=hint
+            )
+
     def posterior(self, pixels: Any) -> Posterior:
-        """What the model says about pictures: bytes on its device, N x H x W x 3."""
+        """What the model says about pictures, bytes on its device, N x H x W x 3; or about clips, N x T x H x W x 3."""
         torch = library("torch")
-        count, height, width, _ = pixels.shape
-        pixels = self.compiled.begin(pixels)
+        count, *frames, height, width, _ = pixels.shape
+        pixels = pixels.flatten(0, 1) if frames else self.compiled.begin(pixels)
         inputs = _inputs(pixels, convention(self.name).pixels)
         if self.alpha:
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
         inputs = inputs.to(torch_dtype(self.dtype))
-        inputs = inputs.unsqueeze(2) if self.video else inputs
+        if frames:
+            inputs = inputs.unflatten(0, (count, *frames)).transpose(1, 2)
+        elif self.video:
+            inputs = inputs.unsqueeze(2)
         output = self.compiled.run(lambda: self.model.encode(inputs))
-        size = (len(pixels), height // self.factor, width // self.factor)
+        size = (*((one - 1) // self.step + 1 for one in frames), height // self.factor, width // self.factor)
         mean, logvar = _moments(output, self.name)
-        mean, logvar = (None if part is None else self._latents(part, size)[:count] for part in (mean, logvar))
+        mean, logvar = (
+            None if part is None else self._latents(part, (len(inputs), *size))[:count] for part in (mean, logvar)
+        )
         return Posterior(mean, logvar)
 
-    def _latents(self, result: Any, size: tuple[int, int, int]) -> Any:
-        """A result without its frame dimension, N x C x h x w."""
-        count, height, width = size
+    def _latents(self, result: Any, size: tuple[int, ...]) -> Any:
+        """A result, N x C x h x w for pictures, without the dimension of frames; N x C x t x h x w for clips."""
+        count, *sides = size
         shape = tuple(result.shape)
-        expected = (count, *shape[1:2], 1, height, width) if self.video else (count, *shape[1:2], height, width)
+        single = self.video and not self.step
+        expected = (count, *shape[1:2], *([1] if single else []), *sides)
         if shape != expected:
             hint = f"report it: the factor {self.factor} comes from the model's config"
             raise EncodeError(f"{self.name} gave latents of shape {shape} instead of {expected}", hint=hint)
-        return result.squeeze(2) if self.video else result
+        return result.squeeze(2) if single else result
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +297,14 @@ class Scale:
         mean, std = (config.get(key, buffers.get(key)) for key in ("latents_mean", "latents_std"))
         shift, factor = config.get("shift_factor"), config.get("scaling_factor")
         patch = _patch_size(model)
-        count = latents.shape[1] * patch * patch
+        _, first, *sides = latents.shape
+        frames = len(sides) > _SIDES
+        count = first * patch * patch
 
         def channels(numbers: Any) -> Any:
-            column = torch.as_tensor(numbers, dtype=torch.float32, device=latents.device).reshape(-1, 1, 1)
-            if name == "AutoencoderKLCosmos" and len(column) % count == 0:
+            column = torch.as_tensor(numbers, dtype=torch.float32, device=latents.device)
+            column = column.reshape(-1, *[1] * len(sides))
+            if name == "AutoencoderKLCosmos" and len(column) % count == 0 and not frames:
                 column = column[:: len(column) // count]  # for each channel a number for each frame
             if len(column) not in {1, count}:
                 raise EncodeError(
@@ -333,7 +365,7 @@ def _inputs(pixels: Any, pixel_range: PixelRange) -> Any:
     return inputs if pixel_range == "-1 to 1" else inputs.add_(1).mul_(127.5 / 128).sub_(1)
 
 
-def _load_folder(section: DiffusersVae, folder: Path) -> Any:
+def _load_folder(section: VaeSection, folder: Path) -> Any:
     kind = _vae_class(folder)
     check_weights(folder)
     with loading("VAE", folder):
@@ -342,7 +374,7 @@ def _load_folder(section: DiffusersVae, folder: Path) -> Any:
     return model
 
 
-def _load_file(section: DiffusersVae, file: Path, config: Path | None) -> Any:
+def _load_file(section: VaeSection, file: Path, config: Path | None) -> Any:
     """The VAE in a single file, as its makers published it or inside of a whole checkpoint."""
     if file.suffix != ".safetensors":
         hint = "name a .safetensors file, or a folder in the format of diffusers"
@@ -410,6 +442,17 @@ def _factor(model: Any) -> int:
         message = f"the config of {type(model).__name__} does not say how much smaller its latents are"
         raise EncodeError(message, hint="name the folder of a VAE for pictures")
     return factor
+
+
+def _frame_step(model: Any) -> int:
+    """How many frames of a clip one latent stands for."""
+    step = vars(model).get("temporal_compression_ratio") or model.config.get("temporal_compression_ratio")
+    if (halved := model.config.get("temperal_downsample")) is not None:
+        step = 2 ** sum(map(bool, halved))
+    if not isinstance(step, int | float) or step < 1 or step != int(step):
+        message = f"the config of {type(model).__name__} does not say how many frames one latent stands for"
+        raise EncodeError(message, hint="name the folder of a VAE for videos, or report it")
+    return int(step)
 
 
 def _channels(model: Any) -> int | None:

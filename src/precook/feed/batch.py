@@ -66,9 +66,9 @@ class BatchMaker:
         tables = store.places_of([column.keys for column in content.columns])
         assert tables is not None, "a lease was taken, so there is a store"
         self.buckets = content.buckets(options.pad)
-        """The height and width of each cut that all of a batch share; zeros where they need not."""
+        """What all cuts of a batch share; zeros where they need not."""
         # Pictures and masks meet in a batch where their cuts have one size or are free of it, texts always.
-        _, sizes = np.unique(self.buckets[:, 0] << 32 | self.buckets[:, 1], return_inverse=True)
+        _, sizes = np.unique(self.buckets, return_inverse=True)
         self._collators: dict[str, Collator] = {}
         for column, entries in zip(content.columns, tables, strict=True):
             buckets = np.broadcast_to(np.int64(0), len(column.keys)) if column.of_text else sizes
@@ -201,7 +201,8 @@ class BatchMaker:
         batch["loss_weight"] = buffers.tensor(content.loss_weights[concepts])
         if content.has_pictures:
             # Of pictures at their own size it is none, also where those of a batch happen to have the same.
-            batch["size"] = tuple(sizes[0].tolist()) if self.buckets[cuts[0]].any() else None
+            frames = () if content.frames is None else (int(content.frames[cuts[0]]),)
+            batch["size"] = (*frames, *sizes[0].tolist()) if self.buckets[cuts[0]] else None
             if content.originals is not None and content.crops is not None:
                 batch["original_size"] = buffers.tensor(content.originals[cuts].astype(np.int64))
                 batch["crop"] = buffers.tensor(content.crops[cuts].astype(np.int64))

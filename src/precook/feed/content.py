@@ -81,6 +81,8 @@ class FeedContent:
         pictures = content.pictures
         self.sizes: Numbers = pictures.size.astype(np.int64)
         """Height and width of each cut."""
+        self.frames = pictures.frames
+        """How many frames each cut has, where they are clips."""
         self._own_size = _own_size(content)
         self.originals = pictures.original
         """Height and width of the picture of each cut, where the snapshot says it."""
@@ -112,16 +114,18 @@ class FeedContent:
         """Whether the items of a batch must be of one size."""
 
     def buckets(self, pad: Mapping[str, Pad] | None) -> Numbers:
-        """The height and width of each cut that all of a batch share; zeros where a batch takes pictures of any size.
+        """A number for each cut that all of a batch share: by height and width and, of clips, the number of frames.
 
-        Pictures at their own size meet whatever that is where every encoder's entries can: those of a processor,
-        and those that are handed out as they are or end to end.
+        It is zero where a batch takes pictures of any size: pictures at their own size meet whatever that is where
+        every encoder's entries can: those of a processor, and those that are handed out as they are or end to end.
         """
+        buckets: Numbers = self.sizes[:, 0] << 32 | self.sizes[:, 1]
         pictures = [column for column in self.columns if not column.of_text]
         mixed = all(column.kind == PROCESSOR or (pad or {}).get(column.name) in _UNPADDED for column in pictures)
-        if not mixed or not self._own_size.any():
-            return self.sizes
-        return np.where(self._own_size[:, None], 0, self.sizes)
+        if mixed and self._own_size.any():
+            buckets = np.where(self._own_size, 0, buckets)
+        # Frames are fewer than 4096, and sides of clips less than half a million.
+        return buckets if self.frames is None else buckets | self.frames.astype(np.int64) << 51
 
 
 _UNPADDED = ("list", "join")

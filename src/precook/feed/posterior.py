@@ -17,7 +17,7 @@ from precook.values import Bytes, Numbers
 
 def has_moments(column: EntryColumn) -> bool:
     """Whether an encoder kept mean and logarithm of the variance instead of latents."""
-    return column.kind == "diffusers-vae" and column.settings.get("posterior") == "moments"
+    return column.kind in ("diffusers-vae", "diffusers-video-vae") and column.settings.get("posterior") == "moments"
 
 
 def draw_latents(moments: Any, images: Bytes, draws: Numbers, seed: int, library: Library) -> Any:

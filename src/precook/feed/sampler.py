@@ -110,8 +110,8 @@ def schedule(
     items = draw_items(content, seed=seed, epoch=epoch, dropout=dropout)
     # By the sample, not by its picture: equal pictures need not stand together.
     bits = draw(content.ids[items.samples], Purpose.ORDER, number=items.draws, seed=seed)
-    sizes = content.buckets(pad)[items.cuts] if content.has_pictures else np.zeros((len(items), 2), np.int64)
-    buckets, bucket = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
+    sizes = content.buckets(pad)[items.cuts] if content.has_pictures else np.zeros(len(items), np.int64)
+    buckets, bucket = np.unique(sizes, return_inverse=True)
     # By the cut last: two cuts of one sample may have the same size, and then they share their bits.
     order = np.lexsort((items.cuts, bits, bucket))
     edges = np.append(0, np.cumsum(np.bincount(bucket, minlength=len(buckets))))

@@ -17,6 +17,7 @@ from precook.plan.entries import EncoderPlan, PlannedEntry
 from precook.plan.reasons import Why
 from precook.plan.targets import Samples
 from precook.sources.captions import CaptionError
+from precook.units import format_count
 from precook.values import Key
 
 _WIDTH = 60
@@ -164,7 +165,9 @@ def _describe_form(plan: PlannedDataset, sample: int, entry: PlannedEntry) -> st
     width, height = entry.parts.geometry.target
     resolution = plan.settings.image.resolutions[entry.target.resolution]
     variation = f", variation {entry.target.variation}" if plan.settings.image.variations > 1 else ""
-    return f"{resolution} as {width}x{height}{variation}"
+    frames = entry.parts.frames
+    taken = "" if frames is None else f", {format_count(frames.count, 'frame')} from {frames.start}"
+    return f"{resolution} as {width}x{height}{taken}{variation}"
 
 
 def _lines(explanation: Explanation) -> Iterator[str]:

@@ -120,7 +120,7 @@ def snapshot_content(
 
 def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, dict[str, Bytes]]:
     """For each sample and target: how it is cut, and the keys of what picture and mask encoders made of it."""
-    samples, forms, cut_rows = [], [], []
+    samples, forms, cut_rows, counts = [], [], [], []
     # For each target and sample of the plan, the number of its cut, target after target.
     numbers = np.full((len(plan.targets.all), plan.samples.count), -1, np.int64)
     count = 0
@@ -131,6 +131,8 @@ def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, di
         samples.append(row_of[chosen])
         forms.append(np.tile([target.resolution, target.variation], (len(chosen), 1)))
         cut_rows.append(plan.targets.cuts[number][chosen])
+        if plan.targets.choices:
+            counts.append(plan.targets.choices[number][chosen, 1])
     sample, form, rows = np.concatenate(samples), np.concatenate(forms), np.concatenate(cut_rows)
     order = np.lexsort((form[:, 1], form[:, 0], sample))
     place = np.empty(count, np.int64)
@@ -149,6 +151,7 @@ def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, di
         size=rows[:, TARGET][:, ::-1].copy(),  # height first, here and below
         original=rows[:, SOURCE][:, ::-1].copy(),
         crop=shown_crops(rows),
+        frames=np.concatenate(counts)[order].astype(np.int32) if counts else None,
     )
     return pictures, columns
 

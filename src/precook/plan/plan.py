@@ -79,7 +79,7 @@ def collect_sources(
         if write:
             store.remember(memory)
 
-    with_masks = any(encoding.input == "mask" for encoding in encodings)
+    taken = frozenset(encoding.input for encoding in encodings)
     try:
         return [
             collect_samples(
@@ -88,7 +88,7 @@ def collect_sources(
                 settings.image,
                 memory,
                 trust=settings.stamps == "trust",
-                with_masks=with_masks,
+                taken=taken,
                 save=save,
                 report=report,
             )
@@ -114,7 +114,7 @@ def make_plan(
     With a lease, all that is wanted is protected by it before it is looked up.
     """
     samples = Samples(concepts)
-    targets = cut_samples(samples, settings.image)
+    targets = cut_samples(samples, settings.image, settings.video)
     wanted = [want(encoding, samples, targets, settings.image, settings.text, memory) for encoding in encodings]
     plan = Plan(settings, base, store, memory, samples, targets, {})
     return look_up(plan, wanted, memory, write=write, lease=lease)

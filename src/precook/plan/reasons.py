@@ -17,7 +17,7 @@ from precook.memo.columns import Kind, make_segment
 from precook.memo.memo import Memory
 from precook.plan.ready import was_lost
 from precook.plan.targets import Samples
-from precook.plan.wanted import NOBODY, WantedEntries, picture_kind, read_parts, text_kind
+from precook.plan.wanted import NOBODY, WantedEntries, kind_like, read_parts
 from precook.store.store import Store
 from precook.values import Bytes, Flags, Numbers
 
@@ -228,7 +228,7 @@ class ReasonFinder:
         return keys[0].tobytes() if known[0] and self._store.present(keys)[0] else None
 
     def _kind(self, recipe: bytes) -> Kind:
-        return (text_kind if self._wants.encoding.input == "text" else picture_kind)(recipe)
+        return kind_like(self._wants.kind, recipe)
 
     def _other_recipes(self) -> list[tuple[bytes, bytes]]:
         """Recipes of the same kind that made entries, those that differ least first."""

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precook.config.sections import ImageSettings
+from precook.config.sections import ImageSettings, VideoSettings
 from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
+from precook.sources.draws import Purpose, draw
+from precook.sources.frame_choice import EVERY, FrameTimes, capacity, choose_frames
 from precook.sources.geometry import GeometryRows, cut_rows
 from precook.sources.samples import ConceptSamples, SourceProblem
+from precook.units import format_count
 from precook.values import Bytes, Flags, Numbers
 
 _CONTEXT = "precook sample 1"
@@ -45,6 +48,9 @@ class Samples:
         self.masked = np.repeat(np.array([concept.concept.masks is not None for concept in by_concept], bool), counts)
         self.line_counts: Numbers = np.concatenate([concept.line_counts for concept in by_concept])
         self.lines: Bytes = _joined([concept.lines for concept in by_concept], 32)
+        clips = [concept.clips for concept in by_concept]
+        self.clips = None if None in clips else [times for some in clips if some is not None for times in some]
+        """When the frames of each sample are shown, where something wants clips."""
 
     @property
     def count(self) -> int:
@@ -96,6 +102,16 @@ class Samples:
         concept, number = self.in_concept(sample)
         return concept.path(number).encode("utf-8", "surrogateescape")
 
+    def times(self, sample: int) -> FrameTimes:
+        """When the frames of a clip are shown."""
+        assert self.clips is not None, "asked for where something wants clips"
+        return self.clips[sample]
+
+    def file_size(self, sample: int) -> int:
+        """Bytes of the picture's file."""
+        concept, number = self.in_concept(sample)
+        return concept.file_size(number)
+
     def path(self, sample: int) -> str:
         """The picture's path."""
         concept, number = self.in_concept(sample)
@@ -115,15 +131,24 @@ class Targets:
     """Samples that cannot be cut for any target."""
     partly: dict[str, int]
     """Samples left out at one resolution only, by resolution."""
+    choices: tuple[Numbers, ...] = ()
+    """Of clips, for each target a row for each sample, as `FrameChoice` has them: start, count and rate."""
 
 
-def cut_samples(samples: Samples, settings: ImageSettings) -> Targets:
-    """Work out how every sample is cut for every target."""
+def cut_samples(samples: Samples, settings: ImageSettings, video: VideoSettings) -> Targets:
+    """Work out how every sample is cut for every target and, of clips, which frames are taken."""
     targets, cuts = [], []
     for number, resolution in enumerate(settings.sizes):
         for variation in range(settings.variations):
             targets.append(Target(number, variation))
             cuts.append(cut_rows(samples.sizes, samples.images, settings, resolution=resolution, variation=variation))
+    choices: list[Numbers] = []
+    if samples.clips is not None:
+        chosen = [_choices(samples, video, settings.seed, variation) for variation in range(settings.variations)]
+        choices = [chosen[target.variation] for target in targets]
+        for sample in np.flatnonzero(chosen[0][:, 1] == 0).tolist() if chosen else []:
+            for cut in cuts:
+                cut.refused[sample] = _why_short(samples.clips[sample], video)
     usable = [np.ones(samples.count, bool) for _ in cuts]
     for cut, flags in zip(cuts, usable, strict=True):
         flags[list(cut.refused)] = False
@@ -137,7 +162,27 @@ def cut_samples(samples: Samples, settings: ImageSettings) -> Targets:
         lost = len(cuts[number * settings.variations].refused) - len(nowhere)
         if lost:
             partly[str(name)] = lost
-    return Targets(tuple(targets), tuple(cut.rows for cut in cuts), tuple(usable), tuple(problems), partly)
+    return Targets(
+        tuple(targets), tuple(cut.rows for cut in cuts), tuple(usable), tuple(problems), partly, tuple(choices)
+    )
+
+
+def _choices(samples: Samples, video: VideoSettings, seed: int, variation: int) -> Numbers:
+    """Which frames are taken of each clip; zeros where it has too few."""
+    assert samples.clips is not None, "asked for where there are clips"
+    rows = np.zeros((samples.count, 3), np.int64)
+    bits = draw(samples.images, Purpose.START, number=variation, seed=seed).tolist()
+    for row, (times, one) in enumerate(zip(samples.clips, bits, strict=True)):
+        choice = choose_frames(times, video.frames, video.rate, video.start, one)
+        if choice is not None:
+            rows[row] = choice.start, choice.count, choice.rate
+    return rows
+
+
+def _why_short(times: FrameTimes, video: VideoSettings) -> str:
+    at = "" if video.rate == EVERY else f" at {video.fps} per second"
+    there = format_count(capacity(times, video.rate), "frame")
+    return f"too short: {there}{at}, and video.frames asks for {min(video.frames)}"
 
 
 def _joined(columns: list[npt.NDArray[Any]], width: int) -> npt.NDArray[Any]:

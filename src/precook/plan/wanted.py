@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -13,12 +13,14 @@ from precook.identity.recipe import Recipe
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
 from precook.plan.targets import Samples, Targets
+from precook.sources.clips import VERSION as CLIPS
 from precook.sources.draws import Purpose, draw
+from precook.sources.frame_choice import FrameChoice
 from precook.sources.geometry import COLUMNS, Geometry, GeometryRows
 from precook.sources.samples import EMPTY
 from precook.values import Bytes, Flags, Numbers
 
-Input = Literal["image", "text", "mask"]
+Input = Literal["image", "text", "mask", "video"]
 NOBODY = -1
 """The owner of the empty prompt."""
 
@@ -62,7 +64,8 @@ def want(
         kind = text_kind(encoding.recipe)
         rows, owners, parts = text_rows(samples, targets, text)
     else:
-        kind = picture_kind(encoding.recipe)
+        clips = bool(targets.choices) and encoding.input != "mask"
+        kind = (clip_kind if clips else picture_kind)(encoding.recipe)
         rows, owners, parts = _picture_rows(encoding, samples, targets, image)
     keys = find_keys(kind, rows, encoding.recipe, memory)
     return WantedEntries(encoding, kind, rows, owners, parts, keys, first_of_each(keys))
@@ -101,7 +104,7 @@ def _kept_lines(samples: Samples, settings: TextSettings) -> Flags:
 def _picture_rows(
     encoding: Encoding, samples: Samples, targets: Targets, settings: ImageSettings
 ) -> tuple[Bytes, Numbers, Numbers]:
-    rows, owners, parts = [np.zeros((0, picture_kind(encoding.recipe).key), np.uint8)], [], []
+    rows, owners, parts = [], [], []
     for number, (cuts, usable) in enumerate(zip(targets.cuts, targets.usable, strict=True)):
         chosen = usable & samples.masked if encoding.input == "mask" else usable
         if encoding.input == "mask":
@@ -112,12 +115,28 @@ def _picture_rows(
             made = picture_rows(
                 samples.images[chosen], cuts[chosen], alphas=samples.alphas[chosen], background=settings.rgb
             )
+        if targets.choices and encoding.input != "mask":
+            made = clip_rows(made, _taken(encoding, samples, targets.choices[number])[chosen])
         rows.append(made)
         owners.append(np.flatnonzero(chosen))
         parts.append(np.full(len(made), number))
-    if len(rows) == 2:  # noqa: PLR2004 - one target
-        return rows[1], owners[0], parts[0]
+    if len(rows) == 1:
+        return rows[0], owners[0], parts[0]
     return np.concatenate(rows), np.concatenate(owners), np.concatenate(parts)
+
+
+def _taken(encoding: Encoding, samples: Samples, choices: Numbers) -> Numbers:
+    """The frames that an encoder takes of each clip: of one that takes pictures, the first that is chosen.
+
+    A still picture is none of its frames but itself, so that its entry is that of any other dataset.
+    """
+    if encoding.input == "video":
+        return choices
+    assert samples.clips is not None, "they have choices"
+    taken = np.zeros_like(choices)
+    moving = np.array([times.count > 1 for times in samples.clips], bool)
+    taken[moving, 0], taken[moving, 1] = choices[moving, 0], 1
+    return taken
 
 
 def first_of_each(keys: Bytes) -> Flags:
@@ -144,6 +163,8 @@ def rows_with(keys: Bytes, wanted: Collection[bytes]) -> Numbers:
 
 _GEOMETRY = slice(32, 32 + 4 * COLUMNS)
 _BACKGROUND = slice(_GEOMETRY.stop, _GEOMETRY.stop + 8)
+_CHOICE = slice(_BACKGROUND.stop, _BACKGROUND.stop + 16)
+"""Of clips: three numbers of four bytes, and nothing."""
 _WHITE = 255
 """In the last byte: no mask file, a white mask."""
 
@@ -157,6 +178,8 @@ class KeyParts:
     geometry: Geometry | None
     background: tuple[int, int, int] | None
     white: bool
+    frames: FrameChoice | None = None
+    """Of a clip: which frames."""
 
     @property
     def settings(self) -> dict[str, object]:
@@ -166,12 +189,25 @@ class KeyParts:
             settings["geometry"] = self.geometry.form
         if self.background is not None:
             settings["background"] = list(self.background)
+        if self.frames is not None:
+            settings["frames"] = {"version": CLIPS, **self.frames.form}
         return settings
 
 
 def picture_kind(recipe: Recipe | bytes) -> Kind:
     """Keys of pictures and masks by input, geometry and background."""
     return Kind(f"picture keys/1/{_hex(recipe)}", key=_BACKGROUND.stop, value=32)
+
+
+def clip_kind(recipe: Recipe | bytes) -> Kind:
+    """Keys of clips by input, geometry, background and frames."""
+    return Kind(f"clip keys/1/{_hex(recipe)}", key=_CHOICE.stop, value=32)
+
+
+def kind_like(kind: Kind, recipe: bytes) -> Kind:
+    """Keys of the same sort that another recipe made."""
+    family, _, _ = kind.name.rpartition("/")
+    return replace(kind, name=f"{family}/{recipe.hex()}")
 
 
 def text_kind(recipe: Recipe | bytes) -> Kind:
@@ -202,16 +238,28 @@ def picture_rows(
     return rows
 
 
+def clip_rows(rows: Bytes, choices: Numbers) -> Bytes:
+    """What keys of clips are made of: rows of `picture_rows`, and which frames are taken; none of a still picture."""
+    taken = np.zeros((len(rows), 4), "<u4")
+    taken[:, :3] = choices
+    return np.concatenate([rows, taken.view(np.uint8)], axis=1)
+
+
 def read_parts(row: Bytes) -> KeyParts:
-    """What a row of `picture_rows`, or the digest of a text, stands for."""
+    """What a row of `picture_rows` or `clip_rows`, or the digest of a text, stands for."""
     if len(row) == 32:  # noqa: PLR2004 - a digest
         return KeyParts(row.tobytes(), None, None, white=False)
+    frames = None
+    if len(row) == _CHOICE.stop:
+        start, count, rate, _ = np.ascontiguousarray(row[_CHOICE]).view("<u4").tolist()
+        frames = FrameChoice(start, count, rate) if count else None
     red, green, blue, shows = row[_BACKGROUND][:4].tolist()
     return KeyParts(
         input=row[:32].tobytes(),
         geometry=Geometry.of(np.ascontiguousarray(row[_GEOMETRY]).view("<i4")),
         background=(red, green, blue) if shows else None,
-        white=bool(row[-1] == _WHITE),
+        white=bool(row[_BACKGROUND.stop - 1] == _WHITE),
+        frames=frames,
     )
 
 

@@ -35,6 +35,7 @@ class Purpose(enum.IntEnum):
     NOISE = 12
     TAG_ORDER = 13
     TAG_DROPOUT = 14
+    START = 15
 
 
 def draw(digests: Bytes, purpose: Purpose, *, number: int | Numbers, seed: int) -> npt.NDArray[np.uint64]:

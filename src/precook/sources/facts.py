@@ -48,7 +48,7 @@ _PICTURE = struct.Struct("<IIBB5xB")
 _CAPTION = struct.Struct("<I32sB2xB")
 _NOTES = 36
 """The byte of a caption's row that says what a plan tells about its file."""
-_PILLOW = "/".join(
+PILLOW = "/".join(
     [PIL.__version__, *(name for name in ("avif", "webp") if name in features.modules and features.check_module(name))]
 )
 """Which Pillow this is, and what it was built with: another one may read what this one refuses."""
@@ -260,7 +260,7 @@ class PictureReader:
 
     task = "reading pictures"
     kind = Kind("pictures/1", key=32, value=_PICTURE.size)
-    refusals = f"refused pictures/1/{_PILLOW}"
+    refusals = f"refused pictures/1/{PILLOW}"
 
     def read(self, digest: bytes, content: bytes) -> bytes:  # noqa: ARG002
         facts = read_facts(content)

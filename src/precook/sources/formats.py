@@ -1,4 +1,4 @@
-"""Picture file formats: which one a file is in, and whether all of the file is there.
+"""File formats of pictures and videos: which one a file is in, and whether all of the file is there.
 
 A plan refuses a file that was cut off before anything is encoded, so this is told from the structure of the file, not
 from its pixels. Pillow could say it only by decoding: for a JPEG of 1536 x 1024 pixels that takes 6.6 ms and this 6 us,
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "tif", "tiff", "gif")
 """Ends of the names of picture files; a file is taken for what its first bytes announce."""
+VIDEO_SUFFIXES = ("mp4", "m4v", "mov", "mkv", "webm", "avi")
+"""Ends of the names of video files; they, too, are taken for what their first bytes announce."""
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_FRAME = 12
@@ -31,6 +33,10 @@ _BMP_DEPTHS = frozenset({1, 4, 8, 16, 24, 32})
 _BMP_UNCOMPRESSED = frozenset({0, 3})
 
 _BOX_HEADER = 8
+_MOVIE_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"moof", b"wide", b"free", b"skip", b"pnot"})
+"""What an MP4 or QuickTime file may begin with."""
+_EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
+"""What a Matroska file begins with, and what holds all of its tracks."""
 
 
 def file_format(content: bytes) -> str | None:
@@ -58,6 +64,34 @@ def why_cut_off(content: bytes) -> str | None:
     """
     check = _CHECKS.get(file_format(content) or "")
     return check(content) if check else None
+
+
+def video_format(content: bytes) -> str | None:
+    r"""The container that the first bytes announce, by FFmpeg's name for it; None where it is none that we read.
+
+    >>> video_format(b"\0\0\0\x20ftypisom"), video_format(b"\0\0\0\x20ftypavif"), video_format(b"RIFF....AVI ")
+    ('mov', None, 'avi')
+    """
+    if content.startswith(_EBML):
+        return "matroska"
+    if content.startswith(b"RIFF") and content[8:12] == b"AVI ":
+        return "avi"
+    if content[4:8] in _MOVIE_BOXES and not is_heif(content) and file_format(content) is None:
+        return "mov"
+    return None
+
+
+def why_video_cut_off(content: bytes) -> str | None:
+    """What of a video, or of an animated GIF or WebP, is missing; None where its structure shows no gap."""
+    check = {"mov": _movie, "matroska": _matroska, "avi": _webp}.get(video_format(content) or "")
+    if check is None:
+        check = _whole_gif if file_format(content) == "GIF" else why_cut_off
+    return check(content)
+
+
+def is_heif(content: bytes) -> bool:
+    """Whether an ISO media file holds pictures, HEIC for example, and no film; AVIF is told by `file_format`."""
+    return bool({b"heic", b"heix", b"heim", b"heis", b"mif1"} & set(media_brands(content)[:1]))
 
 
 def media_brands(content: bytes) -> list[bytes]:
@@ -139,6 +173,26 @@ def _gif(content: bytes) -> str | None:
     return "it ends before its first frame"
 
 
+def _whole_gif(content: bytes) -> str | None:
+    """What is missing of all frames of a GIF, not of its first alone."""
+    if why := _gif(content):
+        return why
+    position, frame = _GIF_HEADER + _gif_colour_table(content[10]), 0
+    while position < len(content):
+        block = content[position : position + 1]
+        if block == b";":
+            return None
+        if block == b"!":
+            position = _gif_blocks_end(content, position + 2)
+        elif block == b",":
+            frame += 1
+            flags = content[position + 9] if position + 9 < len(content) else 0
+            position = _gif_blocks_end(content, position + 11 + _gif_colour_table(flags))
+        else:
+            position += 1
+    return f"it ends inside or behind frame {frame}, and its end is missing"
+
+
 def _gif_colour_table(flags: int) -> int:
     """Bytes of the colour table that these flags announce."""
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
@@ -202,6 +256,41 @@ def _avif(content: bytes) -> str | None:
         needed.discard(content[position + 4 : position + 8])
         position += size
     return _bytes_missing(position - len(content))
+
+
+def _movie(content: bytes) -> str | None:
+    position = 0
+    seen = set()
+    while position + _BOX_HEADER <= len(content):
+        size = _big(content[position : position + 4])
+        if size == 1:
+            size = _big(content[position + 8 : position + 16])
+        seen.add(content[position + 4 : position + 8])
+        if size < _BOX_HEADER:
+            position = len(content)  # up to the end of the file, or damaged
+        position += size
+    if position > len(content) and size >= _BOX_HEADER:
+        return _bytes_missing(position - len(content))
+    return None if b"moov" in seen else "the table of its frames is missing"
+
+
+def _matroska(content: bytes) -> str | None:
+    start = len(_EBML)
+    size, start = _ebml_size(content, start)
+    start += size or 0
+    if content[start : start + 4] != _SEGMENT:
+        return "it ends inside its header" if start + 4 > len(content) else None  # damaged, for the decoder to say
+    size, start = _ebml_size(content, start + len(_SEGMENT))
+    return None if size is None else _bytes_missing(start + size - len(content))
+
+
+def _ebml_size(content: bytes, start: int) -> tuple[int | None, int]:
+    """A size of EBML and where what it counts begins; None where it was not known when the file was begun."""
+    first = content[start] if start < len(content) else 0
+    length = 9 - first.bit_length()
+    bits = 7 * length
+    size = _big(content[start : start + length]) & ((1 << bits) - 1)
+    return (None if size == (1 << bits) - 1 else size), start + length
 
 
 def _bytes_missing(count: int) -> str | None:

@@ -70,7 +70,7 @@ something about the machine."""
 _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _ORIENTATION = 0x0100, 0x0101, 0x0102, 0x0106, 0x0112
 """Tags of TIFF and EXIF."""
 _WHITE_IS_ZERO = 0
-_TRANSPOSE = {
+TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -79,7 +79,7 @@ _TRANSPOSE = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SWAPPED = frozenset({5, 6, 7, 8})
+SWAPPED = frozenset({5, 6, 7, 8})
 _FROM_RIGHT, _FROM_BELOW = frozenset({2, 3, 6, 7}), frozenset({3, 4, 7, 8})
 """Orientations whose pictures have at the left, or at the top, what is at the other end of a side in the file."""
 _ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
@@ -114,7 +114,7 @@ class DecodedPicture:
 
 def read_facts(content: bytes) -> Facts:
     """The facts of a picture file, without decoding a pixel; `RefusedError` if it is no picture or visibly cut off."""
-    return _open(content)[1]
+    return open_picture(content)[1]
 
 
 def check_pixels(facts: Facts, limit: int) -> None:
@@ -145,9 +145,9 @@ def decode_image(
     A JPEG is made smaller by its decoder, as many times as `reduction` says: 2, 4 or 8. Other formats come in full
     size.
     """
-    image, facts = _open(content)
+    image, facts = open_picture(content)
     transparent = image.info.get("transparency")
-    with _refuse_failures("damaged"):
+    with refuse_failures("damaged"):
         # Pillow turns a TIFF as it loads it.
         turned = (
             facts.orientation != 1
@@ -158,8 +158,8 @@ def decode_image(
         reduction = reduction if isinstance(image, JpegImageFile) else 1
         _load(image, content, reduction)
         rgb = _to_rgb(image, facts, transparent, content[24] if isinstance(image, PngImageFile) else 8, background)
-    if facts.orientation in _TRANSPOSE and not turned:
-        rgb = rgb.transpose(_TRANSPOSE[facts.orientation])
+    if facts.orientation in TRANSPOSE and not turned:
+        rgb = rgb.transpose(TRANSPOSE[facts.orientation])
     width, height = facts.width / reduction, facts.height / reduction
     if rgb.size != (whole := (math.ceil(width), math.ceil(height))):
         raise RefusedError(f"damaged: {rgb.width} x {rgb.height} pixels instead of {whole[0]} x {whole[1]}")
@@ -174,7 +174,7 @@ def decode_mask(content: bytes) -> Pixels:
     return np.array(Image.fromarray(decode(content, background=(0, 0, 0))).convert("L"))
 
 
-def _open(content: bytes) -> tuple[ImageFile.ImageFile, Facts]:
+def open_picture(content: bytes) -> tuple[ImageFile.ImageFile, Facts]:
     """The picture, not yet decoded, and its facts."""
     name = file_format(content)
     if name is None:
@@ -185,7 +185,7 @@ def _open(content: bytes) -> tuple[ImageFile.ImageFile, Facts]:
         raise RefusedError(f"damaged: {why}")
     if name not in _READERS or (name in {"WEBP", "AVIF"} and not features.check(name.lower())):
         raise RefusedError(f"the installed Pillow cannot read {name}: install a newer one, or convert the file")
-    with _refuse_failures(f"not a readable {name}"):
+    with refuse_failures(f"not a readable {name}"):
         image = _READERS[name](io.BytesIO(content))
         if isinstance(image, TiffImageFile):
             # `size` comes before or after the orientation, depending on Pillow's version.
@@ -198,14 +198,14 @@ def _open(content: bytes) -> tuple[ImageFile.ImageFile, Facts]:
         raise RefusedError(f"{width} x {height} pixels are more than the {2 * limit} that Pillow allows")
     if why := _why_not_rgb(image):
         raise RefusedError(why)
-    if orientation in _SWAPPED:
+    if orientation in SWAPPED:
         width, height = height, width
     alpha = image.mode in _ALPHA_MODES or "transparency" in image.info
     return image, Facts(width, height, orientation, alpha)
 
 
 @contextmanager
-def _refuse_failures(summary: str) -> Iterator[None]:
+def refuse_failures(summary: str) -> Iterator[None]:
     """Whatever Pillow finds wrong with the bytes becomes a `RefusedError`."""
     try:
         yield
@@ -281,7 +281,7 @@ def _orientation(image: ImageFile.ImageFile, content: bytes) -> int:
         xmp = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or b""
         match = re.search(rb'tiff:Orientation(?:="|>)([0-9])', xmp.encode() if isinstance(xmp, str) else xmp)
         value = int(match[1]) if match else None
-    return value if isinstance(value, int) and value in _TRANSPOSE else 1
+    return value if isinstance(value, int) and value in TRANSPOSE else 1
 
 
 def _png_exif(image: PngImageFile, content: bytes) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from precook.config.concept import ColumnName, Concept, FileName, FixedText
 from precook.sources.captions import from_file_name
-from precook.sources.formats import SUFFIXES
+from precook.sources.formats import SUFFIXES, VIDEO_SUFFIXES
 from precook.sources.tables import SourceTable
 from precook.sources.walk import Listing, list_names, mark_outside, walk
 from precook.values import Numbers
@@ -47,10 +47,10 @@ class SampleFiles:
         return [text] if text else []
 
 
-def folder_files(concept: Concept, root: Path) -> SampleFiles:
-    """List a folder and pair what lies in it."""
+def folder_files(concept: Concept, root: Path, *, clips: bool = False) -> SampleFiles:
+    """List a folder and pair what lies in it; videos are samples where something wants `clips`."""
     sidecar = concept.sidecar_extension
-    roles: dict[str, int] = dict.fromkeys(SUFFIXES, PICTURE)
+    roles: dict[str, int] = dict.fromkeys((*SUFFIXES, *(VIDEO_SUFFIXES if clips else ())), PICTURE)
     if sidecar is not None:
         roles[_suffix(sidecar)] = CAPTION
     if isinstance(concept.masks, str):

@@ -6,8 +6,9 @@ reading. A picture with a file that cannot be used becomes a problem; every othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ import numpy as np
 from precook.config.concept import ColumnName, Concept
 from precook.config.sections import ImageSettings
 from precook.fs.read import read_small
+from precook.fs.stamps import SIZE
 from precook.fs.trust import FileSystem
 from precook.identity.digest import digest
 from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.sources.caption_rule import CaptionRule
 from precook.sources.captions import MAX_BYTES, CaptionError
+from precook.sources.clip_facts import ClipReader, with_audio
 from precook.sources.facts import (
     CaptionReader,
     FactReader,
@@ -30,6 +33,7 @@ from precook.sources.facts import (
     picture_alphas,
     picture_sizes,
 )
+from precook.sources.frame_choice import FrameTimes
 from precook.sources.pictures import Facts, RefusedError, check_pixels
 from precook.sources.sample_files import SampleFiles, folder_files, table_files
 from precook.sources.tables import read_table
@@ -78,6 +82,10 @@ class ConceptSamples:
     masks: Bytes
     has_mask: Flags
     problems: tuple[SourceProblem, ...]
+    clips: tuple[FrameTimes, ...] | None = None
+    """When the frames of each sample are shown, where something wants clips."""
+    with_sound: int = 0
+    """Clips that have sound, which nobody listens to."""
 
     @property
     def count(self) -> int:
@@ -96,6 +104,10 @@ class ConceptSamples:
     def full_path(self, sample: int) -> str:
         """The picture's path."""
         return self.listing.full_path(int(self.files.pictures[self.rows[sample]]))
+
+    def file_size(self, sample: int) -> int:
+        """Bytes of the picture's file."""
+        return int(self.listing.stamps[self.files.pictures[self.rows[sample]], SIZE])
 
     def mask_path(self, sample: int) -> str | None:
         """The mask's path, where there is one."""
@@ -139,14 +151,15 @@ def collect_samples(
     memory: Memory,
     *,
     trust: bool,
-    with_masks: bool,
+    taken: Collection[str],
     save: Callable[[], None],
     report: Reporter,
 ) -> ConceptSamples:
     """Find a concept's samples and collect the facts about their files.
 
-    `trust` believes stamps on every file system; masks are looked at only where something wants them. `save` is called
-    now and then while files are read.
+    `trust` believes stamps on every file system. `taken` are the inputs of all encoders: masks are looked at only where
+    one takes them, and only where one takes videos are these samples. `save` is called now and then while files are
+    read.
     """
     root = base / concept.path
     if concept.is_table:
@@ -160,11 +173,11 @@ def collect_samples(
         files = table_files(concept, root, table)
         root = root.parent
     else:
-        files = folder_files(concept, root)
+        files = folder_files(concept, root, clips="video" in taken)
         bad_rows = files.listing.problems
     collection = _Collection(concept, files, settings, memory, FileSystem.of(root, trust=trust), save, report)
     collection.problems += [SourceProblem(concept.name, path, reason) for path, reason in bad_rows]
-    return collection.collect(with_masks=with_masks)
+    return collection.collect(with_masks="mask" in taken, with_clips="video" in taken)
 
 
 class _Collection:
@@ -193,14 +206,17 @@ class _Collection:
         self._several_lines = np.zeros(len(files.pictures), bool)
         self._empty_tags = np.zeros(len(files.pictures), bool)
 
-    def collect(self, *, with_masks: bool) -> ConceptSamples:
+    def collect(self, *, with_masks: bool, with_clips: bool) -> ConceptSamples:
         """The samples; a problem with any of its files leaves a sample out."""
         files, listing = self._files, self._files.listing
         for number in np.flatnonzero(~self._usable).tolist():
             row = int(files.pictures[number])
             self._leave_out(number, row, listing.problem(row))
         chosen = np.flatnonzero(self._usable)
-        pictures = self._facts(files.pictures[chosen], PictureReader())
+        if with_clips:
+            pictures, clips = self._clips(files.pictures[chosen])
+        else:
+            pictures, clips = self._facts(files.pictures[chosen], PictureReader()), None
         sizes, alphas = picture_sizes(pictures.facts), picture_alphas(pictures.facts)
         for index, reason in self._unusable_pictures(pictures, sizes):
             self._leave_out(int(chosen[index]), int(files.pictures[chosen[index]]), reason)
@@ -226,7 +242,21 @@ class _Collection:
             masks=masks[keep],
             has_mask=has_mask[keep],
             problems=tuple(self.problems),
+            clips=None if clips is None else tuple(compress(clips, keep.tolist())),
+            with_sound=0 if clips is None else int(with_audio(pictures.facts)[keep].sum()),
         )
+
+    def _clips(self, rows: Numbers) -> tuple[FileFacts, list[FrameTimes]]:
+        """The facts about clips, and their time stamps."""
+        reader = ClipReader()
+        clips = self._facts(rows, reader)
+        try:
+            return clips, reader.times(clips.digests, clips.facts, self._memory)
+        except LookupError:
+            # Memory may lose any part of itself. Clips of a rate that varies are read again then.
+            self._memory.forget(reader.kind)
+            clips = self._facts(rows, reader)
+            return clips, reader.times(clips.digests, clips.facts, self._memory)
 
     def _facts(self, rows: Numbers, reader: FactReader) -> FileFacts:
         listing = self._files.listing

@@ -6,6 +6,7 @@ import bisect
 import errno
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,8 @@ class Listing:
     """Directories relative to the root ("" or with a slash at the end), and their first and last file plus one."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """Folders that could not or may not be listed, and links that may have led to some: relative path and reason."""
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Files without a role, by the end of their name in lower case; "" for none."""
     modes: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
     """Modes of files, or minus the errno where they could not be looked at."""
     stamps: Stamps = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
@@ -196,6 +199,7 @@ def _scan(
     visited.add(directory)
     folders: list[os.DirEntry[str]] = []
     broken: list[tuple[str, str]] = []
+    ignored: list[str] = []
     add_name, add_role = listing.names.append, listing.roles.append
     with os.scandir(path) as entries:
         for entry in entries:
@@ -217,7 +221,10 @@ def _scan(
                 add_role(role)
             elif recursive and entry.is_symlink() and (reason := _why_broken(entry)):
                 broken.append((folder + name, reason))
+            else:
+                ignored.append(suffix.lower() if len(suffix) < len(name) else "")
     listing.problems += broken
+    listing.ignored.update(ignored)
     return _below(listing, folder, folders, limit) if recursive else []
 
 

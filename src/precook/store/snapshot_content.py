@@ -58,7 +58,7 @@ class FrozenEncoder:
     """What made the entries that a batch has under one name."""
 
     input: str
-    """`image`, `text` or `mask`."""
+    """`image`, `text`, `mask` or `video`."""
     recipe: str
     """The recipe's canonical form."""
     pad: int | None = None
@@ -92,6 +92,8 @@ class PictureColumns:
     """Height and width of the picture itself; older snapshots and other writers do not say it."""
     crop: Small | None = None
     """Top and left of the cut, in the picture as it was scaled and perhaps mirrored; known where `original` is."""
+    frames: Small | None = None
+    """Of clips: how many frames; pictures do not say it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -240,6 +242,8 @@ class SnapshotContent:
         ]
         if pictures.original is not None or pictures.crop is not None:
             columns += [(column, (cuts, 2), "i4", _MAX_NUMBER) for column in (pictures.original, pictures.crop)]
+        if pictures.frames is not None:
+            columns.append((pictures.frames, (cuts,), "i4", _MAX_FRAMES))
         if lines.order is not None:
             columns.append((lines.order, (texts,), "i4", texts))
         if not all(_is_column(*column) for column in columns):
@@ -255,6 +259,7 @@ _DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENCODER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
 _MISFIT = "its columns do not fit together"
 _MAX_NUMBER = 1 << 31
+_MAX_FRAMES = 1 << 12
 _MAX_SHOWN = 1 << 62
 _MAX_WEIGHT = 1e308
 _MAX_NAME = 1024
@@ -265,7 +270,7 @@ _Part = TypeVar("_Part", bound=Any)
 def as_plain(part: Any) -> dict[str, Any]:
     """One part of the content as it is stored; what only some writers know is left out where it is not known."""
     form = {known.name: getattr(part, known.name) for known in fields(part) if known.name != "extra"}
-    for name in ("pad", "eos", "original", "crop", "order"):
+    for name in ("pad", "eos", "original", "crop", "frames", "order"):
         if form.get(name, 0) is None:
             del form[name]
     if "eos" in form:
@@ -370,7 +375,7 @@ def _concept(form: Any) -> FrozenConcept:
 
 def _encoder(form: Any) -> FrozenEncoder:
     encoder = _part(FrozenEncoder, form)
-    if encoder.input not in ("image", "text", "mask") or not isinstance(encoder.recipe, str):
+    if encoder.input not in ("image", "text", "mask", "video") or not isinstance(encoder.recipe, str):
         _refuse("one of its encoders has no input or no recipe")
     if encoder.pad is not None and (type(encoder.pad) is not int or abs(encoder.pad) > _MAX_SHOWN):
         _refuse("one of its encoders pads with no number")
