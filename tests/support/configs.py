@@ -295,6 +295,6 @@ BAD = [
     (encoder("a:B", thing={"a": "\0"}), "encoders.x.thing.a", "must not contain a null character"),
     *[
         (small(encoders={name: {"uses": "image"}}), f"encoders.{name}", "a batch has something of that name")
-        for name in ("sample", "concept", "caption", "loss_weight", "size")
+        for name in ("sample", "concept", "path", "caption", "loss_weight", "size")
     ],
 ]

@@ -78,7 +78,7 @@ def find_key(store: Store, digits: str) -> Key:
     """The one key that begins with these digits; an error where there is none, or more than one."""
     if len(digits) == _KEY_DIGITS:
         return Key.from_hex(digits)
-    keys = _keys_that_begin_with(store, digits)
+    keys = store.begins_with(digits, most=_FEW + 1)  # one more than is shown, so that the error can say so
     if len(keys) > 1:
         few = ", ".join(f"{key.hex[:_SHOWN_DIGITS]}…" for key in keys[:_FEW])
         more = " and more" if len(keys) > _FEW else ""
@@ -90,17 +90,3 @@ def find_key(store: Store, digits: str) -> Key:
         message = f"no entry begins with {digits}"
         raise PrecookError(message, hint="`precook ls` lists the entries")
     return keys[0]
-
-
-def _keys_that_begin_with(store: Store, digits: str) -> list[Key]:
-    """At most one more than an error shows, so that the error can say that there are more."""
-    first = bytes.fromhex(digits.ljust(_KEY_DIGITS, "0"))
-    last = bytes.fromhex(digits.ljust(_KEY_DIGITS, "f"))
-    keys: dict[bytes, None] = {}
-    # A prefix sorts before every key that begins with it.
-    for row in store.entries(after=first[: len(digits) // 2]):
-        if row.key > last or len(keys) > _FEW:
-            break
-        if row.key >= first:
-            keys[row.key] = None
-    return [Key(key) for key in keys]

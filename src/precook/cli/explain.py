@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A picture, caption or mask.")],
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="A picture, caption or mask; or a key or a sample by its first digits."),
+    ],
     *,
     config: ConfigOption = None,
     store: StoreOption = None,
@@ -28,14 +31,16 @@ def command(
 ) -> None:
     """Explain why the entries of a file are there or missing.
 
-    A missing one is compared with the stored entry that differs least.
+    A missing one is compared with the stored entry that differs least. A key or a sample leads back to its file.
     """
+    from precook.plan.trace import as_digits
+
     with open_project(config, store, code=not no_code) as project:
         plan = make_plan(project, write=not no_write)
         try:
             explanation = plan.explain(path)
         except SourceError as error:
-            if os.path.lexists(path):
+            if os.path.lexists(path) or as_digits(path):
                 raise
             raise SourceError(path, "no such file", hint="paths start at the current directory") from error
     if as_json:
@@ -47,6 +52,7 @@ def command(
 def _document(explanation: Explanation) -> dict[str, Any]:
     return {
         "path": explanation.path,
+        "note": explanation.note or None,
         "problems": list(explanation.problems),
         "not_loaded": not_loaded_document(explanation.not_loaded),
         "samples": [

@@ -1,4 +1,4 @@
-"""`precook show`: one entry with its tree, its numbers, its recipe and its place."""
+"""`precook show`: one entry with its tree, its numbers, its recipe, its place and its source; or one sample."""
 
 from __future__ import annotations
 
@@ -8,50 +8,192 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from precook.cli import output
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, key_digits, open_to_read
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, key_digits, named_config, open_to_read
 from precook.cli.output import Line, Span
-from precook.errors import DAMAGED, DamagedEntryError
+from precook.errors import DAMAGED, DamagedEntryError, PrecookError, printable
 from precook.units import format_age, format_count, format_size, local_time, utc_time
 
 if TYPE_CHECKING:
     from precook.cli.entries import RecipeInfo
+    from precook.maintain.owners import Owner, SnapshotSample
     from precook.store.reader import Located
+    from precook.store.store import Store
     from precook.values import Array
 
 _MOST_FIELDS = 40
 """Lines of a recipe or of labels that are shown to people."""
 _FIELD_LENGTH = 120
 _DIGEST_DIGITS = 16
+_MOST_OWNERS = 5
+"""Samples and files that are shown to people."""
 
 
 def command(
     key: Annotated[
-        str, typer.Argument(parser=key_digits, metavar="KEY", help="The entry's key, or at least its first 4 digits.")
+        str,
+        typer.Argument(
+            parser=key_digits, metavar="KEY", help="The key of an entry, or a sample, or at least the first 4 digits."
+        ),
     ],
     *,
     config: ConfigOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Show one entry: its tree and numbers, its recipe, its place."""
+    """Show one entry: its tree and numbers, its recipe, its place, and the file that it was made of; or one sample.
+
+    Files are named by snapshots that keep paths, and by the config's concepts as far as their files are remembered.
+    """
     from precook.cli.entries import find_key
     from precook.cli.tree import tree_lines
+    from precook.maintain.owners import find_samples
 
     with open_to_read(config, store) as opened:
+        samples = find_samples(opened, key)
+        if samples:
+            _refuse_two(opened, samples, key)
+            return _show_sample(opened, samples, config, as_json=as_json)
         view = _read(opened.locate(find_key(opened, key)))
+        source = _trace(opened, view.entry, config)
     if as_json:
-        output.document(_document(view))
+        output.document({**_document(view), **_source_document(source)})
     else:
-        output.facts(_facts(view))
+        output.facts(_facts(view, source))
         output.line()
         for line in tree_lines(view.tree):
             output.line(line)
     return 0 if view.damage is None else DAMAGED
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySource:
+    """Where an entry came from."""
+
+    owners: Sequence[Owner]
+    """The samples that need it, by the snapshots."""
+    paths: Sequence[str]
+    """Their pictures, or the file that it was made of: as snapshots and the config's concepts name it."""
+
+
+def _trace(store: Store, entry: Located, config: Path | None) -> EntrySource:
+    """The samples and the files behind an entry, as far as anybody remembers them; no source is read."""
+    from precook.maintain.owners import find_owners
+    from precook.plan.trace import key_inputs
+
+    owners = find_owners(store, {entry.key.bytes}).get(entry.key.bytes, [])
+    digests = {owner.image for owner in owners if owner.image is not None}
+    paths = [owner.path for owner in owners if owner.path is not None]
+    return EntrySource(
+        owners, _with_remembered(paths, store, config, digests | key_inputs(store, store.memory(), entry.key))
+    )
+
+
+def _with_remembered(paths: list[str], store: Store, config: Path | None, digests: set[bytes]) -> list[str]:
+    """The paths that snapshots have, or else those that the config's concepts have for this content."""
+    from precook.config.check import read_config
+    from precook.plan.trace import trace_files
+
+    place = named_config(config)
+    if paths or place is None or not digests:
+        return list(dict.fromkeys(paths))
+    try:
+        settings, _ = read_config(place)
+    except PrecookError:
+        if config is not None:
+            raise
+        return []  # nobody has named it, and the store speaks for itself
+    trust = settings.stamps == "trust"
+    return trace_files(settings.concepts, place.parent, store.memory(), digests, trust=trust)
+
+
+def _source_document(source: EntrySource) -> dict[str, Any]:
+    samples = [
+        {
+            "dataset": owner.dataset,
+            "snapshot": owner.snapshot,
+            "encoder": owner.encoder,
+            "sample": owner.sample,
+            "concept": owner.concept,
+            "path": owner.path,
+        }
+        for owner in source.owners
+    ]
+    return {"sources": list(source.paths), "samples": samples}
+
+
+def _source_facts(source: EntrySource) -> Iterator[tuple[str, Line]]:
+    """The files first, then who needs it."""
+    yield from _path_facts(source.paths, known=bool(source.owners))
+    for number, owner in enumerate(source.owners[:_MOST_OWNERS]):
+        sample = (
+            "the empty prompt" if owner.sample is None else f"sample {owner.sample[:_DIGEST_DIGITS]} ({owner.concept})"
+        )
+        yield "" if number else "needed by", f"{owner.dataset}: {owner.encoder} of {sample}"
+    if len(source.owners) > _MOST_OWNERS:
+        yield "", f"and {len(source.owners) - _MOST_OWNERS:,} more"
+
+
+def _path_facts(paths: Sequence[str], *, known: bool) -> Iterator[tuple[str, Line]]:
+    for number, path in enumerate(paths[:_MOST_OWNERS]):
+        yield "" if number else "source", printable(path)
+    if len(paths) > _MOST_OWNERS:
+        yield "", f"and {len(paths) - _MOST_OWNERS:,} more"
+    if known and not paths:
+        reason = "not known: its snapshot keeps no paths, and no file that is remembered here has this content"
+        yield "source", Span(reason, "dim")
+
+
+def _refuse_two(store: Store, samples: Sequence[SnapshotSample], digits: str) -> None:
+    """Refuse digits that stand for several things."""
+    keys = store.begins_with(digits, most=_MOST_OWNERS)
+    names = [f"sample {name[:_DIGEST_DIGITS]}…" for name in dict.fromkeys(sample.sample for sample in samples)]
+    names += [f"entry {key.hex[:_DIGEST_DIGITS]}…" for key in keys]
+    if len(names) > 1:
+        message = f"more than one entry or sample begins with {digits}"
+        raise PrecookError(message, hint=f"give more digits: {', '.join(names[:_MOST_OWNERS])}")
+
+
+def _show_sample(store: Store, samples: Sequence[SnapshotSample], config: Path | None, *, as_json: bool) -> int:
+    """Show a sample: its file and its entries, in each dataset that has it."""
+    found = [
+        (sample, _with_remembered([] if sample.path is None else [sample.path], store, config, {sample.image}))
+        for sample in samples
+    ]
+    if as_json:
+        documents = [
+            {
+                "dataset": sample.dataset,
+                "snapshot": sample.snapshot,
+                "concept": sample.concept,
+                "content": sample.image.hex(),
+                "sources": paths,
+                "entries": [{"encoder": encoder, "key": key} for encoder, key in sample.entries],
+            }
+            for sample, paths in found
+        ]
+        output.document({"sample": samples[0].sample, "datasets": documents})
+        return 0
+    for number, (sample, paths) in enumerate(found):
+        if number:
+            output.line()
+        output.facts(_sample_facts(sample, paths))
+    return 0
+
+
+def _sample_facts(sample: SnapshotSample, paths: Sequence[str]) -> Iterator[tuple[str, Line]]:
+    yield "sample", sample.sample
+    yield from _path_facts(paths, known=True)
+    yield "dataset", f"{sample.dataset}, snapshot {sample.snapshot}"
+    yield "concept", sample.concept
+    yield "content", sample.image.hex()
+    for number, (encoder, key) in enumerate(sample.entries):
+        yield "" if number else "entries", f"{encoder}  {key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +259,13 @@ def _document(view: EntryView) -> dict[str, Any]:
     }
 
 
-def _facts(view: EntryView) -> Iterator[tuple[str, Line]]:
+def _facts(view: EntryView, source: EntrySource) -> Iterator[tuple[str, Line]]:
     """What is said about an entry above its tree."""
     from precook.cli.tree import count_tensors
 
     entry, recipe = view.entry, view.recipe
     yield "entry", entry.key.hex
+    yield from _source_facts(source)
     yield from _outlined_fact("recipe", recipe.name if recipe else "none", recipe and recipe.data)
     yield from _outlined_fact("made with", "", entry.made)
     yield from _outlined_fact("labels", "" if view.labels else "none", view.labels)

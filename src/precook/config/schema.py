@@ -24,7 +24,7 @@ from precook.config.field_types import (
 from precook.config.messages import quoted
 from precook.config.sections import ImageSettings, TextSettings, VideoSettings
 
-BATCH_NAMES = ("sample", "concept", "caption", "loss_weight", "size", "original_size", "crop", "target_size")
+BATCH_NAMES = ("sample", "concept", "path", "caption", "loss_weight", "size", "original_size", "crop", "target_size")
 """What a batch holds beside the encoders' results."""
 
 _DATASET = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"

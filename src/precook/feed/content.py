@@ -109,6 +109,8 @@ class FeedContent:
         if content.captions is not None and len(content.captions):
             edges = np.append(0, content.captions.ends).astype(np.int64)
             self.captions = (content.captions.text.tobytes(), edges)
+        self.paths = content.paths
+        """The path of each sample's picture, where `keep` asks for them."""
         self.columns = tuple(_column(content, name) for name in content.encoders)
         self.has_pictures = any(not column.of_text for column in self.columns)
         """Whether the items of a batch must be of one size."""

@@ -13,7 +13,9 @@ from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, 
 from precook.store.keysets import among, beginnings, keyset, split
 from precook.store.layout import Layout
 from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot, with_snapshots
+from precook.store.snapshot_content import SnapshotContent
 from precook.store.store import Store
+from precook.values import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,23 @@ class Owner:
     concept: str | None
     path: str | None
     """The picture's, where the snapshot keeps paths."""
+    image: bytes | None = None
+    """The digest of its picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSample:
+    """A sample as a snapshot has it."""
+
+    dataset: str
+    snapshot: int
+    """The number of the newest snapshot of that dataset that has it."""
+    sample: str
+    concept: str
+    path: str | None
+    image: bytes
+    entries: tuple[tuple[str, str], ...]
+    """The encoder and the key of each of its entries."""
 
 
 def dataset_keys(store: Store, dataset: str) -> set[bytes]:
@@ -91,4 +110,45 @@ def _owner(snapshot: Snapshot, encoder: str, sample: int) -> Owner:
         sample=content.samples.id[sample].tobytes().hex(),
         concept=content.concepts[int(content.samples.concept[sample])].name,
         path=None if content.paths is None else os.fsdecode(content.paths[sample]),
+        image=content.samples.image[sample].tobytes(),
     )
+
+
+def find_samples(store: Store, digits: str) -> list[SnapshotSample]:
+    """The samples whose identity begins with some digits: in each dataset, by the newest snapshot that has them."""
+    found: dict[tuple[str, str], SnapshotSample] = {}
+    for file in reversed(store.snapshots()):
+        try:
+            content = read_snapshot(file).content
+        except (DamagedPackError, StoreReadError, NewerFormatError, FileNotFoundError):
+            continue  # as above
+        for row in _rows_that_begin_with(content.samples.id, digits):
+            name = content.samples.id[row].tobytes().hex()
+            if (file.dataset, name) not in found:
+                found[file.dataset, name] = SnapshotSample(
+                    dataset=file.dataset,
+                    snapshot=file.number,
+                    sample=name,
+                    concept=content.concepts[int(content.samples.concept[row])].name,
+                    path=None if content.paths is None else os.fsdecode(content.paths[row]),
+                    image=content.samples.image[row].tobytes(),
+                    entries=tuple(_entries(content, row)),
+                )
+    return list(found.values())
+
+
+def _rows_that_begin_with(ids: Bytes, digits: str) -> list[int]:
+    """The rows that begin with some digits; of the bytes that they make, all are compared at once."""
+    whole = np.frombuffer(bytes.fromhex(digits[: len(digits) // 2 * 2]), np.uint8)
+    near = np.flatnonzero((ids[:, : len(whole)] == whole).all(axis=1)).tolist()
+    return [row for row in near if ids[row].tobytes().hex().startswith(digits)]
+
+
+def _entries(content: SnapshotContent, sample: int) -> Iterator[tuple[str, str]]:
+    """The entries of one sample, encoder by encoder; zeros stand for a mask that nobody has."""
+    cuts, lines = (np.flatnonzero(part.sample == sample) for part in (content.pictures, content.lines))
+    for name in content.encoders:
+        for columns, rows in ((content.picture_keys, cuts), (content.line_keys, lines)):
+            for row in rows.tolist() if name in columns else ():
+                if columns[name][row].any():
+                    yield name, columns[name][row].tobytes().hex()

@@ -16,6 +16,7 @@ from precook.plan.dataset import PlannedDataset
 from precook.plan.entries import EncoderPlan, PlannedEntry
 from precook.plan.reasons import Why
 from precook.plan.targets import Samples
+from precook.plan.trace import as_digits, trace_samples
 from precook.sources.captions import CaptionError
 from precook.units import format_count
 from precook.values import Key
@@ -67,22 +68,34 @@ class Explanation:
     """Encoders about which nothing can be said, because they are own classes that were not loaded."""
     advice: dict[str, str] = field(default_factory=dict)
     """What to do, by encoder, where entries were made with other versions than today's."""
+    note: str = ""
+    """What there is to say about an entry that was named and is not asked for."""
 
     def __str__(self) -> str:
         return "\n".join(printable(line) for line in _lines(self))
 
 
 def explain(plan: PlannedDataset, path: Path) -> Explanation:
-    """Explain the samples that a picture, caption or mask belongs to; `SourceError` where there is none."""
+    """Explain the samples that a picture, caption or mask belongs to; `SourceError` where there is none.
+
+    Where there is no such file, digits are those of an entry's key or of a sample.
+    """
     wanted = os.path.abspath(path)  # noqa: PTH100 - links stay as they are
     samples = tuple(_sample_state(plan, sample) for sample in _samples_at(plan.samples, wanted))
     problems = _problems_at(plan, wanted)
+    note = ""
+    if not samples and not problems and (digits := as_digits(path)) and not os.path.lexists(wanted):
+        traced = trace_samples(plan, digits)
+        samples, note = tuple(_sample_state(plan, sample) for sample in traced.samples), traced.note
+        if not samples:
+            hint = "`precook show` finds what snapshots name; paths start at the current directory"
+            raise SourceError(path, f"no file, and no entry or sample of {plan.settings.dataset} begins so", hint=hint)
     if not samples and not problems:
         hint = "name a picture, caption or mask of the concepts; hidden files and other endings do not count"
         raise SourceError(path, f"no source of {plan.settings.dataset}", hint=hint)
     changed = {entry.encoder for sample in samples for entry in sample.entries if entry.changes}
     advice = {name: plan.encoders[name].wants.encoding.advice for name in plan.encoders if name in changed}
-    return Explanation(str(path), samples, problems, plan.not_loaded, advice)
+    return Explanation(str(path), samples, problems, plan.not_loaded, advice, note)
 
 
 def _samples_at(samples: Samples, wanted: str) -> Iterator[int]:
@@ -173,6 +186,8 @@ def _describe_form(plan: PlannedDataset, sample: int, entry: PlannedEntry) -> st
 def _lines(explanation: Explanation) -> Iterator[str]:
     for problem in explanation.problems:
         yield f"{explanation.path}: left out: {problem}"
+    if explanation.note:
+        yield explanation.note
     for sample in explanation.samples:
         yield f"{sample.path}"
         yield f"  concept  {sample.concept}"

@@ -40,7 +40,10 @@ class Plan(PlannedDataset):
         return {}
 
     def explain(self, path: str | Path) -> Explanation:
-        """Every entry of the samples at a path: its key, its state and, where it is missing, what differs."""
+        """Every entry of the samples at a path: its key, its state and, where it is missing, what differs.
+
+        The first digits of an entry's key or of a sample, at least four, stand for the files behind it.
+        """
         return explain(self, Path(path))
 
     def build(self, **options: Any) -> Any:  # noqa: ARG002 - whoever has encoders takes them

@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.sources.caption_rule import CaptionRule
 from precook.sources.pictures import read_facts
+from precook.sources.walk import Listing
 from precook.threads import ThreadPool
 from precook.values import Bytes, Digest, Flags, Numbers
 
@@ -120,6 +121,23 @@ def collect_facts(
         if result.refusal is not None:
             problems[result.row] = result.refusal
     return FileFacts(digests, facts, problems)
+
+
+def remembered_files(
+    listing: Listing, root: Path, memory: Memory, digests: Collection[bytes], *, trust: bool
+) -> Iterator[str]:
+    """The files of a listing whose content has one of these digests, as far as that is remembered: none is read."""
+    rows = np.flatnonzero(listing.regular())
+    stamps = listing.stamps[rows]
+
+    def path_of(number: int) -> str:
+        return listing.full_path(int(rows[number]))
+
+    known, found = memory.recall(FILES, stamp_keys(stamps))
+    known &= FileSystems(FileSystem.of(root, trust=trust), stamps, path_of).trusted(stamps)
+    for number in np.flatnonzero(known).tolist():
+        if found[number].tobytes() in digests:
+            yield path_of(number)
 
 
 # Reading

@@ -161,23 +161,37 @@ def collect_samples(
     one takes them, and only where one takes videos are these samples. `save` is called now and then while files are
     read.
     """
-    root = base / concept.path
-    if concept.is_table:
-        table = read_table(
-            root,
-            image_column=concept.image_column,
-            caption_column=concept.captions.column if isinstance(concept.captions, ColumnName) else None,
-            mask_column=concept.masks.column if isinstance(concept.masks, ColumnName) else None,
-        )
-        bad_rows = [(f"{root.name}, row {problem.number}", problem.reason) for problem in table.problems]
-        files = table_files(concept, root, table)
-        root = root.parent
-    else:
-        files = folder_files(concept, root, clips="video" in taken)
-        bad_rows = files.listing.problems
-    collection = _Collection(concept, files, settings, memory, FileSystem.of(root, trust=trust), save, report)
-    collection.problems += [SourceProblem(concept.name, path, reason) for path, reason in bad_rows]
+    listed = list_files(concept, base, clips="video" in taken)
+    file_system = FileSystem.of(listed.root, trust=trust)
+    collection = _Collection(concept, listed.files, settings, memory, file_system, save, report)
+    collection.problems += [SourceProblem(concept.name, path, reason) for path, reason in listed.problems]
     return collection.collect(with_masks="mask" in taken, with_clips="video" in taken)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFiles:
+    """The files of a concept, none of which was opened, and the folder that they are in."""
+
+    files: SampleFiles
+    root: Path
+    problems: list[tuple[str, str]]
+    """Folders that cannot be listed, or rows of the table that cannot be used: where, and why."""
+
+
+def list_files(concept: Concept, base: Path, *, clips: bool) -> ListedFiles:
+    """List a concept's folder, with `clips` also its videos, or read its table; pair pictures with captions and masks."""
+    root = base / concept.path
+    if not concept.is_table:
+        files = folder_files(concept, root, clips=clips)
+        return ListedFiles(files, root, files.listing.problems)
+    table = read_table(
+        root,
+        image_column=concept.image_column,
+        caption_column=concept.captions.column if isinstance(concept.captions, ColumnName) else None,
+        mask_column=concept.masks.column if isinstance(concept.masks, ColumnName) else None,
+    )
+    bad_rows = [(f"{root.name}, row {problem.number}", problem.reason) for problem in table.problems]
+    return ListedFiles(table_files(concept, root, table), root.parent, bad_rows)
 
 
 class _Collection:

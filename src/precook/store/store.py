@@ -241,6 +241,18 @@ class Store:
         if internals is not None:
             yield from read_entries(internals.index, after)
 
+    def begins_with(self, digits: str, *, most: int) -> list[Key]:
+        """The keys of entries that begin with some hexadecimal digits: so many at most."""
+        first, last = (bytes.fromhex(digits.ljust(64, end)) for end in "0f")
+        keys: dict[bytes, None] = {}
+        # A prefix sorts before every key that begins with it.
+        for row in self.entries(after=first[: min(len(digits) // 2, 31)]):
+            if row.key > last or len(keys) == most:
+                break
+            if row.key >= first:
+                keys[row.key] = None
+        return [Key(key) for key in keys]
+
     def locate(self, key: Key) -> Located:
         """Where an entry lies and what its pack says about it, without reading its tensors."""
         return self._existing(key).reader.locate(key)
