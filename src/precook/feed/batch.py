@@ -205,7 +205,7 @@ class BatchMaker:
         if content.has_pictures:
             # Of pictures at their own size it is none, also where those of a batch happen to have the same.
             frames = () if content.frames is None else (int(content.frames[cuts[0]]),)
-            batch["size"] = (*frames, *sizes[0].tolist()) if self.buckets[cuts[0]] else None
+            batch["size"] = (*frames, *sizes[0].tolist()) if content.has_size(int(self.buckets[cuts[0]])) else None
             if content.originals is not None and content.crops is not None:
                 batch["original_size"] = buffers.tensor(content.originals[cuts].astype(np.int64))
                 batch["crop"] = buffers.tensor(content.crops[cuts].astype(np.int64))

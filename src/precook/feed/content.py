@@ -127,10 +127,16 @@ class FeedContent:
         if mixed and self._own_size.any():
             buckets = np.where(self._own_size, 0, buckets)
         # Frames are fewer than 4096, and sides of clips less than half a million.
-        return buckets if self.frames is None else buckets | self.frames.astype(np.int64) << 51
+        return buckets if self.frames is None else buckets | self.frames.astype(np.int64) << _SIZE_BITS
+
+    @staticmethod
+    def has_size(bucket: int) -> bool:
+        """Whether those of a batch with this number share a height and a width: no width is zero."""
+        return bool(bucket & (1 << _SIZE_BITS) - 1)
 
 
 _UNPADDED = ("list", "join")
+_SIZE_BITS = 51
 
 
 def _own_size(content: SnapshotContent) -> Flags:
