@@ -179,7 +179,7 @@ class ListedFiles:
 
 
 def list_files(concept: Concept, base: Path, *, clips: bool) -> ListedFiles:
-    """List a concept's folder, with its videos where `clips` are wanted, or read its table; pair what belongs together."""
+    """List a concept's folder, with `clips` also its videos, or read its table; pair what belongs together."""
     root = base / concept.path
     if not concept.is_table:
         files = folder_files(concept, root, clips=clips)
