@@ -16,6 +16,7 @@ from precook.config.encoders import ENCODERS, UserSection
 from precook.config.field_types import decides
 from precook.config.schema import Settings
 from precook.config.sections import ImageSettings, TextSettings, VideoSettings
+from precook.config.texts import PassageSettings
 from tests.support.clips import animation
 from tests.support.projects import picture, project, text_folder, vae_folder
 
@@ -140,6 +141,8 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "encoders.tokens.max_length": (77, {"tokens"}),
     "encoders.tokens.truncation": (False, {"tokens"}),
     "encoders.tokens.special_tokens": (False, {"tokens"}),
+    "encoders.tokens.eos": ("on", {"tokens"}),
+    "encoders.tokens.labels": ("all", {"tokens"}),
     "encoders.tokens.device": ("cpu", set()),
     "encoders.tokens.batch_size": (4, set()),
     "encoders.tokens.version": (2, {"tokens"}),
@@ -163,6 +166,14 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "encoders.mine.batch_size": (4, set()),
 }
 """A field, another value for it, and the encoders whose keys change with it."""
+OF_TEXTS: dict[str, Any] = {
+    "texts": {"column": "body"},
+    "passages": None,
+    "passages.by": "characters",
+    "passages.size": 40,
+    "passages.overlap": 5,
+}
+"""Fields of a concept that has texts alone, and another value; the keys of text encoders change with each."""
 
 
 AT_THEIR_OWN_SIZE: dict[str, tuple[Any, set[str]]] = {
@@ -271,6 +282,24 @@ def test_what_decides_the_texts_of_tags_changes_their_keys(base: Path, field: st
     assert {name for name in ALL if before[name] != after[name]} == expected
 
 
+@pytest.mark.parametrize("field", [*OF_TEXTS, "name", "path", "repeats", "loss_weight"])
+def test_only_texts_themselves_change_keys_of_texts_alone(base: Path, field: str) -> None:
+    """A12: what is taken from a table and where it is split decides keys; where it lies, how often it is shown, not."""
+    rows = [{"text": f"One sentence, {row}.\n\nAnd some more of them.", "body": f"a thing {row}"} for row in range(3)]
+    for name in ("texts.jsonl", "copy.jsonl"):
+        (base / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    passages = {"by": "paragraphs", "size": 30, "overlap": 0}
+    concept: dict[str, Any] = {"name": "t", "path": "texts.jsonl", "texts": {"column": "text"}, "passages": passages}
+    sections = {**BASE, "concepts": [concept], "encoders": {name: BASE["encoders"][name] for name in TEXTS}}
+    before = keys_of(base, sections)
+    assert len(before["tokens"]) == 4
+    others = {"name": "renamed", "path": "copy.jsonl", "repeats": 2.0, "loss_weight": 0.5, **OF_TEXTS}
+    first, _, inner = field.partition(".")
+    value = {**concept[first], inner: others[field]} if inner else others[field]
+    after = keys_of(base, {**sections, "concepts": [{**concept, first: value}]})
+    assert {name for name in TEXTS if before[name] != after[name]} == (TEXTS if field in OF_TEXTS else set())
+
+
 def test_an_encoders_name_is_in_no_key(base: Path, before: dict[str, frozenset[str]]) -> None:
     """A12: renaming fields of `encoders` keeps every key."""
     sections = copy.deepcopy(BASE)
@@ -303,6 +332,12 @@ def test_every_field_is_walked() -> None:
     for name, one in BASE["encoders"].items():
         section = ENCODERS.get(one["uses"], UserSection)
         fields |= {f"encoders.{name}.{field}": info for field, info in section.model_fields.items() if field != "uses"}
+    for name, field in PassageSettings.model_fields.items():
+        assert f"passages.{name}" in OF_TEXTS
+        assert decides(field)
+    for name in ("texts", "passages"):
+        assert name in OF_TEXTS
+        assert decides(fields.pop(f"concepts.0.{name}"))
     single = {"encoders.latent.config", "encoders.clip.config"}
     assert set(fields) == set(CHANGES) | single
     assert {f"concepts.0.tags.{name}" for name in TagSettings.model_fields} == set(TAG_CHANGES)

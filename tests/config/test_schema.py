@@ -27,6 +27,7 @@ from precook.config.field_types import Section
 from precook.config.schema import Settings
 from precook.config.sections import ImageSettings, Resolution, TextSettings
 from precook.config.template import yaml_text
+from precook.config.texts import PassageSettings
 from tests.support.configs import (
     BAD,
     DESIGN,
@@ -261,6 +262,7 @@ HEADINGS: dict[str, tuple[type[Section], set[str]]] = {
     "The whole file": (Settings, set()),
     "concepts": (Concept, set()),
     "tags": (TagSettings, set()),
+    "passages": (PassageSettings, set()),
     "image": (ImageSettings, set()),
     "text": (TextSettings, set()),
     "every encoder": (EncoderSection, set()),

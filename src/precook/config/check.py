@@ -15,6 +15,7 @@ from precook.config.field_types import FieldPath, Flaw, Section
 from precook.config.messages import described, did_you_mean, quoted
 from precook.config.schema import Settings
 from precook.config.sections import ImageSettings, TextSettings
+from precook.config.texts import PassageSettings
 from precook.config.yaml import MAX_DIGITS, Origin, read_document
 from precook.errors import ConfigError
 
@@ -29,7 +30,7 @@ _TYPES = {
 """What pydantic's errors about types mean."""
 _SECTIONS: dict[str, type[Section]] = {"concepts": Concept, "image": ImageSettings, "text": TextSettings}
 
-_IN_CONCEPTS: dict[str, type[Section]] = {"tags": TagSettings}
+_IN_CONCEPTS: dict[str, type[Section]] = {"tags": TagSettings, "passages": PassageSettings}
 
 
 def read_config(path: Path) -> tuple[Settings, Origin]:

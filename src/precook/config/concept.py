@@ -1,9 +1,9 @@
-"""Concepts in the config file: where pictures lie, and where their captions and masks come from."""
+"""Concepts in the config file: where pictures lie, and where their captions and masks come from; or texts alone."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,7 @@ from precook.config.field_types import (
     refusal,
 )
 from precook.config.messages import described, did_you_mean, either, quoted
+from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn, TextFiles, TextsField
 
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 """How the names of tables end, in lower case; the case does not matter."""
@@ -39,6 +40,9 @@ _MAX_SAMPLES = 1 << 62
 _NAME = 200
 _MAX_TAGS = 1 << 20
 _PLACEHOLDERS = ("stem", "name")
+
+_OF_PICTURES = {"captions", "prefix", "suffix", "trigger", "tags", "masks", "missing_mask", "image_column"}
+"""Fields that say something of pictures."""
 
 MissingMask = Literal["white", "error"]
 Outside = Literal["refuse", "allow"]
@@ -247,7 +251,7 @@ class Concept(Section):
         WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _NAME}),
     ] = Field(description="What batches and reports call it.", examples=["cats"], json_schema_extra=NOT_IN_KEYS)
     path: PathText = Field(
-        description="Folder of pictures, or table (.jsonl, .csv, .parquet), relative to this file.",
+        description="Folder of pictures or texts, or table (.jsonl, .csv, .parquet), relative to this file.",
         examples=["data/cats"],
         json_schema_extra=NOT_IN_KEYS,
     )
@@ -290,11 +294,11 @@ class Concept(Section):
         | None
     ) = Field(
         default=None,
-        description="Extension of sidecar captions; without it, .txt, and .json for JSON.",
+        description="Extension of sidecar captions and of the files of texts; without it, .txt, and .json for JSON.",
         examples=[".txt"],
     )
     caption_encoding: Annotated[str, AfterValidator(_encoding)] = Field(
-        default="utf-8", description="Text encoding of sidecar captions."
+        default="utf-8", description="Text encoding of sidecar captions, and of the files of texts."
     )
     prefix: Text = Field(default="", description="Put before every caption, as it is written.")
     suffix: Text = Field(default="", description="Put after every caption, as it is written.")
@@ -323,6 +327,17 @@ class Concept(Section):
         default="white",
         description="A picture without its mask: white (train on all of it) or error (leave it out).",
         json_schema_extra=NOT_IN_KEYS,
+    )
+    texts: TextsField = Field(
+        default=None,
+        description="Texts without pictures: files, {column: …}, {messages: …} or {prompt: …, completion: …}.",
+        examples=[{"column": "text"}],
+    )
+    passages: PassageSettings | None = Field(
+        default=None,
+        title="Passages",
+        description="Split long texts into passages, each a sample of its own.",
+        examples=[{"by": "paragraphs", "size": 4000, "overlap": 0}],
     )
     image_column: NonEmpty = Field(
         default="image", description="Column of the table that names the picture.", json_schema_extra=NOT_IN_KEYS
@@ -366,8 +381,26 @@ class Concept(Section):
             for name, value in (("captions", self.captions), ("masks", self.masks))
             if isinstance(value, ColumnName) and not self.is_table
         ]
+        flaws += self._text_flaws()
         if self.samples is not None and self.repeats != 1:
             flaws.append(Flaw("cannot stand beside repeats", "remove one of them", ("samples",)))
         if flaws:
             raise refusal(*flaws)
         return self
+
+    def _text_flaws(self) -> Iterator[Flaw]:
+        """What does not go with texts, or not without them."""
+        if self.texts is None:
+            if self.passages is not None:
+                yield Flaw("splits texts, and this concept has pictures", "write texts, or remove it", ("passages",))
+            return
+        if isinstance(self.texts, TextFiles) and self.is_table:
+            hint = f"name its column: {{column: text}}; tables end in {either(TABLES)}"
+            yield Flaw("files lie in a folder, and path is a table", hint, ("texts",))
+        if isinstance(self.texts, TextColumn | MessagesColumn | CompletionColumns) and not self.is_table:
+            yield Flaw("a column needs a table, and path is a folder", f"tables end in {either(TABLES)}", ("texts",))
+        if isinstance(self.texts, MessagesColumn | CompletionColumns) and self.passages is not None:
+            yield Flaw("only texts are split, no conversations and no completions", "remove it", ("passages",))
+        for name in sorted(self.model_fields_set & _OF_PICTURES):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                yield Flaw("is for pictures, and this concept has texts alone", "remove it, or texts", (name,))

@@ -25,6 +25,9 @@ from precook.config.field_types import (
 from precook.config.messages import described, did_you_mean, quoted
 from precook.units import parse_size
 
+Eos = Literal["auto", "on", "off"]
+Labels = Literal["auto", "all", "completion", "assistant"]
+
 _USER = ":"
 """The user's own class among the kinds of encoders: no built-in name has a colon."""
 ADOPTED = "precook.integrations.adopted:Adopted"
@@ -238,6 +241,16 @@ class TransformersTokens(ModelEncoder):
     )
     truncation: bool = Field(default=True, description="Cut longer texts; false: they are refused.")
     special_tokens: bool = Field(default=True, description="Add the tokenizer's special tokens.")
+    eos: Annotated[Eos, one_of(Eos)] = Field(
+        default="auto",
+        description="End texts with the end-of-sequence token, as TRL does: on, off, or auto: those with labels.",
+        json_schema_extra=IN_KEYS_IF_CHANGED,
+    )
+    labels: Annotated[Labels, one_of(Labels)] = Field(
+        default="auto",
+        description="Keep labels: of all tokens, the completion's or the assistant's; auto: where a text has parts.",
+        json_schema_extra=IN_KEYS_IF_CHANGED,
+    )
 
 
 class TransformersProcessor(ModelEncoder):

@@ -153,6 +153,8 @@ def plan_build(
     """Look at models and sources, and say what is missing; what was learnt is remembered if `write` is set."""
     memory = memory or store.memory()
     encodings = _look_at_models(specs, store, memory, write=write, report=report)
+    for encoding in encodings:
+        specs[encoding.name].check_texts(encoding, settings.concepts)
     concepts = collect_sources(settings, base, encodings, store, memory, write=write, report=report)
     plan = make_plan(settings, base, encodings, concepts, store, memory, write=write, lease=lease)
     return BuildPlan(plan, specs)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from precook.config.messages import did_you_mean, either
 from precook.errors import EncodeError
 from precook.plan.wanted import Input
+from precook.sources.documents import Document
 from precook.store.tree import Tree
 
 _log = logging.getLogger("precook")
@@ -46,6 +47,8 @@ class Item:
     video: npt.NDArray[np.uint8] | None = None
     """T x H x W x 3: the frames that were chosen, each cut to the geometry."""
     text: str | None = None
+    document: Document | None = None
+    """A text in parts, which stands in the place of `text`: an encoder gets it that says `documents = True`."""
     original_size: tuple[int, int] | None = None
     """Height and width of the picture before it was cut, upright."""
     crop: tuple[int, int] | None = None

@@ -122,9 +122,13 @@ class ModelFolders:
         if not isinstance(section, TransformersText):
             return
         _check_belonging(self.model, self.tokenizer, highest, fact, self._tokenizer_hint())
-        settings = _settings_of(self.tokenizer)
-        if section.chat_template and not _has_template(self.tokenizer, settings):
-            hint = "remove chat_template, or name a tokenizer that has one"
+        if section.chat_template:
+            self.check_template("remove chat_template, or name a tokenizer that has one")
+
+    def check_template(self, hint: str) -> None:
+        """Refuse a tokenizer without a chat template."""
+        settings, names = _settings_of(self.tokenizer), file_names(self.tokenizer)
+        if "chat_template" not in settings and not any(name.startswith("chat_template") for name in names):
             raise EncodeError(f"{printable(self.tokenizer)}: the tokenizer has no chat template", hint=hint)
 
     def instead(self, otherwise: str, folder: Path | None = None) -> str:
@@ -223,10 +227,6 @@ _FITTING: dict[str, Callable[[str, PipelinePart], bool]] = {
 def _settings_of(tokenizer: Path) -> dict[str, Any]:
     file = "tokenizer_config.json"
     return read_config(tokenizer, file) if (tokenizer / file).is_file() else {}
-
-
-def _has_template(tokenizer: Path, settings: dict[str, Any]) -> bool:
-    return "chat_template" in settings or any(name.startswith("chat_template") for name in file_names(tokenizer))
 
 
 # Classes

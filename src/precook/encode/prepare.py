@@ -22,6 +22,7 @@ from precook.plan.wanted import Input
 from precook.sources.captions import CaptionError
 from precook.sources.clips import decode_frames
 from precook.sources.crop import cut, cut_mask
+from precook.sources.documents import text_digest
 from precook.sources.facts import LARGEST
 from precook.sources.frame_choice import FrameTimes, frame_numbers
 from precook.sources.geometry import Geometry
@@ -44,7 +45,12 @@ class Job:
     def nbytes(self) -> int:
         """Memory that the item takes."""
         pixels = self._pixels
-        return pixels.nbytes if pixels is not None else len(self.item.text or "")
+        return pixels.nbytes if pixels is not None else len(self.text or "")
+
+    @property
+    def text(self) -> str | None:
+        """The text, or a text in parts as it is written; None for pictures."""
+        return self.item.text if self.item.document is None else self.item.document.form
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,10 +124,14 @@ class Unit:
         if self.takes == "text":
             # By digest, not by line: lines may have been reordered since.
             with times.measured("reading"):
-                texts = {digest(text).bytes: text for text in concept.texts(number)}
+                found = concept.texts(number) if concept.passages is None else concept.document(number)
+                texts = {text_digest(text): text for text in found}
             for entry in self.entries:
                 text = texts.get(entry.parts.input)
-                yield Changed(entry) if text is None else Job(entry, Item(text=text))
+                if text is None:
+                    yield Changed(entry)
+                else:
+                    yield Job(entry, Item(text=text) if isinstance(text, str) else Item(document=text))
         elif first.parts.white:
             for entry in self.entries:
                 width, height = _geometry(entry).target
@@ -186,8 +196,15 @@ def make_units(
     for entry in entries:
         # A white mask and the empty prompt come from no file, and each is on its own.
         alone = entry.sample is None or entry.parts.white
-        groups.setdefault((entry.encoder, entry.key) if alone else entry.sample, []).append(entry)
+        groups.setdefault((entry.encoder, entry.key) if alone else _file(samples, entry), []).append(entry)
     return [Unit(samples, takes, group, background, _memory(samples, group)) for group in groups.values()]
+
+
+def _file(samples: Samples, entry: PlannedEntry) -> object:
+    """What is read for an entry: passages of one text are read together."""
+    assert entry.sample is not None
+    concept, number = samples.in_concept(entry.sample)
+    return entry.sample if concept.passages is None else (concept.concept.name, int(concept.rows[number]))
 
 
 def _memory(samples: Samples, entries: Sequence[PlannedEntry]) -> int:

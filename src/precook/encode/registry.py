@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from precook.config.concept import Concept
 from precook.config.encoders import (
     Compile,
     DiffusersPrompt,
@@ -30,6 +31,7 @@ from precook.config.encoders import (
     own_class,
 )
 from precook.config.field_types import is_in_key
+from precook.config.texts import CompletionColumns, MessagesColumn
 from precook.config.yaml import Origin
 from precook.encode.encoder import BaseEncoder, Encoder, as_base, read_input, why_no_encoder_class
 from precook.encode.hub import HubSnapshots, is_unused
@@ -87,6 +89,8 @@ _CLASSES = {
 """By name, because each is imported when it is made: none of them is needed to plan."""
 _VERSIONS = dict.fromkeys(_INPUTS, 1)
 """Raised when an encoder of ours would store other bytes for the same input."""
+_DOCUMENTS = ("transformers-tokens",)
+"""Encoders that take texts in parts, too."""
 _LIBRARIES: dict[str, tuple[str, ...]] = {
     "diffusers-vae": ("Pillow", "torch", "diffusers"),
     "diffusers-video-vae": ("Pillow", "av", "torch", "diffusers"),
@@ -172,7 +176,8 @@ class EncoderSpec:
         section = self.definition
         if isinstance(section, EncoderSection) and not isinstance(section, UserSection):
             folders = self._folders(self.snapshots.planned)
-            return self._encoding(_INPUTS[section.uses], self._recipe(section, folders, memory, report))
+            recipe = self._recipe(section, folders, memory, report)
+            return self._encoding(_INPUTS[section.uses], recipe, documents=section.uses in _DOCUMENTS)
         encoder = self._make_user_encoder(section) if isinstance(section, UserSection) else section
         # An object is known by its class: two of one class differ in their identity.
         by_class = f"{type(encoder).__module__}:{type(encoder).__qualname__}"
@@ -192,11 +197,34 @@ class EncoderSpec:
         except IdentityError as error:
             message = f"identity() is not plain data: {error.message}"
             raise self.origin.error(where, message, hint=error.hint) from error
-        return self._encoding(takes, recipe)
+        return self._encoding(takes, recipe, documents=getattr(encoder, "documents", False) is True)
 
-    def _encoding(self, takes: Input, recipe: Recipe) -> Encoding:
+    def _encoding(self, takes: Input, recipe: Recipe, *, documents: bool) -> Encoding:
         advice = f"{_COMPARE}, {self._renewal()} makes them anew"
-        return Encoding(self.name, takes, recipe, self.versions(takes), advice)
+        return Encoding(self.name, takes, recipe, self.versions(takes), advice, documents)
+
+    def check_texts(self, encoding: Encoding, concepts: Iterable[Concept]) -> None:
+        """Refuse an encoder that can make nothing of a concept of texts alone."""
+        where = ("encoders", self.name)
+        for concept in concepts:
+            if concept.texts is None:
+                continue
+            if encoding.input != "text":
+                message = f"it takes pictures, and the concept {printable(concept.name)} has texts alone"
+                raise self.origin.error(
+                    where, message, hint="keep them in a config of their own, or remove one of them"
+                )
+            if not encoding.documents and isinstance(concept.texts, MessagesColumn | CompletionColumns):
+                kind = "conversations" if isinstance(concept.texts, MessagesColumn) else "prompts with completions"
+                message = f"it takes texts in one piece, and the concept {printable(concept.name)} has {kind}"
+                hint = "transformers-tokens takes them; a class of yours says documents = True"
+                raise self.origin.error(where, message, hint=hint)
+            folders = self._folders(self.snapshots.planned)
+            if isinstance(concept.texts, MessagesColumn) and folders is not None:
+                try:
+                    folders.check_template("put it into the folder, as chat_template.jinja, or name another tokenizer")
+                except EncodeError as error:
+                    raise self._refusal("model", error) from error
 
     def _renewal(self) -> str:
         """What to write so that all entries of this encoder have other keys."""

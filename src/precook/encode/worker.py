@@ -110,9 +110,9 @@ class Worker:
 
     def ordered(self, jobs: list[Job]) -> Lot:
         """Jobs in the order in which they are encoded: texts by length, so that little is padded."""
-        if jobs[0].item.text is None:
+        if jobs[0].text is None:
             return Lot(jobs, [math.prod(job.shape) for job in jobs])
-        lengths = self._lengths([job.item.text or "" for job in jobs])
+        lengths = self._lengths([job.text or "" for job in jobs])
         # The longest first: if one batch does not fit into memory, the first one shows it.
         order = sorted(range(len(jobs)), key=lambda number: -lengths[number])
         costs = [lengths[number] if self.encoder.measures else 1 for number in order]
@@ -184,8 +184,8 @@ class Worker:
     ) -> list[Parts | EncodeError]:
         shapes, copy = [job.shape for job in batch], not self.encoder.gives_away
         results = self._acceptance.accept(shapes, trees, copy=copy, not_finite=not_finite)
-        if self._tells_apart and batch[0].item.text is not None:
-            texts = [job.item.text or "" for job in batch]
+        if self._tells_apart and batch[0].text is not None:
+            texts = [job.text or "" for job in batch]
             self._acceptance.compare_texts(texts, results, cut=self.encoder.truncated > 0)
         return results
 

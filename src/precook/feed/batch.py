@@ -179,7 +179,7 @@ class BatchMaker:
         """A batch, and what has to be done before it holds its entries."""
         content = self.content
         samples, cuts, lines = items.samples[members], items.cuts[members], items.lines[members]
-        sizes = content.sizes[cuts]
+        sizes = content.sizes[cuts] if content.has_pictures else np.zeros((len(cuts), 2), np.int64)
         batch: dict[str, Any] = {}
         copies: Copies = []
         for name, collator in self._collators.items():

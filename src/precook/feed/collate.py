@@ -31,6 +31,9 @@ _MASK = "mask"
 """The kind of the mask encoder, whose white we know how to write."""
 _MASK_PIXELS = 1 << 26
 """Most pixels of a mask that is made here: as many as 8192 x 8192."""
+_LABELS = 2
+"""The number of the leaf that has the labels of token ids."""
+_NO_LABEL = -100
 _PROMPT = "diffusers-prompt"
 """The kind of encoder whose leaves stand in a batch as its pipeline has them."""
 _EVERY = -1
@@ -233,7 +236,8 @@ class Collator:
     def _filler(self, number: int) -> int:
         """What stands where there is no token: the tokenizer's own choice for ids, nothing elsewhere."""
         if self.column.kind != "transformers-tokens" or number:
-            return 0
+            # Ids, their mask, and labels: what is padded counts in no loss.
+            return _NO_LABEL if self.column.kind == "transformers-tokens" and number == _LABELS else 0
         if self.column.pad is None:
             # Or transformers was not there to tell when the samples were frozen.
             hint = (

@@ -96,9 +96,7 @@ class FeedContent:
         self.cuts = Spans(first.astype(np.int64), np.diff(np.append(first, len(groups))).astype(np.int32))
         """For each sample and resolution, its variations."""
         self.resolutions = Spans.of(shown // resolutions, self.count)
-        if not self.resolutions.counts.all():
-            raise _unfit(content, "a sample has no picture")
-        """For each sample, its resolutions: rows of `cuts`."""
+        """For each sample, its resolutions: rows of `cuts`; none of one that is a text alone."""
         self.lines = Spans.of(content.lines.sample, self.count)
         """For each sample, its captions."""
         self.line_order = content.lines.order
@@ -114,6 +112,8 @@ class FeedContent:
         self.columns = tuple(_column(content, name) for name in content.encoders)
         self.has_pictures = any(not column.of_text for column in self.columns)
         """Whether the items of a batch must be of one size."""
+        if not (self.resolutions.counts if self.has_pictures else self.resolutions.counts + self.lines.counts).all():
+            raise _unfit(content, "a sample has no picture" if self.has_pictures else "a sample has nothing to show")
 
     def buckets(self, pad: Mapping[str, Pad] | None) -> Numbers:
         """A number for each cut that all of a batch share: by height and width and, of clips, the number of frames.

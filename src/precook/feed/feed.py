@@ -293,10 +293,10 @@ class Feed:
         return BatchSampler(self, epoch, start)
 
     def as_hf_dataset(self, encoder: str | None = None, *, eos: bool = True) -> Any:
-        """The entries of a token encoder as a `datasets.Dataset`, as TRL would have made it of the captions.
+        """The entries of a token encoder as a `datasets.Dataset`, as TRL would have made it of the captions or texts.
 
-        A row for each caption, in the order of the sources, ended as `SFTTrainer` ends a text: with the tokenizer's
-        end-of-sequence token. Without `eos` each row is as the tokenizer gives it.
+        A row for each of them, in the order of the sources, ended as `SFTTrainer` ends a text: with the tokenizer's
+        end-of-sequence token. Without `eos` each row is as it is kept. What is kept with `labels` is ended already.
         """
         from precook.feed.hf import hf_dataset  # noqa: PLC0415 - it imports datasets
 
@@ -403,5 +403,7 @@ def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSp
     for difference in plan.version_differences:
         _log.warning("%s: %s", plan.settings.dataset, printable(difference))
     encode = options.on_missing == "encode"
+    # Of texts alone, a batch would hold all that is in the sources once more.
+    captions = captions and bool(plan.samples.pictured.any())
     _, content = snapshot_content(plan, plan.special_tokens(), missing=encode, captions=captions)
     return Feed(plan.store, FeedContent(content), options, maker=Live(plan, specs) if encode else None)

@@ -36,7 +36,7 @@ def hf_dataset(feed: Feed, encoder: str | None, *, eos: bool) -> Any:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise FeedError("datasets is not installed", hint="pip install datasets") from error
-    end = _eos(column) if eos and column.kind == TOKENS else None
+    end = _eos(column) if eos and column.kind == TOKENS and column.settings.get("eos") != "on" else None
     entries = feed.batches.entries(column.name)
     order = feed.content.line_order
     count = len(column.keys) - (column.empty >= 0)
@@ -51,7 +51,8 @@ def hf_dataset(feed: Feed, encoder: str | None, *, eos: bool) -> Any:
                 raise FeedError(f"{column.name}: {error.message}", hint=hint) from error
             lacking += 1
             continue
-        if end is not None:
+        # What has labels is as TRL makes it; so is what was to be ended.
+        if end is not None and "labels" not in row:
             row = _ended(row, end, column.name)
         for name, array in row.items():
             arrays.setdefault(name, []).append(array)

@@ -38,7 +38,7 @@ class Items:
     draws: Numbers
     """Epoch and how often the sample was shown in it before: what seeds every draw of this item."""
     cuts: Numbers
-    """Which cut of its picture."""
+    """Which cut of its picture; -1 for a text alone."""
     lines: Numbers
     """Which of all captions; -1 for the empty prompt."""
 
@@ -84,12 +84,16 @@ def draw_items(content: FeedContent, *, seed: int, epoch: int, dropout: float = 
     images = content.images[samples]
     groups, repeated = _resolutions(content, samples, draws, images, seed)
     samples, draws, images = samples[repeated], draws[repeated], images[repeated]
-    variation = _pick(images, Purpose.VARIATION, draws, seed, content.cuts.counts[groups])
+    if len(content.cuts.begins):
+        variation = _pick(images, Purpose.VARIATION, draws, seed, content.cuts.counts[groups])
+        cuts = np.where(groups < 0, groups, content.cuts.begins[groups] + variation)
+    else:
+        cuts = groups
     counts = content.lines.counts[samples]
     lines = content.lines.begins[samples] + _pick(images, Purpose.CAPTION, draws, seed, np.maximum(counts, 1))
     dropped = _pick(images, Purpose.DROPOUT, draws, seed, np.full(len(samples), _FINE)) < dropout * _FINE
     lines[(counts == 0) | dropped] = -1
-    return Items(samples, draws, content.cuts.begins[groups] + variation, lines)
+    return Items(samples, draws, cuts, lines)
 
 
 def schedule(
@@ -194,10 +198,15 @@ def _check_length(content: FeedContent, items: int) -> None:
 def _resolutions(
     content: FeedContent, samples: Numbers, draws: Numbers, images: Bytes, seed: int
 ) -> tuple[Numbers, Numbers]:
-    """The resolutions that are shown, as rows of `cuts`, and for each the number of the item it belongs to."""
+    """The resolutions that are shown, as rows of `cuts`, and for each the number of the item it belongs to.
+
+    A text alone has none, and is one item all the same.
+    """
     begins, counts = content.resolutions.begins[samples], content.resolutions.counts[samples]
     if not content.each:
-        return begins + _pick(images, Purpose.RESOLUTION, draws, seed, counts), np.arange(len(samples))
+        shown = begins + _pick(images, Purpose.RESOLUTION, draws, seed, counts)
+        return np.where(counts == 0, -1, shown), np.arange(len(samples))
+    begins, counts = np.where(counts == 0, -1, begins), np.maximum(counts, 1)
     _check_length(content, int(counts.sum()))
     items = np.repeat(np.arange(len(samples)), counts)
     firsts = np.repeat(np.cumsum(counts) - counts, counts)

@@ -88,10 +88,13 @@ class FeedDataset(Dataset[dict[str, Any]]):
         members = np.array(indices, np.int64) % _EPOCH
         if members.max() >= len(items):
             raise IndexError(max(indices))
-        sizes = feed.batches.buckets[items.cuts[members]]
-        if feed.content.has_pictures and (sizes != sizes[0]).any():
-            hint = "train with feed.loader(), or with batch_sampler=feed.batch_sampler(epoch), which keep sizes apart"
-            raise FeedError("the pictures of this batch have different sizes", hint=hint)
+        if feed.content.has_pictures:
+            sizes = feed.batches.buckets[items.cuts[members]]
+            if (sizes != sizes[0]).any():
+                hint = (
+                    "train with feed.loader(), or with batch_sampler=feed.batch_sampler(epoch), which keep sizes apart"
+                )
+                raise FeedError("the pictures of this batch have different sizes", hint=hint)
         return feed.batches.make(items, members)
 
 

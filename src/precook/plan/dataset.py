@@ -88,7 +88,7 @@ class PlannedDataset:
 
     def complete_samples(self, *, missing: bool = False) -> Numbers:
         """Samples of which nothing failed, and nothing is missing unless that is allowed."""
-        complete = np.any(self.targets.usable, axis=0) if self.samples.count else np.zeros(0, bool)
+        complete = self.targets.kept.copy()
         for encoder in self.encoders.values():
             lacking = encoder.wants.samples[encoder.failed_rows if missing else ~encoder.ready_rows]
             complete[lacking[lacking != NOBODY]] = False

@@ -91,7 +91,7 @@ def explain(plan: PlannedDataset, path: Path) -> Explanation:
             hint = "`precook show` finds what snapshots name; paths start at the current directory"
             raise SourceError(path, f"no file, and no entry or sample of {plan.settings.dataset} begins so", hint=hint)
     if not samples and not problems:
-        hint = "name a picture, caption or mask of the concepts; hidden files and other endings do not count"
+        hint = "name a picture, text, caption or mask of the concepts; hidden files and other endings do not count"
         raise SourceError(path, f"no source of {plan.settings.dataset}", hint=hint)
     changed = {entry.encoder for sample in samples for entry in sample.entries if entry.changes}
     advice = {name: plan.encoders[name].wants.encoding.advice for name in plan.encoders if name in changed}
@@ -102,8 +102,9 @@ def _samples_at(samples: Samples, wanted: str) -> Iterator[int]:
     first = 0
     for concept in samples.by_concept:
         for number in range(concept.count):
-            paths = (concept.full_path(number), concept.caption_path(number), concept.mask_path(number))
-            if any(path is not None and os.path.abspath(path) == wanted for path in paths):  # noqa: PTH100
+            paths = {concept.full_path(number), concept.file_path(number)}
+            paths |= {path for path in (concept.caption_path(number), concept.mask_path(number)) if path is not None}
+            if any(os.path.abspath(path) == wanted for path in paths):  # noqa: PTH100
                 yield first + number
         first += concept.count
 
@@ -122,7 +123,8 @@ def _problems_at(plan: PlannedDataset, wanted: str) -> tuple[str, ...]:
         for concept in plan.samples.by_concept:
             if failure.encoder is None and failure.path is not None and concept.concept.name == failure.concept:
                 file = os.path.abspath(os.path.join(concept.listing.root, failure.path))  # noqa: PTH100, PTH118
-                if file in files:
+                of_table = concept.files.documents is not None and file.rpartition(", row ")[0] == wanted
+                if file in files or of_table:
                     problems.append(failure.reason if file == wanted else f"{file}: {failure.reason}")
     return tuple(problems)
 
@@ -170,9 +172,13 @@ def _describe_form(plan: PlannedDataset, sample: int, entry: PlannedEntry) -> st
         try:
             texts = concept.texts(number)
         except (OSError, CaptionError):
-            return f"line {entry.line + 1}"
-        text = texts[entry.line] if entry.line < len(texts) else ""
-        return f"line {entry.line + 1}: {text if len(text) <= _WIDTH else text[: _WIDTH - 1] + '…'!r}"
+            texts = []
+        text = texts[entry.line] if entry.line < len(texts) else None
+        form = text if text is None or isinstance(text, str) else text.form
+        shown = "" if form is None else f"{form if len(form) <= _WIDTH else form[: _WIDTH - 1] + '…'!r}"
+        if not plan.samples.pictured[sample]:
+            return f"text {shown}" if shown else "text"
+        return f"line {entry.line + 1}: {shown}" if shown else f"line {entry.line + 1}"
     assert entry.target is not None
     assert entry.parts.geometry is not None
     width, height = entry.parts.geometry.target

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from precook.errors import IncompleteError, SourceChangedError
-from precook.identity.digest import digest
 from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import History
 from precook.plan.targets import Samples
 from precook.plan.wanted import NOBODY, text_rows
 from precook.sources.captions import CaptionError
+from precook.sources.documents import text_digest
 from precook.sources.geometry import SOURCE, TARGET, shown_crops
 from precook.store.snapshot import Snapshot
 from precook.store.snapshot_content import (
@@ -203,14 +203,14 @@ def _captions(plan: PlannedDataset, lines: _Lines) -> Texts:
     columns = (lines.samples.tolist(), lines.numbers.tolist(), lines.digests)
     for sample, line, planned in zip(*columns, strict=True):
         concept, number = plan.samples.in_concept(sample)
-        place = Path(concept.caption_path(number) or concept.full_path(number))
+        place = Path(concept.caption_path(number) or concept.file_path(number))
         try:
             texts = concept.texts(number)
         except (OSError, CaptionError) as error:
             raise SourceChangedError(place) from error
-        if line >= len(texts) or digest(texts[line]).bytes != planned.tobytes():
+        if line >= len(texts) or text_digest(text := texts[line]) != planned.tobytes():
             raise SourceChangedError(place)
-        captions.append(texts[line].encode("utf-8"))
+        captions.append((text if isinstance(text, str) else text.form).encode("utf-8"))
     return Texts.join(captions)
 
 

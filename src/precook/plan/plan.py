@@ -23,6 +23,7 @@ from precook.plan.versions import find_version_differences
 from precook.plan.wanted import Encoding, WantedEntries, want
 from precook.report import SILENT, Reporter
 from precook.sources.samples import ConceptSamples, collect_samples
+from precook.sources.text_samples import collect_texts
 from precook.store import files
 from precook.store.lease import Lease
 from precook.store.snapshot import Snapshot
@@ -95,6 +96,8 @@ def collect_sources(
                 save=save,
                 report=report,
             )
+            if concept.texts is None
+            else collect_texts(concept, base, memory, trust=settings.stamps == "trust", save=save, report=report)
             for concept in settings.concepts
         ]
     finally:

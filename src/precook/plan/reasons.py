@@ -140,6 +140,8 @@ class ReasonFinder:
         self._memory = memory
         self._history = history
         self._recipe = wants.encoding.recipe
+        self._texts: set[bytes] | None = None
+        """What the texts without pictures are known by, once somebody asked."""
 
     def find(self, rows: Numbers) -> list[Why]:
         """Why each of these rows of the wanted entries has no entry."""
@@ -205,7 +207,7 @@ class ReasonFinder:
         known, former = self._history.recall(owners[left])
         for number, old in zip(left[known].tolist(), former[known], strict=True):
             reason, name, before, now = self._compare_source(old, int(owners[number]))
-            if before == now or not any(before):
+            if before == now or not any(before) or self._moved(before, int(owners[number])):
                 continue
             change = Difference(f"{name} digest", before.hex(), now.hex() if any(now) else ABSENT)
             nearest = None if reason is Reason.CAPTION else self._former_key(int(rows[number]), before)
@@ -214,11 +216,21 @@ class ReasonFinder:
     def _compare_source(self, old: FormerSample, sample: int) -> tuple[Reason, str, bytes, bytes]:
         """The part of a sample that this encoder takes: the reason if it has changed, its name, its digests."""
         image = self._samples.images[sample].tobytes()
+        if not self._samples.pictured[sample]:
+            return Reason.CONTENT, "text", old.image, image
         if self._wants.encoding.input == "text":
             return Reason.CAPTION, "captions", old.captions, self._history.captions(sample)
         if self._wants.encoding.input == "mask" and old.image == image:
             return Reason.MASK, "mask", old.mask, self._samples.masks[sample].tobytes()
         return Reason.CONTENT, "image", old.image, image
+
+    def _moved(self, before: bytes, sample: int) -> bool:
+        """Whether a text that stood in this row or passage stands in another one now: then what is here is new."""
+        if self._samples.pictured[sample]:
+            return False
+        if self._texts is None:
+            self._texts = {row.tobytes() for row in self._samples.images[~self._samples.pictured]}
+        return before in self._texts
 
     def _former_key(self, row: int, digest: bytes) -> bytes | None:
         """The stored entry of the same sample's former content, cut and made alike."""

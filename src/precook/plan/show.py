@@ -25,7 +25,8 @@ def show(plan: PlannedDataset) -> str:
 def _lines(plan: PlannedDataset) -> Iterator[str]:
     count = plan.samples.count - len(plan.targets.problems)
     lost = sum(failure.encoder is None for failure in plan.failed)
-    left_out = f", {format_count(lost, 'file')} left out" if lost else ""
+    of_tables = any(concept.files.documents is not None for concept in plan.samples.by_concept)
+    left_out = f", {format_count(lost, 'source' if of_tables else 'file')} left out" if lost else ""
     concepts = format_count(len(plan.settings.concepts), "concept")
     yield f"{plan.settings.dataset}: {format_count(count, 'sample')} in {concepts}{left_out}"
     yield ""
@@ -89,17 +90,19 @@ def _failures(plan: PlannedDataset) -> Iterator[str]:
 def _notes(plan: PlannedDataset) -> Iterator[str]:
     yield from map(str, plan.version_differences)
     yield from _caption_notes(plan.samples.by_concept)
-    duplicates = int((plan.samples.repeats > 0).sum())
-    if duplicates:
-        yield f"{format_count(duplicates, 'sample')} with the same picture as another one of its concept"
+    for noun, samples in (("picture", plan.samples.pictured), ("text", ~plan.samples.pictured)):
+        duplicates = int((plan.samples.repeats[samples] > 0).sum())
+        if duplicates:
+            yield f"{format_count(duplicates, 'sample')} with the same {noun} as another one of its concept"
     for resolution, count in plan.targets.partly.items():
         yield f"{format_count(count, 'sample')} left out at {resolution} only"
     for concept in plan.samples.by_concept:
-        pictures = len(concept.files.pictures)
-        if not pictures:
-            yield f"{concept.concept.name}: no pictures in there"
+        found = len(concept.files.pictures)
+        noun = "picture" if concept.passages is None else "text"
+        if not found:
+            yield f"{concept.concept.name}: no {noun}s in there"
         elif not concept.count:
-            yield f"{concept.concept.name}: {format_count(pictures, 'picture')} in there, and none can be used"
+            yield f"{concept.concept.name}: {format_count(found, noun)} in there, and none can be used"
 
 
 def _caption_notes(concepts: Sequence[ConceptSamples]) -> Iterator[str]:

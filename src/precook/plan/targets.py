@@ -21,6 +21,7 @@ from precook.units import format_count
 from precook.values import Bytes, Flags, Numbers
 
 _CONTEXT = "precook sample 1"
+_ANY_SIZE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Samples:
         counts = [concept.count for concept in by_concept]
         self.concepts: Numbers = np.repeat(np.arange(len(counts)), counts)
         self.starts = np.cumsum([0, *counts])
+        self.pictured = np.repeat(np.array([concept.passages is None for concept in by_concept], bool), counts)
+        """Which samples have a picture; the others are texts alone, whose digests stand in the place of pictures'."""
         self.images: Bytes = _joined([concept.images for concept in by_concept], 32)
         self.sizes: Numbers = _joined([concept.sizes for concept in by_concept], 2).astype(np.int64)
         self.alphas = np.concatenate([concept.alphas for concept in by_concept])
@@ -78,7 +81,7 @@ class Samples:
         for sample in sorted({int(order[row]) for twin in twins.tolist() for row in (twin, twin + 1)}):
             groups.setdefault((int(self.concepts[sample]), self.images[sample].tobytes()), []).append(sample)
         for group in groups.values():
-            for number, sample in enumerate(sorted(group, key=self._path_bytes)):
+            for number, sample in enumerate(sorted(group, key=self._order)):
                 repeats[sample] = number
         return repeats
 
@@ -88,7 +91,7 @@ class Samples:
         for concept, start in zip(self.by_concept, self.starts.tolist(), strict=False):
             samples = range(start, start + concept.count)
             # A folder has its files in whatever order the disk gives them.
-            order += samples if concept.concept.is_table else sorted(samples, key=self._path_bytes)
+            order += samples if concept.concept.is_table else sorted(samples, key=self._order)
         return order
 
     def id(self, sample: int) -> bytes:
@@ -97,10 +100,9 @@ class Samples:
         form = canonical([name, self.images[sample].tobytes(), int(self.repeats[sample])])
         return derived_digest(_CONTEXT, form)
 
-    def _path_bytes(self, sample: int) -> bytes:
-        # By bytes, not by letters: names that are not UTF-8 have an order, too.
+    def _order(self, sample: int) -> tuple[bytes, int, int]:
         concept, number = self.in_concept(sample)
-        return concept.path(number).encode("utf-8", "surrogateescape")
+        return concept.order(number)
 
     def times(self, sample: int) -> FrameTimes:
         """When the frames of a clip are shown."""
@@ -127,6 +129,8 @@ class Targets:
     """For each target a row for each sample."""
     usable: tuple[Flags, ...]
     """For each target, which samples can be cut for it."""
+    kept: Flags
+    """Which samples can be cut for some target, or have no picture."""
     problems: tuple[SourceProblem, ...]
     """Samples that cannot be cut for any target."""
     partly: dict[str, int]
@@ -138,10 +142,12 @@ class Targets:
 def cut_samples(samples: Samples, settings: ImageSettings, video: VideoSettings) -> Targets:
     """Work out how every sample is cut for every target and, of clips, which frames are taken."""
     targets, cuts = [], []
+    # What has no picture is never cut; it has a row all the same.
+    sizes = samples.sizes if samples.pictured.all() else np.where(samples.pictured[:, None], samples.sizes, _ANY_SIZE)
     for number, resolution in enumerate(settings.sizes):
         for variation in range(settings.variations):
             targets.append(Target(number, variation))
-            cuts.append(cut_rows(samples.sizes, samples.images, settings, resolution=resolution, variation=variation))
+            cuts.append(cut_rows(sizes, samples.images, settings, resolution=resolution, variation=variation))
     choices: list[Numbers] = []
     if samples.clips is not None:
         chosen = [_choices(samples, video, settings.seed, variation) for variation in range(settings.variations)]
@@ -149,21 +155,23 @@ def cut_samples(samples: Samples, settings: ImageSettings, video: VideoSettings)
         for sample in np.flatnonzero(chosen[0][:, 1] == 0).tolist() if chosen else []:
             for cut in cuts:
                 cut.refused[sample] = _why_short(samples.clips[sample], video)
-    usable = [np.ones(samples.count, bool) for _ in cuts]
+    usable = [samples.pictured.copy() for _ in cuts]
     for cut, flags in zip(cuts, usable, strict=True):
         flags[list(cut.refused)] = False
-    nowhere = np.flatnonzero(~np.any(usable, axis=0)) if samples.count else np.zeros(0, np.int64)
+    kept = np.any(usable, axis=0) | ~samples.pictured
+    nowhere = np.flatnonzero(~kept)
     problems = []
     for sample in nowhere.tolist():
         concept, number = samples.in_concept(sample)
         problems.append(SourceProblem(concept.concept.name, concept.path(number), cuts[0].refused[sample]))
     partly = {}
     for number, name in enumerate(settings.resolutions):
-        lost = len(cuts[number * settings.variations].refused) - len(nowhere)
+        refused = cuts[number * settings.variations].refused
+        lost = sum(bool(samples.pictured[sample]) for sample in refused) - len(nowhere)
         if lost:
             partly[str(name)] = lost
     return Targets(
-        tuple(targets), tuple(cut.rows for cut in cuts), tuple(usable), tuple(problems), partly, tuple(choices)
+        tuple(targets), tuple(cut.rows for cut in cuts), tuple(usable), kept, tuple(problems), partly, tuple(choices)
     )
 
 

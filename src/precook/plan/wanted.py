@@ -37,6 +37,8 @@ class Encoding:
     """What it would make entries with today: libraries, and the source files of an encoder of one's own."""
     advice: str = field(default="", compare=False)
     """What to do where entries were made with others."""
+    documents: bool = False
+    """Whether it takes texts in parts, too: conversations, and prompts with completions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,12 @@ def text_rows(samples: Samples, targets: Targets, settings: TextSettings) -> tup
     starts = np.cumsum(samples.line_counts) - samples.line_counts
     parts = np.arange(len(owners)) - starts[owners]
     keep = _kept_lines(samples, settings)
-    if samples.count:
-        keep &= np.any(targets.usable, axis=0)[owners]
+    keep &= targets.kept[owners]
     rows, owners, parts = (
         (samples.lines, owners, parts) if keep.all() else (samples.lines[keep], owners[keep], parts[keep])
     )
-    if settings.empty_prompt:
+    # It stands in for captions: a dataset of texts alone has none.
+    if settings.empty_prompt and (samples.pictured.any() or not samples.count):
         rows = np.concatenate([rows, np.frombuffer(EMPTY, np.uint8).reshape(1, 32)])
         owners, parts = np.append(owners, NOBODY), np.append(parts, 0)
     return rows, owners, parts

@@ -34,6 +34,7 @@ from precook.memo.columns import Kind, rows_of
 from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.sources.caption_rule import CaptionRule
+from precook.sources.documents import DocumentRule
 from precook.sources.pictures import read_facts
 from precook.sources.walk import Listing
 from precook.threads import ThreadPool
@@ -306,7 +307,7 @@ class CaptionReader:
 
     task = "reading captions"
 
-    def __init__(self, rule: CaptionRule) -> None:
+    def __init__(self, rule: CaptionRule | DocumentRule) -> None:
         self._rule = rule
         self.kind = Kind(f"captions/{rule.name}", key=32, value=_CAPTION.size)
         self.further = Kind(f"caption lines/{rule.name}", key=40, value=32)
@@ -364,6 +365,12 @@ class CaptionReader:
     def empty_tags(self, facts: Bytes) -> Flags:
         """Which files have empty tags."""
         return np.asarray(facts[:, _NOTES] & 2 == 2)  # noqa: PLR2004 - the second bit
+
+
+class DocumentReader(CaptionReader):
+    """Reads the digests of a text file's passages, as a caption file's lines; a text that is not split has one."""
+
+    task = "reading texts"
 
 
 # Models

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, repeat
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from precook.config.concept import ColumnName, Concept, FileName, FixedText
 from precook.sources.captions import from_file_name
+from precook.sources.documents import DocumentTable
 from precook.sources.formats import SUFFIXES, VIDEO_SUFFIXES
 from precook.sources.tables import SourceTable
 from precook.sources.walk import Listing, list_names, mark_outside, walk
 from precook.values import Numbers
 
-PICTURE, CAPTION, MASK = 1, 2, 3
+PICTURE, CAPTION, MASK, DOCUMENT = 1, 2, 3, 4
 """Roles of files in a listing."""
 NOT_SAMPLES = ("-masklabel", "-condlabel")
 """Ends of names that trainers give to masks and conditions: such files are never samples."""
@@ -32,6 +33,8 @@ class SampleFiles:
     masks: Numbers
     texts: tuple[tuple[str, ...] | None, ...] | None = None
     """Captions that come with the pictures, from a table's column."""
+    documents: DocumentTable | None = None
+    """The rows of a table of texts alone: each stands for a picture, and the table for its file."""
 
     def given_texts(self, concept: Concept, number: int) -> list[str] | None:
         """A picture's captions from the table, the config or its name; None where they lie in a file of their own."""
@@ -108,6 +111,24 @@ def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles
     # What a table names is meant to be there; what only follows from a pattern may not be.
     mask_rows = np.array(masks, np.int64) if isinstance(pattern, ColumnName) else _present(listing, masks)
     return SampleFiles(listing, np.arange(len(table.rows)), _present(listing, captions), mask_rows, texts)
+
+
+def document_files(concept: Concept, root: Path) -> SampleFiles:
+    """List a folder of texts."""
+    roles = {_suffix(concept.caption_extension or ".txt"): DOCUMENT}
+    listing = walk(root, roles, recursive=concept.recursive, outside=concept.outside == "allow")
+    return _of_documents(listing, np.arange(len(listing.names)))
+
+
+def document_table(path: Path, table: DocumentTable) -> SampleFiles:
+    """The texts of a table, whose only file it is itself."""
+    listing = list_names(path.parent, [path.name], bytearray([DOCUMENT]))
+    return replace(_of_documents(listing, np.zeros(len(table.texts), np.int64)), documents=table)
+
+
+def _of_documents(listing: Listing, rows: Numbers) -> SampleFiles:
+    none = np.full(len(rows), -1)
+    return SampleFiles(listing, rows, none, none)
 
 
 def mask_path(picture: str, pattern: str) -> str:

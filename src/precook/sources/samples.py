@@ -6,7 +6,7 @@ reading. A picture with a file that cannot be used becomes a problem; every othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -24,6 +24,8 @@ from precook.report import Reporter
 from precook.sources.caption_rule import CaptionRule
 from precook.sources.captions import MAX_BYTES, CaptionError
 from precook.sources.clip_facts import ClipReader, with_audio
+from precook.sources.documents import MAX_BYTES as MAX_DOCUMENT
+from precook.sources.documents import DocumentRule, DocumentText, split_text
 from precook.sources.facts import (
     CaptionReader,
     FactReader,
@@ -86,6 +88,9 @@ class ConceptSamples:
     """When the frames of each sample are shown, where something wants clips."""
     with_sound: int = 0
     """Clips that have sound, which nobody listens to."""
+    passages: Numbers | None = None
+    """Of samples that are texts alone: which passage of its document each is, from 0. Then `images` are the digests of
+    the texts, and `sizes` are zeros."""
 
     @property
     def count(self) -> int:
@@ -98,16 +103,35 @@ class ConceptSamples:
         return self.files.listing
 
     def path(self, sample: int) -> str:
-        """The picture's path relative to the concept's folder, or as its table has it."""
-        return self.listing.path(int(self.files.pictures[self.rows[sample]]))
+        """The picture's path relative to the concept's folder, or as its table has it; of a text, its place."""
+        return self.listing.path(int(self.files.pictures[self.rows[sample]])) + self._place(sample)
 
     def full_path(self, sample: int) -> str:
-        """The picture's path."""
+        """The picture's path; of a text also its place in that file: `data/train.jsonl, row 7`."""
+        return self.file_path(sample) + self._place(sample)
+
+    def file_path(self, sample: int) -> str:
+        """The path of the file that holds the picture or the text."""
         return self.listing.full_path(int(self.files.pictures[self.rows[sample]]))
 
     def file_size(self, sample: int) -> int:
         """Bytes of the picture's file."""
         return int(self.listing.stamps[self.files.pictures[self.rows[sample]], SIZE])
+
+    def order(self, sample: int) -> tuple[bytes, int, int]:
+        """Where a sample stands in a list of its concept's sources: by path, row of a table and passage."""
+        # By bytes, not by letters: names that are not UTF-8 have an order, too.
+        row = int(self.rows[sample])
+        path = self.listing.path(int(self.files.pictures[row])).encode("utf-8", "surrogateescape")
+        return path, row if self.files.documents else 0, 0 if self.passages is None else int(self.passages[sample])
+
+    def _place(self, sample: int) -> str:
+        """Where in its file a text stands, unless it is all of it."""
+        if self.passages is None:
+            return ""
+        documents = self.files.documents
+        row = "" if documents is None else f", row {documents.numbers[int(self.rows[sample])]}"
+        return row if self.concept.passages is None else f"{row}, passage {int(self.passages[sample]) + 1}"
 
     def mask_path(self, sample: int) -> str | None:
         """The mask's path, where there is one."""
@@ -119,8 +143,20 @@ class ConceptSamples:
         row = int(self.files.captions[self.rows[sample]])
         return self.listing.full_path(row) if row >= 0 else None
 
-    def texts(self, sample: int) -> list[str]:
-        """The captions themselves, read now: whoever uses one compares its digest."""
+    def document(self, sample: int) -> Sequence[DocumentText]:
+        """The text that a sample of texts alone is from, in its passages, read now: whoever uses one compares it."""
+        documents, passages = self.files.documents, self.concept.passages
+        if documents is None:
+            content = read_small(self.file_path(sample), MAX_DOCUMENT)
+            return DocumentRule(self.concept.caption_encoding, passages).read(content).texts
+        text = documents.texts[int(self.rows[sample])]
+        return split_text(text, passages) if isinstance(text, str) else [text]
+
+    def texts(self, sample: int) -> Sequence[DocumentText]:
+        """The captions themselves, or the text that the sample is, read now: whoever uses one compares its digest."""
+        if self.passages is not None:
+            number = int(self.passages[sample])
+            return self.document(sample)[number : number + 1]
         rule = CaptionRule.of(self.concept)
         captions = self.files.given_texts(self.concept, int(self.rows[sample]))
         if captions is not None:
@@ -132,7 +168,10 @@ class ConceptSamples:
 
     def same_as(self, other: ConceptSamples) -> bool:
         """Whether both list the same files, pair them alike and found the same content in them."""
-        names = [(one.listing.names, one.listing.folders, one.files.texts, one.problems) for one in (self, other)]
+        names = [
+            (one.listing.names, one.listing.folders, one.files.texts, one.files.documents, one.problems)
+            for one in (self, other)
+        ]
         columns = ("rows", "images", "sizes", "alphas", "line_counts", "lines", "uncaptioned", "masks", "has_mask")
         return (
             names[0] == names[1]
@@ -141,6 +180,7 @@ class ConceptSamples:
                 for name in ("pictures", "captions", "masks")
             )
             and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
+            and self.concept == other.concept  # whose texts are split alike
         )
 
 

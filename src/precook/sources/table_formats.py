@@ -59,6 +59,8 @@ class TableColumns:
     image: str
     caption: str | None
     mask: str | None
+    nested: bool = False
+    """Whether a cell may hold objects and lists of them, such as the messages of a conversation."""
 
     @property
     def names(self) -> list[str]:
@@ -94,7 +96,7 @@ def read_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Cel
 
 def kind_name(value: object) -> str:
     """What a cell holds, in the words of somebody who writes a table."""
-    return _KINDS[type(value)]
+    return _KINDS.get(type(value), "something that is no text")
 
 
 def quoted(name: str) -> str:
@@ -267,7 +269,7 @@ def _parquet_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator
             for name in columns.names:
                 # Asked before anything in the column is read: it may well hold the pictures.
                 kind = schema.field(name).type
-                if not _holds_text(kind, lists=name == columns.caption):
+                if not columns.nested and not _holds_text(kind, lists=name == columns.caption):
                     raise SourceError(
                         path,
                         f"column {quoted(name)} holds {printable(kind)}, not text",
@@ -312,8 +314,10 @@ def _text_bytes(column: Any) -> int:
     """The bytes of all texts of a column of a batch, written out."""
     from pyarrow import compute, types  # noqa: PLC0415 - an extra, and slow to import
 
-    while not types.is_dictionary(column.type) and hasattr(column, "flatten") and types.is_nested(column.type):
-        column = column.flatten()
+    if types.is_struct(column.type):
+        return sum(map(_text_bytes, column.flatten()))
+    if not types.is_dictionary(column.type) and hasattr(column, "flatten") and types.is_nested(column.type):
+        return _text_bytes(column.flatten())
     if not types.is_dictionary(column.type):
         return 0
     lengths = compute.binary_length(column.dictionary).take(column.indices)
@@ -345,11 +349,13 @@ def _values(batch: Any, name: str | None) -> list[object]:
 
 
 def _written_out(kind: Any) -> Any:
-    """A type of texts, or of lists of them, without dictionaries."""
-    from pyarrow import large_list, list_, types  # noqa: PLC0415 - an extra, and slow to import
+    """A type of texts, or of lists and objects of them, without dictionaries."""
+    from pyarrow import large_list, list_, struct, types  # noqa: PLC0415 - an extra, and slow to import
 
     if types.is_dictionary(kind):
         return kind.value_type
+    if types.is_struct(kind):
+        return struct([(field.name, _written_out(field.type)) for field in kind])
     if types.is_large_list(kind):
         return large_list(_written_out(kind.value_type))
     if types.is_fixed_size_list(kind):

@@ -23,7 +23,8 @@ from precook.values import Digest
 MAX_BYTES = 1 << 30
 """Of a table: it is in memory as a whole, and several times while it is taken apart."""
 _MAX_HOLES = 64 << 20
-_MAX_PROBLEMS = 100_000
+MAX_PROBLEMS = 100_000
+"""Rows that cannot be used: with more of them it is another table that was meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,12 @@ def read_table(
     if path.suffix.lower() not in TABLES:
         raise SourceError(path, "not a table", hint=f"the name of a table ends in {', '.join(TABLES)}")
     columns = TableColumns(image_column, caption_column, mask_column)
-    content = _read(path)
+    content = read_content(path)
     rows: list[TableRow] = []
     problems: list[RowProblem] = []
     for cells in read_rows(path, content, columns):
-        if len(problems) > _MAX_PROBLEMS:
-            message = f"more than {_MAX_PROBLEMS:,} rows cannot be used; row {problems[0].number}: {problems[0].reason}"
+        if len(problems) > MAX_PROBLEMS:
+            message = f"more than {MAX_PROBLEMS:,} rows cannot be used; row {problems[0].number}: {problems[0].reason}"
             raise SourceError(path, message, hint="check that this is the table, and how it was written")
         if isinstance(cells, RowProblem):
             problems.append(cells)
@@ -87,7 +88,8 @@ def resolve(table: Path, image: str) -> Path:
     return table.parent / image
 
 
-def _read(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
+    """The bytes of a table; `SourceError` where they cannot be had, or are too many."""
     try:
         with open_source(path) as (descriptor, before):
             size = before.st_size

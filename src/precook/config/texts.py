@@ -1,0 +1,105 @@
+"""Texts in the config file: what a concept without pictures is made of, and how long texts are split."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_serializer, model_validator
+
+from precook.config.field_types import Flaw, NonEmpty, Section, clean, one_of, refusal
+from precook.config.messages import described
+
+SplitAt = Literal["paragraphs", "headings", "characters"]
+
+
+class TextFiles(Section):
+    """Every text file of the folder is a text."""
+
+    @model_serializer
+    def _spelled(self) -> str:
+        return "files"
+
+
+class TextColumn(Section):
+    """A column of the table holds texts."""
+
+    column: NonEmpty = Field(description="Its name.")
+
+
+class MessagesColumn(Section):
+    """A column of the table holds conversations, each a list of messages with role and content."""
+
+    messages: NonEmpty = Field(description="Its name.")
+
+
+class CompletionColumns(Section):
+    """Two columns of the table hold prompts and what is to follow them."""
+
+    prompt: NonEmpty = Field(description="The column of prompts.")
+    completion: NonEmpty = Field(description="The column of completions.")
+
+
+TextSource = TextFiles | TextColumn | MessagesColumn | CompletionColumns
+
+_FORMS: tuple[type[TextColumn | MessagesColumn | CompletionColumns], ...] = (
+    TextColumn,
+    MessagesColumn,
+    CompletionColumns,
+)
+_RULE = "files, {column: text}, {messages: messages} or {prompt: prompt, completion: completion}"
+
+
+def _texts(value: object) -> object:
+    if value is None or isinstance(value, TextSource):
+        return value
+    if value == "files":
+        return TextFiles()
+    if isinstance(value, dict):
+        for form in _FORMS:
+            if set(value) == set(form.model_fields):
+                return form(**{name: _column(value[name], name) for name in value})
+    raise refusal(Flaw(f"must be {_RULE}, not {described(value)}"))
+
+
+def _column(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise refusal(Flaw(f"must be text, not {described(value)}", "put it in quotes", (name,)))
+    if not value:
+        raise refusal(Flaw("must not be empty", "name a column of the table", (name,)))
+    return clean(value)
+
+
+def _schema(form: type[Section]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: {"type": "string", "minLength": 1} for name in form.model_fields},
+        "required": list(form.model_fields),
+        "additionalProperties": False,
+    }
+
+
+TextsField = Annotated[
+    TextSource | None,
+    BeforeValidator(_texts),
+    # Left alone, pydantic would tell any of them by the words of the first.
+    PlainSerializer(lambda texts: None if texts is None else texts.model_dump()),
+    WithJsonSchema({"anyOf": [{"enum": ["files"]}, *map(_schema, _FORMS), {"type": "null"}]}),
+]
+"""Where the texts of a concept come from; None where it has pictures."""
+
+
+class PassageSettings(Section):
+    """How long texts are split into passages, each of which is a sample."""
+
+    by: Annotated[SplitAt, one_of(SplitAt)] = Field(
+        default="paragraphs", description="Where passages may end: paragraphs, headings (of Markdown) or characters."
+    )
+    size: int = Field(default=4000, ge=16, le=1 << 24, description="Characters of a passage, at the most.")
+    overlap: int = Field(default=0, ge=0, description="Characters of the passage before that a passage begins with.")
+
+    @model_validator(mode="after")
+    def _agree(self) -> PassageSettings:
+        if 2 * self.overlap > self.size:
+            message = f"{self.overlap} is more than half of size, {self.size}"
+            raise refusal(Flaw(message, "lower it, or raise size", ("overlap",)))
+        return self

@@ -1,0 +1,214 @@
+"""Documents: texts that are samples of their own, from the rows of a table or the files of a folder.
+
+A text is taken as it is written: nothing is stripped, so that a tokenizer sees what a training loop would have shown
+it. A conversation, or a prompt with its completion, is a text in parts; what becomes of them is the encoder's matter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn
+from precook.errors import SourceError
+from precook.identity.digest import derived_digest, digest
+from precook.sources.caption_rule import CaptionTexts
+from precook.sources.captions import CaptionError, checked, decode_caption
+from precook.sources.passages import split_passages
+from precook.sources.table_formats import Cells, RowError, RowProblem, TableColumns, kind_name, quoted, read_rows
+from precook.sources.tables import MAX_PROBLEMS, read_content
+
+MAX_BYTES = 256 << 20
+"""The largest file of a text: it is in memory several times while it is split."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Who says the messages of a conversation."""
+
+_CONTEXT = "precook document 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text in parts: the `messages` of a conversation, or a `prompt` and its `completion`."""
+
+    form: str
+    """The parts as JSON, in the order in which they were written: a chat template may show that order."""
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The parts by name: lists of messages or, of a prompt and its completion, perhaps texts."""
+        parts: dict[str, Any] = json.loads(self.form)
+        return parts
+
+
+DocumentText = str | Document
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTable:
+    """The texts of a table."""
+
+    numbers: tuple[int, ...]
+    """Of their rows, as messages count them."""
+    texts: tuple[DocumentText, ...]
+    problems: tuple[RowProblem, ...]
+
+
+def text_digest(text: DocumentText) -> bytes:
+    """What a text is known by; a text in parts never has the digest of one that is written in one piece."""
+    if isinstance(text, str):
+        return digest(text).bytes
+    return derived_digest(_CONTEXT, text.form.encode("utf-8"))
+
+
+def read_documents(path: Path, source: TextColumn | MessagesColumn | CompletionColumns) -> DocumentTable:
+    """The texts of a table; a row that has none, or something else in its place, is a problem of that row."""
+    if isinstance(source, TextColumn):
+        columns = TableColumns(source.column, None, None)
+    elif isinstance(source, MessagesColumn):
+        columns = TableColumns(source.messages, None, None, nested=True)
+    else:
+        columns = TableColumns(source.prompt, source.completion, None, nested=True)
+    numbers: list[int] = []
+    texts: list[DocumentText] = []
+    problems: list[RowProblem] = []
+    for cells in read_rows(path, read_content(path), columns):
+        if len(problems) > MAX_PROBLEMS:
+            message = f"more than {MAX_PROBLEMS:,} rows cannot be used; row {problems[0].number}: {problems[0].reason}"
+            raise SourceError(path, message, hint="check that this is the table, and how it was written")
+        if isinstance(cells, RowProblem):
+            problems.append(cells)
+            continue
+        try:
+            texts.append(_document(cells, source))
+        except (RowError, CaptionError) as error:
+            problems.append(RowProblem(cells[0], str(error)))
+        else:
+            numbers.append(cells[0])
+    return DocumentTable(tuple(numbers), tuple(texts), tuple(problems))
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRule:
+    """How text files are read, in the place of the rule of captions."""
+
+    encoding: str
+    passages: PassageSettings | None
+
+    is_plain = False
+
+    @property
+    def name(self) -> str:
+        """What is remembered of a file under this rule is remembered under this name."""
+        split = self.passages
+        rule = "whole" if split is None else f"{split.by}/{split.size}/{split.overlap}"
+        return f"documents/1/{self.encoding}/{rule}"
+
+    def read(self, content: bytes) -> CaptionTexts:
+        """The texts in a text file: one, or its passages; `CaptionError` where it is none."""
+        if len(content) > MAX_BYTES:
+            message = f"{len(content):,} bytes, and a text file has at most {MAX_BYTES:,}: split it"
+            raise CaptionError(message)
+        text = decode_caption(content, self.encoding)
+        if not text.strip():
+            raise CaptionError("the file is empty, or has nothing but white space: write a text into it, or remove it")
+        return CaptionTexts(split_text(text, self.passages))
+
+
+def split_text(text: str, passages: PassageSettings | None) -> list[str]:
+    """A text as one piece or, where the config says so, in passages."""
+    return [text] if passages is None else list(split_passages(text, passages))
+
+
+def _document(cells: Cells, source: TextColumn | MessagesColumn | CompletionColumns) -> DocumentText:
+    _, first, second, _ = cells
+    if isinstance(source, TextColumn):
+        return _text(first, source.column)
+    if isinstance(source, MessagesColumn):
+        return _in_parts(messages=_messages(first, source.messages))
+    if {type(first), type(second)} == {str, list}:
+        columns = f"{kind_name(first)} in column {quoted(source.prompt)} and {kind_name(second)} in "
+        raise RowError(f"{columns}{quoted(source.completion)}: write a text into both, or messages")
+    if isinstance(first, str):
+        # A prompt may be empty: then the completion follows nothing.
+        return _in_parts(prompt=checked(first), completion=_text(second, source.completion))
+    return _in_parts(
+        prompt=_messages(first, source.prompt, or_text=True),
+        completion=_messages(second, source.completion, or_text=True),
+    )
+
+
+def _in_parts(**parts: object) -> Document:
+    try:
+        return Document(json.dumps(parts, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowError(f"messages that JSON has no words for, {error}: write texts, numbers and lists") from None
+
+
+def _text(value: object, column: str) -> str:
+    if value is None:
+        raise RowError(f"no text in column {quoted(column)}: write one there, or remove the row")
+    if not isinstance(value, str):
+        raise RowError(f"{kind_name(value)} in column {quoted(column)}: write a text there")
+    if not value.strip():
+        raise RowError(f"an empty text in column {quoted(column)}: write one there, or remove the row")
+    return checked(value)
+
+
+def _messages(value: object, column: str, *, or_text: bool = False) -> list[dict[str, Any]]:
+    if isinstance(value, str) and not or_text:
+        # Cells of .csv and .tsv are texts.
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise RowError(f"text in column {quoted(column)}: write a list of messages there") from None
+    if value is None:
+        what = "text and no messages" if or_text else "messages"
+        raise RowError(f"no {what} in column {quoted(column)}: write them there, or remove the row")
+    if not isinstance(value, list):
+        what = "a text, or a list of messages" if or_text else "a list of messages"
+        raise RowError(f"{kind_name(value)} in column {quoted(column)}: write {what} there")
+    if not value:
+        raise RowError(f"an empty list in column {quoted(column)}: write messages there, or remove the row")
+    return [
+        _message(message, f"message {number} in column {quoted(column)}") for number, message in enumerate(value, 1)
+    ]
+
+
+def _message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise RowError(f"{where} is {kind_name(message)}: write an object with role and content")
+    # Columns of a Parquet file have null where a message has no such field.
+    fields = {name: value for name, value in message.items() if value is not None or name == "content"}
+    role = fields.get("role")
+    if not isinstance(role, str):
+        raise RowError(f"{where} has no role: write one of {', '.join(ROLES)}")
+    if role not in ROLES:
+        raise RowError(f"{where} has the role {quoted(role)}, which is not known: write one of {', '.join(ROLES)}")
+    content = fields.get("content")
+    if content is None and not fields.get("tool_calls"):
+        raise RowError(f"{where} has no content: write a text")
+    if isinstance(content, list):
+        _check_parts(content, where)
+    elif content is not None and not isinstance(content, str):
+        raise RowError(f"{where} has {kind_name(content)} for its content: write a text")
+    for text in _strings(fields):
+        checked(text)
+    return fields
+
+
+def _check_parts(content: list[object], where: str) -> None:
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise RowError(f"{where} has content that is no text: a concept of texts has no pictures")
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        inner: Iterable[object] = [*value, *value.values()] if isinstance(value, dict) else value
+        for part in inner:
+            yield from _strings(part)

@@ -1,0 +1,324 @@
+"""Texts without pictures: what is a sample, what is left out and told, and what an edit costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precook
+from precook.sources.documents import DocumentRule
+from tests.support.projects import Watched, Words, picture, reasons
+from tests.support.texts import text_project, write_table
+
+COLUMN = {"column": "text"}
+
+
+def words(encoder: Any = None) -> dict[str, Any]:
+    return {"words": encoder or Watched()}
+
+
+def made(base: Path, texts: Any, **concept: Any) -> list[str]:
+    """What an encoder gets of the texts of a concept, in the order of their bytes."""
+    encoder = Watched()
+    with text_project(base, texts, encoders=words(encoder), **concept) as project:
+        project.build()
+        assert not project.plan().missing
+    return sorted(item.text or "" for item in encoder.items)
+
+
+class TestSources:
+    """Where texts come from."""
+
+    @pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train.parquet"])
+    def test_a_column_of_a_table(self, tmp_path: Path, name: str) -> None:
+        """Each row is a text, as it is written: white space around it stays."""
+        texts = ["a cat", "  two\nlines \n", "ä, \u2028 and all"]
+        if name.endswith(".parquet"):
+            arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+            pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"text": texts}), tmp_path / name)
+        elif name.endswith(".csv"):
+            quoted = "".join(f'"{text}"\r\n' for text in texts)
+            (tmp_path / name).write_text(f"text\r\n{quoted}", "utf-8", newline="")
+        else:
+            write_table(tmp_path / name, [{"text": text, "other": 1} for text in texts])
+        assert made(tmp_path, COLUMN, path=name) == sorted(texts)
+
+    def test_files_of_a_folder(self, tmp_path: Path) -> None:
+        """Each file is one text, whatever lines it has, in the encoding that the config names."""
+        (tmp_path / "data/more").mkdir(parents=True)
+        (tmp_path / "data/a.md").write_bytes("caf\u00e9\n\nand more\n".encode("cp1252"))
+        (tmp_path / "data/more/b.MD").write_bytes(b"another")
+        (tmp_path / "data/c.txt").write_bytes(b"of another extension")
+        options = {"path": "data", "caption_extension": ".md", "caption_encoding": "cp1252"}
+        assert made(tmp_path, "files", **options) == ["another", "caf\u00e9\n\nand more\n"]
+
+    @pytest.mark.usefixtures("settled")
+    def test_unchanged_files_are_not_read_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A plan knows files by their stamps, with all their passages; only the one that changed is opened."""
+        for number in range(3):
+            (tmp_path / "data").mkdir(exist_ok=True)
+            (tmp_path / f"data/{number}.txt").write_text(f"First {number}.\n\nSecond {number}.\n\nThird.")
+        with text_project(tmp_path, "files", path="data", encoders=words(), passages={"size": 16}) as project:
+            assert project.build().encoded == {"words": 7}
+            read: list[bytes] = []
+            real = DocumentRule.read
+            monkeypatch.setattr(DocumentRule, "read", lambda rule, content: read.append(content) or real(rule, content))
+            assert len(project.plan().ready) == 7
+            (tmp_path / "data/0.txt").write_text("changed")
+            assert len(project.plan().missing) == 1
+        assert read == [b"changed"]
+
+    def test_the_same_text_is_encoded_once_wherever_it_stands(self, tmp_path: Path) -> None:
+        """As a caption, in two rows and in a file: one entry; a sample of its own for each of them."""
+        write_table(tmp_path / "train.jsonl", [{"text": "a cat"}, {"text": "a cat"}])
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/one.txt").write_text("a cat")
+        picture(tmp_path / "pictures/p.png", 1)
+        (tmp_path / "pictures/p.txt").write_text("a cat\n")
+        encoder = Watched()
+        concepts = [
+            {"name": "table", "path": "train.jsonl", "texts": COLUMN},
+            {"name": "folder", "path": "data", "texts": "files"},
+            {"name": "pictures", "path": "pictures"},
+        ]
+        with precook.Project(base=tmp_path, dataset="test", concepts=concepts, encoders=words(encoder)) as project:
+            assert project.build().encoded == {"words": 2}
+            assert sorted(item.text or "" for item in encoder.items) == ["", "a cat"]  # the empty prompt, of captions
+            with project.feed(batch_size=8) as feed:
+                (batch,) = feed.epoch(0)
+        assert len(set(batch["sample"])) == 4
+        assert sorted(batch["concept"]) == ["folder", "pictures", "table", "table"]
+
+
+class TestBadInput:
+    """What cannot be a text is told by its row or file, and the others go on."""
+
+    def test_rows_that_hold_no_text(self, tmp_path: Path) -> None:
+        """Null, nothing, empty, of another kind, no object, broken: each is named with the table and the row."""
+        rows = [
+            {"text": "good"},
+            {"text": None},
+            {"other": "x"},
+            {"text": " \n"},
+            {"text": 7},
+            "no object",
+            {"text": "a\0b"},
+        ]
+        table = write_table(tmp_path / "train.jsonl", rows)
+        table.write_text(table.read_text() + "{broken\n" + json.dumps({"text": "also good"}) + "\n")
+        with text_project(tmp_path, COLUMN, encoders=words()) as project:
+            report = project.build()
+            assert report.encoded == {"words": 2}
+            told = {failure.path: failure.reason for failure in report.failed}
+            assert list(told) == [f"train.jsonl, row {row}" for row in range(2, 9)]
+            assert "no text in column 'text'" in told["train.jsonl, row 2"]
+            assert "no text in column 'text'" in told["train.jsonl, row 3"]
+            assert "an empty text" in told["train.jsonl, row 4"]
+            assert "a number in column 'text'" in told["train.jsonl, row 5"]
+            assert "not an object" in told["train.jsonl, row 6"]
+            assert "a NUL character" in told["train.jsonl, row 7"]
+            assert "broken JSON" in told["train.jsonl, row 8"]
+            assert "train.jsonl, row 4: an empty text" in str(project.plan())
+
+    @pytest.mark.parametrize(
+        ("messages", "reason"),
+        [
+            ([{"role": "narrator", "content": "x"}], "message 1 in column 'messages' has the role 'narrator'"),
+            ([{"role": "user", "content": "x"}, {"content": "x"}], "message 2 in column 'messages' has no role"),
+            ([{"from": "human", "value": "x"}], "has no role: write one of system"),
+            ([{"role": "user"}], "has no content"),
+            ([{"role": "user", "content": 3}], "has a number for its content"),
+            ([{"role": "user", "content": [{"type": "image"}]}], "content that is no text"),
+            (["hello"], "message 1 in column 'messages' is text"),
+            ([], "an empty list"),
+            ({}, "an object in column 'messages'"),
+            ("hello", "write a list of messages"),
+            (None, "no messages in column 'messages'"),
+        ],
+    )
+    def test_conversations_that_are_none(self, tmp_path: Path, messages: Any, reason: str) -> None:
+        """The row is named, and what is wrong with which message."""
+        good = {"messages": [{"role": "user", "content": "a cat"}]}
+        write_table(tmp_path / "train.jsonl", [good, {"messages": messages}])
+        encoder = Watched(make=lambda item: 1)
+        encoder.documents = True  # type: ignore[attr-defined]
+        with text_project(tmp_path, {"messages": "messages"}, encoders=words(encoder)) as project:
+            (failure,) = project.plan().failed
+            assert failure.path == "train.jsonl, row 2"
+            assert reason in failure.reason
+            assert project.build().encoded == {"words": 1}
+        (item,) = encoder.items
+        assert item.text is None
+        assert item.document is not None
+        assert item.document.parts == good
+
+    @pytest.mark.parametrize(
+        ("row", "reason"),
+        [
+            ({"prompt": "x", "completion": None}, "no text in column 'completion'"),
+            ({"prompt": None, "completion": "x"}, "in column 'prompt'"),
+            ({"prompt": "x", "completion": ""}, "an empty text in column 'completion'"),
+            (
+                {"prompt": [{"role": "user", "content": "x"}], "completion": "x"},
+                "a list in column 'prompt' and text in",
+            ),
+        ],
+    )
+    def test_completions_that_are_none(self, tmp_path: Path, row: Any, reason: str) -> None:
+        """A completion follows a prompt of its own kind."""
+        write_table(tmp_path / "train.jsonl", [{"prompt": "", "completion": "x"}, row])
+        encoder = Watched(make=lambda item: 1)
+        encoder.documents = True  # type: ignore[attr-defined]
+        texts = {"prompt": "prompt", "completion": "completion"}
+        with text_project(tmp_path, texts, encoders=words(encoder)) as project:
+            (failure,) = project.plan().failed
+            assert failure.path == "train.jsonl, row 2"
+            assert reason in failure.reason
+            assert len(project.plan().missing) == 1
+
+    def test_files_that_hold_no_text(self, tmp_path: Path) -> None:
+        """An empty file, one of another encoding and a folder of that name are named."""
+        (tmp_path / "data/folder.txt").mkdir(parents=True)
+        for name, content in (("empty.txt", b" \n"), ("latin.txt", b"caf\xe9"), ("good.txt", b"a cat")):
+            (tmp_path / "data" / name).write_bytes(content)
+        (tmp_path / "data/link.txt").symlink_to("/etc/hostname")
+        with text_project(tmp_path, "files", path="data", encoders=words()) as project:
+            for _ in range(2):  # the second time from memory
+                told = {failure.path: failure.reason for failure in project.plan().failed}
+                assert sorted(told, key=str) == ["empty.txt", "latin.txt", "link.txt"]
+                assert "empty" in told["empty.txt"]
+                assert "is not UTF-8" in told["latin.txt"]
+            assert len(project.plan().missing) == 1
+
+    def test_a_column_that_is_not_there(self, tmp_path: Path) -> None:
+        """The table is refused, with the columns that it has."""
+        write_table(tmp_path / "train.jsonl", [{"Text": "a cat"}])
+        with (
+            text_project(tmp_path, COLUMN, encoders=words()) as project,
+            pytest.raises(precook.SourceError, match="no column 'text' among its columns 'Text'"),
+        ):
+            project.plan()
+
+    @pytest.mark.parametrize("encoder", [{"uses": "image"}, {"uses": "mask"}, Watched("image")])
+    def test_an_encoder_of_pictures_is_refused(self, tmp_path: Path, encoder: Any) -> None:
+        """It would have nothing to take; the sentence names the encoder and the concept."""
+        write_table(tmp_path / "train.jsonl", [{"text": "a cat"}])
+        with (
+            text_project(tmp_path, COLUMN, encoders={"pixels": encoder}) as project,
+            pytest.raises(
+                precook.ConfigError, match="it takes pictures, and the concept texts has texts alone"
+            ) as told,
+        ):
+            project.plan()
+        assert "encoders.pixels" in str(told.value)
+
+    def test_an_encoder_that_knows_no_messages_is_refused(self, tmp_path: Path) -> None:
+        """A class that only takes texts is not given something else."""
+        write_table(tmp_path / "train.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
+        with (
+            text_project(tmp_path, {"messages": "messages"}, encoders=words(Words())) as project,
+            pytest.raises(
+                precook.ConfigError, match="takes texts in one piece, and the concept texts has conversations"
+            ),
+        ):
+            project.plan()
+
+    @pytest.mark.parametrize(
+        ("concept", "message"),
+        [
+            ({"texts": "files", "path": "a.jsonl"}, "files lie in a folder, and path is a table"),
+            ({"texts": {"column": "text"}, "path": "a"}, "a column needs a table, and path is a folder"),
+            ({"texts": {"column": ""}, "path": "a.csv"}, "must not be empty"),
+            ({"texts": "file"}, "must be files, {column: text}"),
+            ({"texts": {"messages": "m"}, "path": "a.csv", "passages": {}}, "only texts are split"),
+            ({"passages": {"size": 100}}, "this concept has pictures"),
+            ({"texts": "files", "captions": "filename"}, "is for pictures, and this concept has texts alone"),
+            ({"texts": "files", "passages": {"size": 100, "overlap": 60}}, "60 is more than half of size, 100"),
+            ({"texts": "files", "passages": {"by": "pages"}}, "must be paragraphs, headings or characters"),
+            ({"texts": "files", "passages": {"length": 3}}, "fields here: by, size, overlap"),
+        ],
+    )
+    def test_a_config_that_makes_no_sense(self, tmp_path: Path, concept: dict[str, Any], message: str) -> None:
+        """Each is refused with what to write."""
+        with pytest.raises(precook.ConfigError) as told:
+            text_project(tmp_path, **{"texts": None, "path": "data", **concept}, encoders=words())  # type: ignore[arg-type]
+        assert message in str(told.value)
+
+
+class TestPassages:
+    """Long texts are split, and each passage is a sample and an entry of its own."""
+
+    TEXT = "One one one.\n\nTwo two two.\n\nThree three.\n\nFour."
+
+    def test_each_is_a_sample_that_is_shown(self, tmp_path: Path) -> None:
+        """All of them in every epoch, in rows of a table as in files."""
+        write_table(tmp_path / "train.jsonl", [{"text": self.TEXT}, {"text": "Short."}])
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/long.txt").write_text(self.TEXT)
+        passages = ["One one one.\n\nTwo two two.", "Three three.\n\nFour."]
+        options: dict[str, Any] = {"passages": {"size": 30}}
+        assert made(tmp_path, "files", path="data", **options) == passages
+        encoder = Watched()
+        with text_project(tmp_path, COLUMN, encoders=words(encoder), **options) as project:
+            project.build()
+            with project.feed(batch_size=8) as feed:
+                assert [len(set(batch["sample"])) for epoch in range(2) for batch in feed.epoch(epoch)] == [3, 3]
+
+    def test_an_edit_costs_what_it_changes(self, tmp_path: Path) -> None:
+        """With passages by paragraph, a changed word encodes one passage, and explain says which."""
+        (tmp_path / "data").mkdir()
+        file = tmp_path / "data/long.txt"
+        file.write_text(self.TEXT)
+        with text_project(tmp_path, "files", path="data", encoders=words(), passages={"size": 16}) as project:
+            assert project.build().encoded == {"words": 4}
+            file.write_text(self.TEXT.replace("Three", "Drei"))
+            plan = project.plan()
+            (entry,) = plan.missing
+            assert entry.path is not None
+            assert entry.path.endswith("long.txt, passage 3")
+            assert reasons(plan) == {("words", "content changed"): 1}
+            assert len(plan.explain(file).samples) == 4
+            assert "text 'Drei three.': missing" in str(plan.explain(entry.path))
+
+
+class TestTables:
+    """What changes in a table costs the rows that changed."""
+
+    def test_an_inserted_row_is_new_and_nothing_else(self, tmp_path: Path) -> None:
+        """Rows behind it are the same texts in other places."""
+        rows = [{"text": f"text {number}"} for number in range(4)]
+        write_table(tmp_path / "train.jsonl", rows)
+        with text_project(tmp_path, COLUMN, encoders=words()) as project:
+            project.build()
+            write_table(tmp_path / "train.jsonl", [{"text": "first"}, *rows])
+            assert reasons(project.plan()) == {("words", "new"): 1}
+            rows[2] = {"text": "changed"}
+            write_table(tmp_path / "train.jsonl", rows)
+            plan = project.plan()
+            assert reasons(plan) == {("words", "content changed"): 1}
+            assert "train.jsonl, row 3" in str(plan.explain(tmp_path / "train.jsonl"))
+
+    def test_a_snapshot_trains_without_the_table(self, tmp_path: Path) -> None:
+        """Same batches of a project and of its snapshot, and after an export."""
+        write_table(tmp_path / "train.jsonl", [{"text": f"text {number}"} for number in range(5)])
+        with text_project(tmp_path, COLUMN, encoders=words()) as project:
+            project.build()
+            with project.feed(batch_size=2) as feed:
+                before = [batch["sample"] for batch in feed.epoch(0)]
+            (tmp_path / "train.jsonl").unlink()
+            with project.store.snapshot("test").feed(batch_size=2) as feed:
+                assert [batch["sample"] for batch in feed.epoch(0)] == before
+                assert "size" not in next(iter(feed.epoch(0)))
+
+    def test_a_table_that_grows_during_a_build(self, tmp_path: Path) -> None:
+        """Rows that came meanwhile are encoded, too, before the dataset is frozen."""
+        write_table(tmp_path / "train.jsonl", [{"text": "before"}])
+        later = [{"text": "before"}, {"text": "after"}]
+        encoder = Watched(on_batch=lambda _: write_table(tmp_path / "train.jsonl", later))
+        with text_project(tmp_path, COLUMN, encoders=words(encoder)) as project:
+            assert project.build().encoded == {"words": 2}
+            assert sorted(item.text or "" for item in encoder.items) == ["after", "before"]
+            assert not project.plan().missing
