@@ -35,6 +35,7 @@ TITLES = {
     "on": "precook, compile: on, compiled before",
     "auto": "precook, compile: auto",
 }
+_CHUNK = 64 << 20
 PART = 4
 """Every so many-th sample is in the part that is built once for nothing, and that loops try batch sizes on."""
 
@@ -61,6 +62,7 @@ class Built:
     seconds: float
     computed: float
     """Seconds of all threads: on a shared machine that says more than the time that passed."""
+    nbytes: int
 
 
 class Contest:
@@ -101,7 +103,7 @@ class Contest:
         busy: dict[str, list[float]] = {way: [] for way in seconds}
         computed: dict[str, list[float]] = {way: [] for way in seconds}
         compiled = 0
-        count = 0
+        count = nbytes = 0
         with ExitStack() as stack:
             kept = {way: stack.enter_context(self.ready(way)) for way in self.goals if way != "auto"}
             looks = [self._look(encoder, way) for way, encoder in kept.items()] if self.rules.waits else []
@@ -117,7 +119,7 @@ class Contest:
                         with Utilisation(busy[way]):
                             built = self.build(encoder, way)
                         compiled += way == "auto" and encoder.compiled
-                    count = built.count
+                    count, nbytes = built.count, built.nbytes
                     seconds[way].append(built.seconds)
                     computed[way].append(built.computed)
                 if time.perf_counter() > self.end:
@@ -130,6 +132,10 @@ class Contest:
             if "auto" in self.goals:
                 runs = len(seconds["auto"])
                 section.notes.append(f"compile: auto compiled in {compiled} of {runs} runs; that is on the clock.")
+            section.notes.append(
+                f"the entries are {nbytes / 1e9:.2f} GB; writing as many bytes in a row and syncing them, and nothing "
+                f"else, takes {_write_alone(self.base / 'raw', nbytes):.2f} s here."
+            )
             if "on" in kept and not kept["on"].compiled:
                 section.notes.append("compile: on ran eager code: this model could not be compiled.")
             yield section
@@ -204,7 +210,7 @@ class Contest:
             computed = time.process_time() - start
             if report.failed:
                 raise SystemExit(f"failed: {report.failed[0]}")
-        return Built(sum(report.encoded.values()), report.seconds, computed)
+        return Built(sum(report.encoded.values()), report.seconds, computed, report.bytes)
 
     @contextmanager
     def project(self, data: Path, setting: str) -> Iterator[precook.Project]:
@@ -248,6 +254,20 @@ class Contest:
                 if int(path.stem) % PART == 0:
                     os.link(path, part / path.name)
         return part
+
+
+def _write_alone(path: Path, nbytes: int) -> float:
+    """Seconds that the disk takes for so many bytes: where it limits builds, no way can be quicker."""
+    some = os.urandom(min(nbytes, _CHUNK))
+    settle(path.parent)
+    start = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for left in range(nbytes, 0, -_CHUNK):
+            file.write(some[:left])
+        os.fsync(file.fileno())
+    seconds = time.perf_counter() - start
+    path.unlink()
+    return seconds
 
 
 def _add(section: Section, column: Column, found: Mapping[str, list[float]]) -> None:

@@ -10,9 +10,9 @@ from precook.encode.source_reader import TextLots
 @pytest.mark.parametrize(
     ("texts", "parts", "sizes"),
     [
-        (100_000, 1, [2048, 4096, 8192, 8192]),
-        (10_000, 2, [2048, 4096, 5000, 5000]),
-        (2000, 2, [1000, 1000]),
+        (100_000, 1, [512, 1024, 2048, 4096, 8192, 8192]),
+        (10_000, 4, [512, 1024, 2048, 2500, 2500]),
+        (600, 2, [300, 300]),
     ],
 )
 def test_lots_of_texts_grow_step_by_step(texts: int, parts: int, sizes: list[int]) -> None:

@@ -293,7 +293,7 @@ def device_name(device: str) -> str:
     """What devices that are equally quick have in common."""
     if device.startswith(_GPU):
         torch: Any = importlib.import_module("torch")
-        if torch.cuda.is_available():
+        if (torch.device(device).index or 0) < torch.cuda.device_count():
             return str(torch.cuda.get_device_name(device))
     return f"{device}, {os.cpu_count()} cores"
 

@@ -23,8 +23,9 @@ from precook.sources.geometry import TARGET
 from precook.threads import ThreadPool
 from precook.values import Numbers
 
-_FIRST_TEXTS = 2048
-"""Texts that are sorted by length together at first, so that the first batch comes soon."""
+_FIRST_TEXTS = 512
+"""Texts that are sorted by length together at first, so that the first batch comes soon, and so that reading ahead of
+it does not keep the interpreter from the thread that gives a GPU its orders."""
 _MOST_TEXTS = 8192
 """Texts that are sorted together later on: the more, the less is padded."""
 _AHEAD = 4
