@@ -388,6 +388,20 @@ def test_lanes_share_no_device_and_lose_no_encoder(devices: list[set[str]]) -> N
         assert reached == used(lane)
 
 
+def test_of_several_errors_none_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """The first is raised, and the log has the others."""
+    both = threading.Barrier(2)
+
+    def run(lane: Any, _: threading.Event) -> None:
+        both.wait(PATIENCE)
+        raise precook.EncodeError(f"no {lane}")
+
+    with pytest.raises(precook.EncodeError) as raised:
+        run_lanes([cast("Lane", "a"), cast("Lane", "b")], run, threading.Event())
+    other = {"no a": "no b", "no b": "no a"}[raised.value.message]
+    assert [record.getMessage() for record in caplog.records] == [f"another encoder ended early, too: {other}"]
+
+
 def test_a_second_interruption_does_not_wait_for_a_long_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first waits for what lanes are at; the second comes out although they have not ended."""
     begun, finish = threading.Barrier(3), threading.Event()

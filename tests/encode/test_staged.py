@@ -155,6 +155,35 @@ def test_a_batch_that_fails_is_tried_one_by_one(step: str) -> None:
     assert Counter(int(text) for text, _ in sink.stored) == Counter({*range(30)} - {7})
 
 
+def test_a_batch_that_is_tried_again_is_not_encoded_beside_the_next_one() -> None:
+    """Whichever thread does it: compiled code is for one at a time."""
+    failed, launching = threading.Event(), threading.Event()
+    inside: list[str] = []
+    met: list[str] = []
+
+    def stage(texts: list[str]) -> None:
+        again = "land" in threading.current_thread().name
+        met.extend(inside)
+        inside.append(texts[0])
+        if again:
+            # The next batch has all the time that it wants to come in between.
+            launching.wait(0.5)
+        elif failed.is_set():
+            launching.set()
+        inside.remove(texts[0])
+
+    def land(texts: list[str]) -> None:
+        if texts[0] == "0" and len(texts) > 1:
+            failed.set()
+            raise ValueError("no")
+
+    device, sink = Device(stage=stage, land=land), Sink()
+    run(device, sink, 40)
+    each_its_own(sink, 40)
+    assert failed.is_set()
+    assert met == []
+
+
 @pytest.mark.parametrize("step", ["stage", "launch", "land"])
 def test_too_little_memory_halves_the_batches(step: str) -> None:
     """Nothing is lost, and the batches after it are smaller."""

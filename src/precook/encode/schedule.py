@@ -6,6 +6,7 @@ group: they run together. Groups that share a device are a lane: they run in tur
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from precook.encode.pool import available_device
 from precook.encode.registry import AUTO, EncoderSpec
 from precook.interrupt import Condition
 from precook.plan.plan import Plan
+
+_log = logging.getLogger("precook")
 
 Group = Sequence[EncoderSpec]
 Lane = Sequence[Group]
@@ -96,6 +99,8 @@ def run_lanes(lanes: Sequence[Lane], run: Callable[[Lane, threading.Event], None
             while running:
                 changed.wait(_LOOK)
     if errors:
+        for error in errors[1:]:
+            _log.error("another encoder ended early, too: %s", error)
         raise errors[0]
 
 

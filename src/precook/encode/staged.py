@@ -42,6 +42,9 @@ class StagedPipeline:
         self._sorted: queue.Queue[Lot | None] = queue.Queue(maxsize=1)
         self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
         self._slots = threading.Semaphore(_IN_FLIGHT)
+        self._ordering = threading.RLock()
+        """Held by the thread that gives the device its orders: compiled code is for one thread at a time, and a batch
+        that failed is encoded again by one that lands batches."""
         self._lock = threading.Lock()
         self._last_landed = 0.0
         """When the device was last done with a batch."""
@@ -85,7 +88,8 @@ class StagedPipeline:
         while not self._slots.acquire(timeout=_LOOK):
             if self._worker.over():
                 return
-        self._worker.compile_if_due(batch)
+        with self._ordering:
+            self._worker.compile_if_due(batch)
         start = time.perf_counter()
         launched: list[StagedBatch] = []
 
@@ -95,10 +99,12 @@ class StagedPipeline:
             launched.append(staged)
             return [None] * len(batch.jobs)
 
-        failure = self._worker.attempt(batch.jobs, launch)
+        with self._ordering:
+            failure = self._worker.attempt(batch.jobs, launch)
         if isinstance(failure, Exception):
             try:
-                self._worker.failed(batch, failure)
+                with self._ordering:
+                    self._worker.failed(batch, failure)
             finally:
                 self._slots.release()
         else:
@@ -123,7 +129,8 @@ class StagedPipeline:
         batch = launched.batch
         trees = self._worker.attempt(batch.jobs, launched.staged.land)
         if isinstance(trees, Exception):
-            self._worker.failed(batch, trees)
+            with self._ordering:
+                self._worker.failed(batch, trees)
             return
         now = time.perf_counter()
         with self._lock:
