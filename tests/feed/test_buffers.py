@@ -80,6 +80,24 @@ def test_memory_that_was_let_go_is_used_again(library: Any) -> None:
     assert len(set(found)) == 3
 
 
+@pytest.mark.parametrize("name", DTYPES)
+def test_large_memory_is_aligned_in_every_type(name: str) -> None:
+    """It begins at a page's edge, as entries do that are copied into it, and is of the type and shape asked for."""
+    dtype = DTYPES[name]
+    if not hasattr(torch, dtype.torch):
+        pytest.skip(f"this torch has no {dtype.torch}")
+    buffers = Buffers("torch")
+    for length in (200_000, 3_000_000):
+        array, tensor = buffers.make(dtype, (2, length // dtype.size), fill=0)
+        assert (array.dtype, array.shape) == (dtype.bits, (2, length // dtype.size))
+        assert (tensor.dtype, tensor.shape) == (dtype.torch_type(), (2, length // dtype.size))
+        assert _address(tensor) == array.ctypes.data
+        assert _address(tensor) % 4096 == 0
+        assert not array.view(np.uint8).any()
+        array[1, -1:] = 1
+        assert int(tensor.view(torch.uint8).sum()) == int(array.view(np.uint8).sum()) > 0
+
+
 def _address(tensor: Any) -> int:
     return int(tensor.data_ptr() if isinstance(tensor, torch.Tensor) else tensor.ctypes.data)
 

@@ -183,6 +183,37 @@ def test_a_file_that_changes_under_a_feed_is_noticed_if_asked(path: Path, recipe
             copied(places)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("damaged", [0, 3, 4])
+def test_rows_that_are_copied_side_by_side_are_checked_each(
+    path: Path, recipe: precook.Recipe, damaged: int, *, plain: bool
+) -> None:
+    """With verify_reads="always" a byte that changed is noticed in whichever row it lies, also before the file is
+    looked at again; the other rows are copied as they were put.
+    """
+    with precook.open(path) as store:
+        for group in (range(3), range(3, 5)):
+            with store.writer() as writer:
+                for number in group:
+                    tree = np.full(1000, number)
+                    writer.put(recipe.key(number), {"x": tree, "number": number} if plain else tree, recipe=recipe)
+    with precook.open(path, verify_reads="always") as store:
+        places = places_of(store, [recipe.key(number) for number in range(5)])
+        copied(places)
+        found = places.place_all(np.arange(5))
+        whole = np.zeros((5, *found.tables[0].table.leaves[0].row_shape(0)), found.tables[0].table.leaves[0].dtype.bits)
+        places.copy_all(found, [whole])
+        assert [int(row[0]) for row in whole] == [0, 1, 2, 3, 4]
+        for table in found.distinct:
+            table.pack.look_at = float("inf")
+        flip(found.tables[damaged].pack.path, np.full(1000, damaged).tobytes())
+        with pytest.raises(precook.DamagedEntryError, match=recipe.key(damaged).hex[:16]):
+            places.copy_all(found, [whole])
+        sound = np.array([number for number in range(5) if number != damaged])
+        places.copy_all(places.place_all(sound), [whole[:4]])
+        assert [int(row[0]) for row in whole[:4]] == sound.tolist()
+
+
 def test_what_was_moved_is_checked_where_it_lies_now(store: precook.Store, recipe: precook.Recipe) -> None:
     """An entry that was read before, but not mapped, and then moved is not believed unseen in its new pack."""
     put_packs(store, recipe, [range(2), range(2, 4), range(4, 6)])

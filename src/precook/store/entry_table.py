@@ -70,7 +70,7 @@ class FoundRows(NamedTuple):
     """Some entries, and the table and row of each at one moment."""
 
     numbers: Numbers
-    codes: Numbers
+    codes: list[int]
     """Table and row in one number, as the `EntryTable` keeps them."""
     tables: list[TableFile]
     distinct: list[TableFile]
@@ -168,13 +168,14 @@ class EntryTable:
 
     def place_all(self, numbers: Numbers) -> FoundRows:
         """The same for many entries."""
-        codes = self._codes[numbers]
-        lowest = np.minimum.reduce(codes, initial=_READ)
+        # Few calls of numpy: their code is out of the processor's cache after each batch that was copied.
+        codes = self._codes[numbers].tolist()
+        lowest = min(codes, default=_READ)
         if lowest < 0:
-            raise MissingEntryError(self._key(int(numbers[codes < 0][0])))
-        tables = [self.tables[table] for table in (codes >> _ROW_BITS & _TABLE_MASK).tolist()]
-        rows = (codes & _ROW_MASK).tolist()
-        return FoundRows(numbers, codes, tables, list(dict.fromkeys(tables)), rows, read=bool(lowest >= _READ))
+            raise MissingEntryError(self._key(int(numbers[codes.index(lowest)])))
+        tables = [self.tables[code >> _ROW_BITS & _TABLE_MASK] for code in codes]
+        rows = [code & _ROW_MASK for code in codes]
+        return FoundRows(numbers, codes, tables, list(dict.fromkeys(tables)), rows, read=lowest >= _READ)
 
     def copy(self, number: int, arrays: Sequence[Array], *, found: tuple[Table, int] | None = None) -> None:
         """Copy an entry's leaves into arrays of their shapes and types, checked as the store is told to check.
@@ -294,7 +295,8 @@ class EntryTable:
         ]
         # Of those that are still there: in another place the entry has to be checked first.
         now = self._codes[located.numbers]
-        self._codes[located.numbers] = np.where((now == located.codes) & np.array(read, bool), now | _READ, now)
+        same = now == np.array(located.codes, np.int64)
+        self._codes[located.numbers] = np.where(same & np.array(read, bool), now | _READ, now)
 
     def _number(self, table: TableFile) -> int:
         number = self._numbers.get(id(table))

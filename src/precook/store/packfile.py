@@ -81,7 +81,7 @@ now = time.monotonic
 _ADVISE = system.advise
 
 
-_NO_MATCH = "its checksum does not match"
+NO_MATCH = "its checksum does not match"
 
 
 class RowDamagedError(ValueError):
@@ -411,17 +411,25 @@ class TableFile:
 
     def check(self, row: int, arrays: Sequence[Array]) -> None:
         """Compare a row's leaves with its checksum."""
-        if self._tail is None:
+        begun = self.hashed_first(row)
+        if begun is None:
             self._compare(row, [(array.shape, (array,)) for array in arrays])
             return
-        # The same, for rows that have nothing of their own but their leaves: next to nothing is left beside the hash.
-        table = self.table
-        recipe = self.pack.head.recipe_digests[table.recipes.item(row)]
-        state = xxh3_128(table.keys[row].tobytes() + recipe + self._tail)
+        state = xxh3_128(begun)
         for array in arrays:
             state.update(array.data)
-        if state.digest() != table.checksums[row].tobytes():
-            raise RowDamagedError(_NO_MATCH)
+        if state.digest() != self.table.checksums[row].tobytes():
+            raise RowDamagedError(NO_MATCH)
+
+    def hashed_first(self, row: int) -> bytes | None:
+        """What a row's checksum is made of before its leaves; None where the row has more of its own than them.
+
+        Next to nothing is left to do then beside the hash.
+        """
+        if self._tail is None:
+            return None
+        key: bytes = self.table.keys[row].tobytes()
+        return key + self.pack.head.recipe_digests[self.table.recipes.item(row)] + self._tail
 
     def _compare(self, row: int, leaves: list[tuple[tuple[int, ...], Iterable[Array]]]) -> None:
         table = self.table
@@ -434,7 +442,7 @@ class TableFile:
             leaves=leaves,
         )
         if computed != table.checksums[row].tobytes():
-            raise RowDamagedError(_NO_MATCH)
+            raise RowDamagedError(NO_MATCH)
         try:
             # Whoever made the checksum may have made it over anything.
             table.check_values(row)
