@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 
@@ -88,7 +88,8 @@ class Precook(Peer):
         self._listed = self._keys()
 
     def get(self, number: int) -> Tree:
-        return cast("Tree", self._store.get(self._listed[number]))
+        tree: Tree = self._store.get(self._listed[number])
+        return tree
 
     def close(self) -> None:
         self._store.close()

@@ -100,6 +100,26 @@ def test_a_damaged_entry_is_found_among_others_that_are_sound(path: Path, kind: 
     assert lost == [table.key(row)]
 
 
+@pytest.mark.parametrize("size", [20_000, 130_000])
+def test_large_entries_are_read_once(path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is read with its neighbours: they would be read from the disk twice."""
+    with precook.open(path) as store, store.writer() as writer:
+        for number in range(12):
+            writer.put(_key(number), np.full(size, number, np.uint8))
+    taken = []
+    preadv = calls.preadv
+
+    def read(descriptor: int, buffers: Any, offset: int) -> int:
+        taken.append(preadv(descriptor, buffers, offset))
+        return taken[-1]
+
+    monkeypatch.setattr(calls, "preadv", read)
+    with precook.open(path) as store:
+        for number in range(12):
+            assert np.array_equal(store.get(_key(number)), np.full(size, number, np.uint8))
+    assert taken == [size] * 12
+
+
 def test_what_lies_near_a_cut_is_read_as_far_as_it_goes(path: Path) -> None:
     """A pack that was cut short gives the entries before the cut."""
     file = _fill(path, "one")

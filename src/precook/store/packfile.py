@@ -48,6 +48,7 @@ from precook.store.format.pack import (
     shared_tail,
 )
 from precook.store.leaves import Library, converter
+from precook.store.tree import Tree
 from precook.values import Array, Bytes
 
 _log = logging.getLogger("precook")
@@ -263,6 +264,7 @@ class TableFile:
         "signature",
         "table",
         "takers",
+        "trees",
         "used",
     )
 
@@ -281,15 +283,16 @@ class TableFile:
         """What a row takes at most."""
         self._tail = shared_tail(table)
         self._near_bits = min((_NEAR_BYTES // max(self.most_bytes, 1)).bit_length() - 1, _MOST_NEAR_BITS)
-        blocks = (table.rows >> self._near_bits) + 1 if self._near_bits > 0 else 0
-        self._near = bytearray(blocks) if blocks else None
-        """How many rows of each block were read one by one; None where rows are too large for blocks."""
+        self._near = bytearray((table.rows >> self._near_bits) + 1) if self.most_bytes < LARGE else None
+        """How many rows of each block were read one by one; None where rows are large, and blocks short."""
         self.gives_mapped = any(size >= LARGE for size in most)
         """Whether leaves of it are handed out without a copy."""
         self._source: tuple[list[Array], int] | None = None
         """The columns as they are mapped, and the address of the mapping; never mapped anew, for addresses are kept."""
         self.copiers: dict[Library | None, Givers] = {}
         """What `givers` has given where all leaves are small, by library."""
+        self.trees: dict[Library | None, Callable[[int], Tree]] = {}
+        """Likewise what makes the whole tree of any checked row, where trees have no plain values."""
         self._gift: list[Array] | None = None
         """The columns of a private mapping; rows of it that were given away are marked in `_taken`."""
         self._gift_givers: dict[Library | None, Givers] = {}
@@ -494,8 +497,11 @@ class TableFile:
 
     def _make_copiers(self, tensors: Library | None) -> Givers:
         leaves = zip(self.table.leaves, self.columns(), self.converters(tensors), strict=True)
-        self.copiers[tensors] = [(_copier(leaf, column), convert) for leaf, column, convert in leaves]
-        return self.copiers[tensors]
+        copiers = self.copiers[tensors] = [(_copier(leaf, column), convert) for leaf, column, convert in leaves]
+        if not self.table.parts:
+            build = self.table.build
+            self.trees[tensors] = lambda row: build([convert(copy(row)) for copy, convert in copiers], [])
+        return copiers
 
     def _make_givers(self, columns: list[Array], tensors: Library | None) -> Givers:
         leaves = zip(self.table.leaves, columns, self.converters(tensors), strict=True)

@@ -278,6 +278,8 @@ def builder(nesting: JsonValue, *, leaves: int, values: int) -> Build:
     if used == expected and _is_flat(nesting):
         # Most trees are so, and are then put together in one step: a call for each part is an eighth of a small read.
         names = list(nesting)
+        if not values:
+            return lambda leaves, _: dict(zip(names, leaves, strict=True))
         return lambda leaves, values: dict(zip(names, [*leaves, *values], strict=True))
     return build
 
