@@ -15,7 +15,7 @@ from precook.config.encoders import NetworkEncoder, own_class
 from precook.config.schema import Settings
 from precook.config.yaml import Origin
 from precook.encode.build import Build, BuildPlan, BuildReport, lease_build, plan_build, record_build
-from precook.encode.encoder import Encoder, missing_methods, read_input
+from precook.encode.encoder import Encoder, missing_methods, read_inputs
 from precook.encode.hub import HubSnapshots
 from precook.encode.recompute import RecomputeDifference, recompute
 from precook.encode.registry import EncoderSpec
@@ -48,7 +48,7 @@ class Project:
                 message = f"{kind} is not an encoder: it has no {' and no '.join(absent)}"
                 raise ConfigError(ConfigProblem(where, None, message))
             try:
-                read_input(encoder)
+                read_inputs(encoder)
             except EncodeError as error:
                 raise ConfigError(ConfigProblem(where, None, f"{kind}: {error.message}", error.hint or "")) from error
         if objects:

@@ -53,7 +53,7 @@ def assert_built(one: precook.Project) -> None:
             assert stored.tobytes().decode() == home.texts(number)[entry.line]
         elif plan.encoders[entry.encoder].wants.encoding.input == "image":
             whole = decode(Path(home.full_path(number)).read_bytes())
-            assert np.array_equal(stored, cut(whole, entry.parts.geometry))  # type: ignore[arg-type]
+            assert np.array_equal(stored, cut(whole, entry.geometry))  # type: ignore[arg-type]
 
 
 def test_one_sample_more_is_one_picture_and_one_text(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def stored(one: precook.Project) -> dict[tuple[str, str], bytes]:
 
 
 def assert_made_of(path: Path, entry: PlannedEntry, stored: Any) -> None:
-    assert entry.parts.geometry is not None
-    assert np.array_equal(stored, cut(decode(path.read_bytes()), entry.parts.geometry))
+    assert entry.geometry is not None
+    assert np.array_equal(stored, cut(decode(path.read_bytes()), entry.geometry))
 
 
 class TestTogether:

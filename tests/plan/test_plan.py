@@ -98,7 +98,7 @@ class TestNeverStale:
         image = {"resolutions": [64], "step": 16, "crop": "random"}
         with project(base, concepts=concepts, encoders=masked, image=image) as opened:
             plan = opened.plan()
-            cuts = {(entry.path, entry.encoder): entry.parts.geometry for entry in plan.missing}
+            cuts = {(entry.path, entry.encoder): entry.geometry for entry in plan.missing}
             for number in range(2):
                 path = str(base / f"data/p{number}.png")
                 assert cuts[path, "mask"] == cuts[path, "pixels"]
@@ -381,9 +381,7 @@ def test_pictures_of_every_format_are_planned(tmp_path: Path) -> None:
         plan = opened.plan()
         assert not plan.failed
         sizes = {
-            Path(entry.path or "").name: entry.parts.geometry.source
-            for entry in plan.missing.of("pixels")
-            if entry.parts.geometry
+            Path(entry.path or "").name: entry.geometry.source for entry in plan.missing.of("pixels") if entry.geometry
         }
         assert sizes.pop("turned.jpg") == (64, 96)
         assert set(sizes.values()) == {(96, 64)}

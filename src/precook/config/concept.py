@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
@@ -29,6 +28,7 @@ from precook.config.field_types import (
     one_of,
     refusal,
 )
+from precook.config.further_pictures import FurtherPicture, FurtherPictures, checked_pattern, numbered
 from precook.config.messages import described, did_you_mean, either, quoted
 from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn, TextFiles, TextsField
 
@@ -39,9 +39,8 @@ _EXTENSION = r"\.[^/\\]+"
 _MAX_SAMPLES = 1 << 62
 _NAME = 200
 _MAX_TAGS = 1 << 20
-_PLACEHOLDERS = ("stem", "name")
 
-_OF_PICTURES = {"captions", "prefix", "suffix", "trigger", "tags", "masks", "missing_mask", "image_column"}
+_OF_PICTURES = {"captions", "prefix", "suffix", "trigger", "tags", "masks", "missing_mask", "images", "image_column"}
 """Fields that say something of pictures."""
 
 MissingMask = Literal["white", "error"]
@@ -185,20 +184,7 @@ def _masks(value: object) -> object:
         return value
     if isinstance(value, dict) and list(value) == ["column"]:
         return _column(value)
-    if not isinstance(value, str):
-        # Without quotes YAML takes {stem} for a mapping.
-        hint = 'put a pattern in quotes: "{stem}-mask.png"' if isinstance(value, dict) else ""
-        raise refusal(Flaw(f"must be a pattern or {{column: …}}, not {described(value)}", hint))
-    usable = f"use {either([f'{{{name}}}' for name in _PLACEHOLDERS])}"
-    names = re.findall(r"\{([^{}]*)\}", value)
-    for name in names:
-        if name not in _PLACEHOLDERS:
-            raise refusal(Flaw(f"unknown placeholder {quoted(f'{{{name}}}')}", usable))
-    if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", value)):
-        raise refusal(Flaw(f"{quoted(value)} has a brace without its partner", usable))
-    if not names:
-        raise refusal(Flaw(f"{quoted(value)} would be one file for every picture", usable))
-    return clean(value)
+    return checked_pattern(value, "{stem}-mask.png")
 
 
 def _concept_name(text: str) -> str:
@@ -339,6 +325,11 @@ class Concept(Section):
         description="Split long texts into passages, each a sample of its own.",
         examples=[{"by": "paragraphs", "size": 4000, "overlap": 0}],
     )
+    images: FurtherPictures = Field(
+        default={},
+        description="Further pictures of each sample, by name: a pattern, {column: …} or {path, fit, optional}.",
+        examples=['{control: "../control/{stem}.png"}'],
+    )
     image_column: NonEmpty = Field(
         default="image", description="Column of the table that names the picture.", json_schema_extra=NOT_IN_KEYS
     )
@@ -374,12 +365,19 @@ class Concept(Section):
         """Whether `path` names a table; the disk is not asked."""
         return PurePath(self.path).suffix.lower() in TABLES
 
+    @property
+    def further(self) -> dict[str, FurtherPicture]:
+        """Every further picture by its name; those of a list are numbered."""
+        return numbered(self.images)
+
     @model_validator(mode="after")
     def _agree(self) -> Concept:
+        columns = {"captions": isinstance(self.captions, ColumnName), "masks": isinstance(self.masks, ColumnName)}
+        columns["images"] = any(picture.column is not None for picture in self.further.values())
         flaws = [
             Flaw("a column needs a table, and path is a folder", f"tables end in {either(TABLES)}", (name,))
-            for name, value in (("captions", self.captions), ("masks", self.masks))
-            if isinstance(value, ColumnName) and not self.is_table
+            for name, is_column in columns.items()
+            if is_column and not self.is_table
         ]
         flaws += self._text_flaws()
         if self.samples is not None and self.repeats != 1:

@@ -22,6 +22,7 @@ from precook.config.field_types import (
     unique,
     whole_or,
 )
+from precook.config.further_pictures import OWN, PictureName
 from precook.config.messages import described, did_you_mean, quoted
 from precook.units import parse_size
 
@@ -116,6 +117,14 @@ class EncoderSection(Section):
     )
 
 
+class PictureEncoder(EncoderSection):
+    """An encoder of pictures: a sample's own, or one of its further ones."""
+
+    of: PictureName = Field(
+        default=OWN, description="Which picture of a sample: image, its own, or the name of a further one."
+    )
+
+
 class ModelEncoder(EncoderSection):
     """An encoder with a model: a folder, or a name on the hub."""
 
@@ -168,7 +177,7 @@ class VaeSection(NetworkEncoder):
     )
 
 
-class DiffusersVae(VaeSection):
+class DiffusersVae(VaeSection, PictureEncoder):
     """Latents of a VAE of diffusers."""
 
     uses: Literal["diffusers-vae"] = Field(description="Latents of a VAE of diffusers: a tensor C x h x w.")
@@ -253,7 +262,7 @@ class TransformersTokens(ModelEncoder):
     )
 
 
-class TransformersProcessor(ModelEncoder):
+class TransformersProcessor(ModelEncoder, PictureEncoder):
     """What a processor of transformers makes of a picture."""
 
     uses: Literal["transformers-processor"] = Field(description="What a processor of transformers returns.")
@@ -274,13 +283,13 @@ class MaskSection(EncoderSection):
     factor: Positive = Field(default=8, description="How much smaller than the picture: the VAE's factor.")
 
 
-class ImageSection(EncoderSection):
+class ImageSection(PictureEncoder):
     """The picture itself, cut to its size."""
 
     uses: Literal["image"] = Field(description="The picture itself, cut to its size; needs no model.")
 
 
-class UserSection(EncoderSection):
+class UserSection(PictureEncoder):
     """An encoder of your own: its other fields go to the constructor."""
 
     model_config = ConfigDict(extra="allow")

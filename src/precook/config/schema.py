@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from precook.config.concept import Concept
 from precook.config.encoders import EncoderSettings
@@ -21,7 +21,8 @@ from precook.config.field_types import (
     refusal,
     unique,
 )
-from precook.config.messages import quoted
+from precook.config.further_pictures import OWN
+from precook.config.messages import did_you_mean, quoted
 from precook.config.sections import ImageSettings, TextSettings, VideoSettings
 
 BATCH_NAMES = ("sample", "concept", "path", "caption", "loss_weight", "size", "original_size", "crop", "target_size")
@@ -108,3 +109,18 @@ class Settings(Section):
         description="auto, or trust: believe file times on network file systems too.",
         json_schema_extra=NOT_IN_KEYS,
     )
+
+    @model_validator(mode="after")
+    def _known_pictures(self) -> Settings:
+        known = {name for concept in self.concepts for name in concept.further}
+        flaws = []
+        for name, section in self.encoders.items():
+            given = getattr(section, "of", OWN)
+            for picture in given if isinstance(given, tuple) else (given,):
+                if picture != OWN and picture not in known:
+                    hint = f"they have: {', '.join(sorted(known))}" if known else "name them in images of a concept"
+                    message = f"no concept has a picture called {quoted(picture)}{did_you_mean(picture, known)}"
+                    flaws.append(Flaw(message, hint, ("encoders", name, "of")))
+        if flaws:
+            raise refusal(*flaws)
+        return self

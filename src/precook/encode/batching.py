@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from precook.encode.prepare import Job
 from precook.interrupt import Condition
 
 Shape = tuple[int, ...]
-"""What the items of a batch share: height and width; nothing for texts."""
+"""What the items of a batch share: height and width, of each picture where there are several; nothing for texts."""
 
 FIRST = 8
 """Items with which the search for a good batch size begins, where nobody knows better."""
@@ -28,6 +29,15 @@ _ROOM = 2.5
 """Times the memory of a batch that must be free on its device for one of twice the size to be tried."""
 _LOOK = 0.1
 """Seconds that a wait for memory takes at most, so that whoever waits can look at whether it is time to stop."""
+
+
+def count_pixels(shape: Shape) -> int:
+    """Pixels of an item of this shape: the sides of its pictures, two by two, and those of a clip."""
+    # A clip comes first, with its frames.
+    clip = 3 if len(shape) % 2 else 2
+    if len(shape) <= clip:
+        return math.prod(shape)
+    return math.prod(shape[:clip]) + count_pixels(shape[clip:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import types
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from precook.config.further_pictures import NAME, OWN
 from precook.config.messages import did_you_mean, either
 from precook.errors import EncodeError
 from precook.plan.wanted import Input
@@ -29,15 +31,15 @@ _METHODS = ("identity", "load", "encode", "unload")
 
 
 _INPUTS: tuple[Input, ...] = get_args(Input)
-_FEW_INPUTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What an encoder gets of one sample: the part that its `input` names, the others are None.
+    """What an encoder gets of one sample: the parts that its `inputs` name, the others are None.
 
     Pictures and masks come with the numbers of their cut, which are part of every key that is made from them: those
-    that SDXL is trained with, in the order of its `add_time_ids`.
+    that SDXL is trained with, in the order of its `add_time_ids`. With several pictures these are the numbers of
+    `image` or, where the encoder does not take it, of the first of `images`.
     """
 
     image: npt.NDArray[np.uint8] | None = None
@@ -55,14 +57,26 @@ class Item:
     """Top and left of the cut in the picture as it was scaled and, where it is mirrored, mirrored."""
     target_size: tuple[int, int] | None = None
     """Height and width of the cut."""
+    images: Mapping[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    """Further pictures by name, each H x W x 3, cut to its own geometry; an optional one may not be there."""
+
+    def picture(self, name: str) -> npt.NDArray[np.uint8] | None:
+        """The picture of that name, if it is there: `image`, the sample's own, or a further one."""
+        return self.image if name == OWN else self.images.get(name)
+
+    @property
+    def pixels(self) -> list[npt.NDArray[np.uint8]]:
+        """Everything in it that is made of pixels."""
+        return [array for array in (self.video, self.image, self.mask, *self.images.values()) if array is not None]
 
 
 @runtime_checkable
 class Encoder(Protocol):
     """Turns items into trees."""
 
-    input: Input
-    """What it takes; `inputs`, a tuple with one of these names, may stand in its place."""
+    input: str
+    """What it takes: image, text, mask, or the name of a further picture. An encoder of several has `inputs` in its
+    place, a tuple of these names."""
 
     def identity(self) -> object:
         """Plain data: everything that decides the output. Cheap, and called before `load`."""
@@ -100,25 +114,27 @@ def missing_methods(encoder: object) -> list[str]:
     return [name for name in _METHODS if not callable(getattr(encoder, name, None))]
 
 
-def read_input(encoder: object) -> Input:
-    """What an encoder takes, as its `input` says, or in its place `inputs` with one item; `EncodeError` for others."""
+def read_inputs(encoder: object) -> tuple[str, ...]:
+    """What an encoder takes, as its `input` says, or in its place `inputs`; `EncodeError` where that is nothing.
+
+    Names that are not among a sample's own parts are those of further pictures: a plan knows whether there are such.
+    """
     takes = getattr(encoder, "input", None)
-    if takes is None and (several := getattr(encoder, "inputs", None)) is not None:
-        if not isinstance(several, (tuple, list)) or not several:
-            raise EncodeError(f"inputs is {several!a:.80}, not a tuple of names", hint='write inputs = ("image",)')
-        if len(several) > 1:
-            named = ", ".join(f"{name!a:.40}" for name in several[:_FEW_INPUTS])
-            hint = "write an encoder for each of them"
-            raise EncodeError(f"it takes several inputs at once, {named}, and an encoder has one", hint=hint)
-        (takes,) = several
-    for known in _INPUTS:
-        if isinstance(takes, str) and takes == known:
-            return known
-    hint = f"write input = {either([repr(known) for known in _INPUTS])}"
-    if takes is None:
+    named: object = (takes,) if takes is not None else getattr(encoder, "inputs", None)
+    hint = f"write input = {either([repr(known) for known in _INPUTS])}, or the name of a further picture"
+    if named is None:
         raise EncodeError("it does not say what it takes", hint=hint)
-    meant = did_you_mean(takes, _INPUTS) if isinstance(takes, str) else ""
-    raise EncodeError(f"unknown input {takes!a:.80}{meant}", hint=hint)
+    if not isinstance(named, (tuple, list)) or not named:
+        raise EncodeError(f"inputs is {named!a:.80}, not a tuple of names", hint='write inputs = ("image",)')
+    names: list[str] = []
+    for name in named:
+        if not isinstance(name, str) or (name not in _INPUTS and re.fullmatch(NAME, name) is None):
+            meant = did_you_mean(name, _INPUTS) if isinstance(name, str) else ""
+            raise EncodeError(f"unknown input {name!a:.80}{meant}", hint=hint)
+        if name in names:
+            raise EncodeError(f"it takes {name!a:.80} twice", hint="name each input once")
+        names.append(name)
+    return tuple(names)
 
 
 @dataclass(frozen=True, slots=True)

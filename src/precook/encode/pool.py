@@ -224,7 +224,7 @@ class DevicePool:
             if self._choice is None:
                 self._tuned_for = name = device_name(device)
                 known, on_gpu = self._tunings.get(name, Tuning()), device.startswith(_GPU)
-                work, pictures = 0, first[0].text is None
+                work, pictures = 0, bool(first[0].shape)
                 if on_gpu and pictures:
                     work = _FIRST_PIXELS
                 elif on_gpu:

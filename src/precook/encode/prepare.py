@@ -6,11 +6,13 @@ What is read is compared with what was planned: bytes of another digest are neve
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from precook.config.further_pictures import OWN, VIDEO
 from precook.encode.encoder import Item
 from precook.encode.stages import StageTimes
 from precook.errors import SourceChangedError
@@ -18,15 +20,16 @@ from precook.fs.read import read_small
 from precook.identity.digest import digest
 from precook.plan.entries import PlannedEntry
 from precook.plan.targets import Samples
-from precook.plan.wanted import Input
+from precook.plan.wanted import MASK, TEXT, Encoding, KeyParts
 from precook.sources.captions import CaptionError
 from precook.sources.clips import decode_frames
 from precook.sources.crop import cut, cut_mask
-from precook.sources.documents import text_digest
+from precook.sources.documents import DocumentText, text_digest
 from precook.sources.facts import LARGEST
 from precook.sources.frame_choice import FrameTimes, frame_numbers
 from precook.sources.geometry import Geometry
 from precook.sources.pictures import DecodedPicture, RefusedError, decode_image, decode_mask
+from precook.sources.samples import EMPTY, ConceptSamples
 from precook.values import Pixels
 
 _WHITE = 255
@@ -44,8 +47,7 @@ class Job:
     @property
     def nbytes(self) -> int:
         """Memory that the item takes."""
-        pixels = self._pixels
-        return pixels.nbytes if pixels is not None else len(self.text or "")
+        return sum(pixels.nbytes for pixels in self.item.pixels) + len(self.text or "")
 
     @property
     def text(self) -> str | None:
@@ -54,16 +56,8 @@ class Job:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the items of one batch share: the picture's size, of a clip also its frames; nothing for texts."""
-        pixels = self._pixels
-        if pixels is None:
-            return ()
-        return pixels.shape[:2] if self.item.video is None else pixels.shape[:3]
-
-    @property
-    def _pixels(self) -> Pixels | None:
-        item = self.item
-        return item.image if item.image is not None else item.mask if item.mask is not None else item.video
+        """What the items of one batch share: the sizes of pictures, of a clip also its frames; nothing for texts."""
+        return tuple(side for pixels in self.item.pixels for side in pixels.shape[: max(2, pixels.ndim - 1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +82,11 @@ Prepared = Job | Changed | Refused
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Entries that come from one file: it is read and decoded once for all of them."""
+    """Entries that come from the same files: each is read and decoded once for all of them."""
 
     samples: Samples
-    takes: Input
-    """What of its sample is read."""
+    encoding: Encoding
+    """What of its sample is read: several encoders with the same inputs share it."""
     entries: Sequence[PlannedEntry]
     """Of one encoder or of several."""
     background: tuple[int, int, int]
@@ -121,83 +115,132 @@ class Unit:
             yield from (Job(entry, Item(text="")) for entry in self.entries)
             return
         concept, number = self.samples.in_concept(first.sample)
-        if self.takes == "text":
+        texts: dict[bytes, str | DocumentText] = {EMPTY: ""} if self.encoding.per == "pair" else {}
+        if TEXT in self.encoding.inputs:
             # By digest, not by line: lines may have been reordered since.
             with times.measured("reading"):
                 found = concept.texts(number) if concept.passages is None else concept.document(number)
-                texts = {text_digest(text): text for text in found}
+                texts |= {text_digest(text): text for text in found}
+        files: dict[str, bytes] = {}
+        for name in self.encoding.inputs:
+            part = first.parts[name]
+            if name != TEXT and not part.white and not part.absent:
+                with times.measured("reading"):
+                    files[name] = _content(_path(concept, number, name), part.input)
+        with times.measured("decoding") if files else nullcontext():
+            decoded = _Decoded(files, self.background)
+            for name in self.encoding.inputs:
+                if first.parts[name].frames is not None:
+                    frames = self.samples.times(first.sample)
+                    decoded.cut_frames(name, [entry.parts[name] for entry in self.entries], frames)
             for entry in self.entries:
-                text = texts.get(entry.parts.input)
-                if text is None:
-                    yield Changed(entry)
-                else:
-                    yield Job(entry, Item(text=text) if isinstance(text, str) else Item(document=text))
-        elif first.parts.white:
-            for entry in self.entries:
-                width, height = _geometry(entry).target
-                yield _cut_job(entry, mask=np.full((height, width), _WHITE, np.uint8))
-        elif self.takes == "mask":
-            with times.measured("reading"):
-                content = self._content(concept.mask_path(number) or "")
-            with times.measured("decoding"):
-                mask = decode_mask(content)
-                yield from (_cut_job(entry, mask=cut_mask(mask, _geometry(entry))) for entry in self.entries)
-        else:
-            with times.measured("reading"):
-                content = self._content(concept.full_path(number))
-            with times.measured("decoding"):
-                if first.parts.frames is None:
-                    yield from self._cut(content)
-                else:
-                    yield from self._cut_frames(content, self.samples.times(first.sample))
+                text = None if TEXT not in entry.parts else texts.get(entry.parts[TEXT].input)
+                yield Changed(entry) if TEXT in entry.parts and text is None else self._job(entry, text, decoded)
 
-    def _cut(self, content: bytes) -> Iterator[Prepared]:
-        """A picture's cuts; it is decoded once for all that take it in one size."""
-        decoded: dict[int, DecodedPicture] = {}
-        for entry in self.entries:
-            geometry = _geometry(entry)
-            if (picture := decoded.get(geometry.reduction)) is None:
-                picture = decode_image(content, background=self.background, reduction=geometry.reduction)
-                decoded[geometry.reduction] = picture
-            yield _cut_job(entry, image=cut(picture, geometry))
+    def _job(self, entry: PlannedEntry, text: str | DocumentText | None, decoded: _Decoded) -> Job:
+        """An entry with its text, and its pictures as they are cut for it."""
+        pixels: dict[str, Pixels] = {}
+        for name, part in entry.parts.items():
+            if name != TEXT and not part.absent:
+                assert part.geometry is not None, "pictures and masks have one"
+                pixels[name] = decoded.frames(name, part) if part.frames else decoded.cut(name, part.geometry)
+        mask, image, video = (pixels.pop(name, None) for name in (MASK, self.encoding.of, VIDEO))
+        if not isinstance(text, str | None):
+            return Job(entry, Item(document=text))
+        if (geometry := self._shown(entry)) is None:
+            return Job(entry, Item(text=text))
+        (width, height), (target_width, target_height) = geometry.source, geometry.target
+        item = Item(
+            image=image,
+            mask=mask,
+            video=video,
+            text=text,
+            original_size=(height, width),
+            crop=geometry.shown_crop,
+            target_size=(target_height, target_width),
+            images=pixels,
+        )
+        return Job(entry, item)
 
-    def _cut_frames(self, content: bytes, times: FrameTimes) -> Iterator[Prepared]:
-        """A clip's cuts: its frames are decoded once for all that take them, and cut one by one."""
-        wanted: dict[int, list[tuple[PlannedEntry, int]]] = {}
-        made: dict[PlannedEntry, Pixels] = {}
-        for entry in self.entries:
-            assert entry.parts.frames is not None, "clips have frames"
-            width, height = _geometry(entry).target
-            made[entry] = np.empty((entry.parts.frames.count, height, width, 3), np.uint8)
-            for place, number in enumerate(frame_numbers(times, entry.parts.frames).tolist()):
-                wanted.setdefault(number, []).append((entry, place))
-        for number, picture in decode_frames(content, list(wanted), background=self.background):
-            for entry, place in wanted[number]:
-                made[entry][place] = cut(picture, _geometry(entry))
-        for entry, pixels in made.items():
-            yield _cut_job(entry, video=pixels) if self.takes == "video" else _cut_job(entry, image=pixels[0])
-
-    def _content(self, path: str) -> bytes:
-        """A file's bytes, if they are what was planned."""
-        content = read_small(path, LARGEST)
-        if digest(content) != self.entries[0].input:
-            raise SourceChangedError(Path(path))
-        return content
+    def _shown(self, entry: PlannedEntry) -> Geometry | None:
+        """The cut whose numbers an item tells: its image's or, where it has none, that of the first picture."""
+        image = entry.parts.get(self.encoding.of)
+        return entry.geometry if image is None or image.absent else image.geometry
 
     def _refused(self, reason: str, *, lasting: bool = False) -> list[Prepared]:
         return [Refused(entry, reason, lasting) for entry in self.entries]
 
 
+class _Decoded:
+    """The files of a sample as pixels; each is decoded once for all that take it in one size."""
+
+    def __init__(self, files: dict[str, bytes], background: tuple[int, int, int]) -> None:
+        self._files = files
+        self._background = background
+        self._pictures: dict[tuple[str, int], DecodedPicture] = {}
+        self._mask: Pixels | None = None
+        self._frames: dict[tuple[str, KeyParts], Pixels] = {}
+
+    def cut_frames(self, name: str, parts: Sequence[KeyParts], times: FrameTimes) -> None:
+        """Decode the frames of a clip, once for all that take them, and cut them one by one."""
+        wanted: dict[int, list[tuple[Pixels, Geometry]]] = {}
+        for part in dict.fromkeys(parts):
+            assert part.frames is not None, "clips have frames"
+            assert part.geometry is not None, "and a cut"
+            width, height = part.geometry.target
+            made = self._frames[name, part] = np.empty((part.frames.count, height, width, 3), np.uint8)
+            for row, number in zip(made, frame_numbers(times, part.frames).tolist(), strict=True):
+                wanted.setdefault(number, []).append((row, part.geometry))
+        for number, picture in decode_frames(self._files[name], list(wanted), background=self._background):
+            for frame, geometry in wanted[number]:
+                frame[...] = cut(picture, geometry)
+
+    def frames(self, name: str, part: KeyParts) -> Pixels:
+        """The frames of a clip that were cut before; for what takes a picture, the only one."""
+        made = self._frames[name, part]
+        return made if name == VIDEO else made[0]
+
+    def cut(self, name: str, geometry: Geometry) -> Pixels:
+        """A picture or a mask as its geometry says; a mask without a file is white."""
+        if name == MASK:
+            if name not in self._files:
+                width, height = geometry.target
+                return np.full((height, width), _WHITE, np.uint8)
+            if self._mask is None:
+                self._mask = decode_mask(self._files[name])
+            return cut_mask(self._mask, geometry)
+        place = name, geometry.reduction
+        if (picture := self._pictures.get(place)) is None:
+            picture = decode_image(self._files[name], background=self._background, reduction=geometry.reduction)
+            self._pictures[place] = picture
+        return cut(picture, geometry)
+
+
+def _path(concept: ConceptSamples, number: int, name: str) -> str:
+    """Where a picture or a mask of a sample lies."""
+    if name in (OWN, VIDEO):
+        return concept.full_path(number)
+    return (concept.mask_path(number) if name == MASK else concept.further_path(number, name)) or ""
+
+
+def _content(path: str, planned: bytes) -> bytes:
+    """A file's bytes, if they are what was planned."""
+    content = read_small(path, LARGEST)
+    if digest(content).bytes != planned:
+        raise SourceChangedError(Path(path))
+    return content
+
+
 def make_units(
-    samples: Samples, takes: Input, entries: Sequence[PlannedEntry], background: tuple[int, int, int]
+    samples: Samples, encoding: Encoding, entries: Sequence[PlannedEntry], background: tuple[int, int, int]
 ) -> list[Unit]:
-    """Entries by the file they come from, in the order of the first of each; all take the same part of their sample."""
+    """Entries by the files they come from, in the order of the first of each; all take the same parts of a sample."""
     groups: dict[object, list[PlannedEntry]] = {}
     for entry in entries:
         # A white mask and the empty prompt come from no file, and each is on its own.
-        alone = entry.sample is None or entry.parts.white
+        alone = entry.sample is None or (len(entry.parts) == 1 and entry.first.white)
         groups.setdefault((entry.encoder, entry.key) if alone else _file(samples, entry), []).append(entry)
-    return [Unit(samples, takes, group, background, _memory(samples, group)) for group in groups.values()]
+    return [Unit(samples, encoding, group, background, _memory(samples, group)) for group in groups.values()]
 
 
 def _file(samples: Samples, entry: PlannedEntry) -> object:
@@ -208,40 +251,20 @@ def _file(samples: Samples, entry: PlannedEntry) -> object:
 
 
 def _memory(samples: Samples, entries: Sequence[PlannedEntry]) -> int:
-    """What reading a file takes for these entries: the picture while it is decoded, and all that is cut out of it.
+    """What reading files takes for these entries: pictures while they are decoded, and all that is cut out of them.
 
     Of a clip it is one frame while it is decoded, and the file, which may be large.
     """
-    first = entries[0].parts
-    if first.geometry is None:
-        return 0  # texts are small
-    cuts = 0
-    for entry in entries:
-        width, height = _geometry(entry).target
-        cuts += 3 * width * height * (1 if entry.parts.frames is None else entry.parts.frames.count)
-    if first.frames is not None and entries[0].sample is not None:
-        cuts += samples.file_size(entries[0].sample)
-    width, height = (0, 0) if first.white else first.geometry.source
-    return _DECODING * width * height + cuts
-
-
-def _cut_job(
-    entry: PlannedEntry, *, image: Pixels | None = None, mask: Pixels | None = None, video: Pixels | None = None
-) -> Job:
-    """A picture, a mask or a clip with the numbers of its cut."""
-    geometry = _geometry(entry)
-    (width, height), (target_width, target_height) = geometry.source, geometry.target
-    item = Item(
-        image=image,
-        mask=mask,
-        video=video,
-        original_size=(height, width),
-        crop=geometry.shown_crop,
-        target_size=(target_height, target_width),
-    )
-    return Job(entry, item)
-
-
-def _geometry(entry: PlannedEntry) -> Geometry:
-    assert entry.parts.geometry is not None, "pictures and masks have one"
-    return entry.parts.geometry
+    memory = 0
+    for name, first in entries[0].parts.items():
+        if first.geometry is None or first.absent:
+            continue  # texts are small
+        width, height = (0, 0) if first.white else first.geometry.source
+        memory += _DECODING * width * height
+        for entry in entries:
+            geometry, frames = entry.parts[name].geometry, entry.parts[name].frames
+            pixels = 0 if geometry is None else geometry.target[0] * geometry.target[1]
+            memory += 3 * pixels * (1 if frames is None else frames.count)
+        if first.frames is not None and entries[0].sample is not None:
+            memory += samples.file_size(entries[0].sample)
+    return memory

@@ -24,6 +24,7 @@ from precook.config.encoders import (
     DiffusersPrompt,
     EncoderSection,
     ModelEncoder,
+    PictureEncoder,
     TransformersText,
     TransformersTokens,
     UserSection,
@@ -31,9 +32,10 @@ from precook.config.encoders import (
     own_class,
 )
 from precook.config.field_types import is_in_key
+from precook.config.further_pictures import OWN, VIDEO
 from precook.config.texts import CompletionColumns, MessagesColumn
 from precook.config.yaml import Origin
-from precook.encode.encoder import BaseEncoder, Encoder, as_base, read_input, why_no_encoder_class
+from precook.encode.encoder import BaseEncoder, Encoder, as_base, read_inputs, why_no_encoder_class
 from precook.encode.hub import HubSnapshots, is_unused
 from precook.encode.model_folder import (
     PROCESSOR,
@@ -57,7 +59,7 @@ from precook.identity.recipe import Recipe
 from precook.identity.versions import COMPILED, code_versions, dump_versions, library_versions
 from precook.memo.memo import Memory
 from precook.plan.freeze import TOKENS, SpecialTokens
-from precook.plan.wanted import Encoding, Input
+from precook.plan.wanted import TEXT, Encoding, Input
 from precook.report import SILENT, Reporter
 from precook.sources import pictures
 from precook.sources.facts import remembered_digests
@@ -102,11 +104,13 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
     "image": ("Pillow",),
 }
 """The libraries that may decide what an encoder makes: recorded with its entries, and no part of their keys."""
-_PLACES = ("uses", "model", "revision", "subfolder", "tokenizer", "config")
-"""Settings that say where a model lies: its content is in the recipe instead."""
+_PLACES = ("uses", "model", "revision", "subfolder", "tokenizer", "config", "of")
+"""Settings that say where a model lies, or a picture: their content is in the recipe, and in keys, instead."""
 _CHOOSING = ("model_type", "tokenizer_class", "image_processor_type", "feature_extractor_type")
 """Fields of a model's config that choose the class of a tokenizer or a processor."""
-_WANTED = "name a class with input (image, text or mask), identity, load, encode and unload"
+_WANTED = (
+    "name a class with input (image, text, mask or a further picture) or inputs, identity, load, encode and unload"
+)
 _COMPARE = "`precook verify --recompute 20%` compares"
 _LONG = 10
 """Digits of a version that is no count."""
@@ -176,15 +180,16 @@ class EncoderSpec:
         section = self.definition
         if isinstance(section, EncoderSection) and not isinstance(section, UserSection):
             folders = self._folders(self.snapshots.planned)
+            of = section.of if isinstance(section, PictureEncoder) else OWN
             recipe = self._recipe(section, folders, memory, report)
-            return self._encoding(_INPUTS[section.uses], recipe, documents=section.uses in _DOCUMENTS)
+            return self._encoding(self._inputs(section), recipe, of, documents=section.uses in _DOCUMENTS)
         encoder = self._make_user_encoder(section) if isinstance(section, UserSection) else section
         # An object is known by its class: two of one class differ in their identity.
         by_class = f"{type(encoder).__module__}:{type(encoder).__qualname__}"
         kind = section.uses if isinstance(section, UserSection) else by_class
         where: tuple[str, ...] = ("encoders", self.name)
         try:
-            takes = read_input(encoder)
+            inputs = read_inputs(encoder)
         except EncodeError as error:
             named = (*where, "uses") if isinstance(section, UserSection) else where
             raise self.origin.error(named, f"{kind}: {error.message}", hint=error.hint) from error
@@ -193,15 +198,26 @@ class EncoderSpec:
         except (Exception, SystemExit) as error:
             raise self.origin.error(where, f"identity() failed: {raised(error)}") from error
         try:
-            recipe = Recipe(kind, {"identity": identity, **self._given_version(), **_reading(takes)})
+            # By their names an encoder tells several inputs apart; one is what it is, whatever its name.
+            several = {"inputs": list(inputs)} if len(inputs) > 1 else {}
+            recipe = Recipe(kind, {"identity": identity, **several, **self._given_version(), **_reading(inputs)})
         except IdentityError as error:
             message = f"identity() is not plain data: {error.message}"
             raise self.origin.error(where, message, hint=error.hint) from error
-        return self._encoding(takes, recipe, documents=getattr(encoder, "documents", False) is True)
+        of = section.of if isinstance(section, UserSection) else OWN
+        if of != OWN and (OWN not in inputs or of in inputs):
+            message = f"{kind} takes {', '.join(inputs)}: `of` names what it gets as its image"
+            raise self.origin.error((*where, "of"), message, hint="leave it out")
+        takes = tuple(of if name == OWN else name for name in inputs)
+        return self._encoding(takes, recipe, of, documents=getattr(encoder, "documents", False) is True)
 
-    def _encoding(self, takes: Input, recipe: Recipe, *, documents: bool) -> Encoding:
+    def _inputs(self, section: EncoderSection) -> tuple[str, ...]:
+        """What an encoder of ours takes."""
+        return (section.of if isinstance(section, PictureEncoder) else _INPUTS[section.uses],)
+
+    def _encoding(self, inputs: tuple[str, ...], recipe: Recipe, of: str, *, documents: bool) -> Encoding:
         advice = f"{_COMPARE}, {self._renewal()} makes them anew"
-        return Encoding(self.name, takes, recipe, self.versions(takes), advice, documents)
+        return Encoding(self.name, inputs, recipe, self.versions(inputs), advice, documents, of)
 
     def check_texts(self, encoding: Encoding, concepts: Iterable[Concept]) -> None:
         """Refuse an encoder that can make nothing of a concept of texts alone."""
@@ -209,7 +225,7 @@ class EncoderSpec:
         for concept in concepts:
             if concept.texts is None:
                 continue
-            if encoding.input != "text":
+            if encoding.per != "line":
                 message = f"it takes pictures, and the concept {printable(concept.name)} has texts alone"
                 raise self.origin.error(
                     where, message, hint="keep them in a config of their own, or remove one of them"
@@ -235,7 +251,7 @@ class EncoderSpec:
         another = f"`version: {int(given) + 1}`" if counts else "another `version:`"
         return f"{another} in encoders.{self.name}"
 
-    def versions(self, takes: Input) -> dict[str, str]:
+    def versions(self, inputs: Sequence[str]) -> dict[str, str]:
         """What it makes entries with: libraries as they are loaded or else installed, and source files of one's own."""
         section = self.definition
         if isinstance(section, EncoderSection) and not isinstance(section, UserSection):
@@ -244,16 +260,16 @@ class EncoderSpec:
             return {}  # adopted: nobody knows
         kind = self._user_class(section) if isinstance(section, UserSection) else type(section)
         code, libraries = code_versions(kind)
-        pictures = () if takes == "text" else ("Pillow", "av") if takes == "video" else ("Pillow",)
+        pictures = () if tuple(inputs) == (TEXT,) else ("Pillow", "av") if VIDEO in inputs else ("Pillow",)
         return {**library_versions(dict.fromkeys((*pictures, *libraries))), **code}
 
-    def made(self, takes: Input, *, compiled: bool = False) -> bytes:
+    def made(self, inputs: Sequence[str], *, compiled: bool = False) -> bytes:
         """The same as it is recorded with entries; to be asked once the encoder is loaded.
 
         Of `compiled` code it says so, for people: a plan, which does not know what a build will do, compares no such
         thing with today's versions.
         """
-        return dump_versions({**self.versions(takes), **({COMPILED: "inductor"} if compiled else {})})
+        return dump_versions({**self.versions(inputs), **({COMPILED: "inductor"} if compiled else {})})
 
     def _given_version(self) -> dict[str, str]:
         """The config's `version` as part of the key, where it has one."""
@@ -344,7 +360,7 @@ class EncoderSpec:
             if is_in_key(info, value) and name not in _PLACES and name != "version":
                 data[name] = list(value) if isinstance(value, tuple) else value
         data |= self._given_version()
-        data |= _reading(_INPUTS[section.uses])
+        data |= _reading(self._inputs(section))
         if isinstance(section, DiffusersPrompt):
             assert folders is not None, "it has a model"
             data |= self._pipeline(section, folders.model, memory, report)
@@ -507,9 +523,9 @@ def _recalled(memory: Memory, fact: str, file: Path, read: Callable[[Path], int 
     return number
 
 
-def _reading(input_: Input) -> dict[str, object]:
+def _reading(inputs: Sequence[str]) -> dict[str, object]:
     """How pictures and masks become pixels, for encoders that take them."""
-    return {} if input_ == "text" else {"pictures": pictures.VERSION}
+    return {} if tuple(inputs) == (TEXT,) else {"pictures": pictures.VERSION}
 
 
 def _loadable(folder: Path) -> Callable[[str], bool]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import threading
 import time
@@ -21,7 +20,7 @@ from types import TracebackType
 
 import numpy as np
 
-from precook.encode.batching import MemoryBudget, Shape
+from precook.encode.batching import MemoryBudget, Shape, count_pixels
 from precook.encode.pool import DevicePool, NoRoomError
 from precook.encode.prepare import Job, make_units
 from precook.encode.progress import BuildProgress, EncoderProgress, FlushPolicy
@@ -156,7 +155,7 @@ def _wait_for_others(runs: Sequence[EncoderRun], stop: threading.Event) -> list[
 
 def _reading_threads(encoder: EncoderPlan, options: BuildOptions) -> int:
     """Threads that read, and decode pictures."""
-    return options.threads or (_CAPTION_THREADS if encoder.wants.encoding.input == "text" else default_threads())
+    return options.threads or (_CAPTION_THREADS if encoder.wants.encoding.per == "line" else default_threads())
 
 
 def _give(
@@ -171,11 +170,11 @@ def _give(
 ) -> None:
     """Hand batches of these rows to the pools, but for those that somebody else has made or claimed meanwhile."""
     encoders = [run.encoder for run in runs]
-    takes = encoders[0].wants.encoding.input
+    encoding = encoders[0].wants.encoding
     devices = sum(len(run.spec.devices) for run in runs)
     parts = devices if options.processes == 1 else devices * options.processes * _TURNS
     most = max(map(len, rows))
-    step = _TEXTS if takes == "text" else _WINDOW
+    step = _TEXTS if encoding.per == "line" else _WINDOW
     if options.processes > 1:
         step = min(step, -(-most // parts))
     with SourceReader(
@@ -185,7 +184,7 @@ def _give(
         threads=_reading_threads(encoders[0], options),
         # So much at once leaves room for the batch that is encoded, the next and the one that is prepared.
         nbytes=max(1, options.memory // (2 * devices + 2)),
-        texts=TextLots(most, parts) if takes == "text" else None,
+        texts=TextLots(most, parts) if encoding.per == "line" else None,
         times=times,
     ) as reader:
         for window in windows(plan, encoders, rows, step):
@@ -196,7 +195,7 @@ def _give(
                 for run, some in zip(runs, window, strict=True)
                 for entry in run.encoder.entries(run.take(some).tolist())
             ]
-            if not reader.add(make_units(plan.samples, takes, ours, plan.settings.image.rgb)):
+            if not reader.add(make_units(plan.samples, encoding, ours, plan.settings.image.rgb)):
                 return
         reader.finish()
 
@@ -307,7 +306,7 @@ class EncoderRun:
 
     def count(self, shape: Shape) -> int:
         """How many items of a shape are encoded together."""
-        return self._pool.size.count(shape, math.prod(shape))
+        return self._pool.size.count(shape, count_pixels(shape))
 
     def give(self, jobs: list[Job]) -> None:
         """Encode these, when there is room for them."""
@@ -362,8 +361,8 @@ class EncoderRun:
     @functools.cached_property
     def _made(self) -> dict[bool, bytes]:
         """What its entries are made with, by compiled code or not; first asked for when everything is loaded."""
-        takes = self.encoder.wants.encoding.input
-        return {compiled: self.spec.made(takes, compiled=compiled) for compiled in (False, True)}
+        inputs = self.encoder.wants.encoding.inputs
+        return {compiled: self.spec.made(inputs, compiled=compiled) for compiled in (False, True)}
 
     def _count_commits(self) -> None:
         with self._lock:

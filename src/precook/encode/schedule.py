@@ -36,7 +36,8 @@ def group_encoders(plan: Plan, specs: Sequence[EncoderSpec]) -> list[Group]:
         encoding = plan.encoders[spec.name].wants.encoding
         recipe = encoding.recipe.digest.bytes
         # Two with one recipe make the same entries: the second is in another group, and finds them there.
-        groups.setdefault(spec.name if encoding.input == "text" else (encoding.input, alike[recipe]), []).append(spec)
+        shared = (encoding.inputs, encoding.of, alike[recipe])
+        groups.setdefault(spec.name if encoding.per == "line" else shared, []).append(spec)
         alike[recipe] += 1
     return list(groups.values())
 

@@ -189,9 +189,9 @@ def windows(plan: Plan, encoders: Sequence[EncoderPlan], rows: Sequence[Numbers]
 
 def _in_order(plan: Plan, encoder: EncoderPlan, rows: Numbers) -> Numbers:
     """Rows in the order in which they are encoded: those of one file together, files that are cut alike in a row."""
-    if encoder.wants.encoding.input == "text":
+    if encoder.wants.encoding.per == "line":
         return rows
-    samples, parts = encoder.wants.samples[rows], encoder.wants.parts[rows]
+    samples, parts = encoder.wants.samples[rows], encoder.wants.targets[rows]
     sizes = np.zeros((len(rows), 3), np.int64)
     for number, cuts in enumerate(plan.targets.cuts):
         chosen = parts == number

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from precook.encode.batching import BatchSize, JobBatch
+from precook.encode.batching import BatchSize, JobBatch, count_pixels
 from precook.encode.encoder import BaseEncoder, Cost, StagedBatch
 from precook.encode.prepare import Job
 from precook.encode.results import Acceptance, described, free_memory, is_device_lost, is_out_of_memory
@@ -110,8 +109,8 @@ class Worker:
 
     def ordered(self, jobs: list[Job]) -> Lot:
         """Jobs in the order in which they are encoded: texts by length, so that little is padded."""
-        if jobs[0].text is None:
-            return Lot(jobs, [math.prod(job.shape) for job in jobs])
+        if jobs[0].shape:
+            return Lot(jobs, [count_pixels(job.shape) for job in jobs])
         lengths = self._lengths([job.text or "" for job in jobs])
         # The longest first: if one batch does not fit into memory, the first one shows it.
         order = sorted(range(len(jobs)), key=lambda number: -lengths[number])
@@ -184,7 +183,7 @@ class Worker:
     ) -> list[Parts | EncodeError]:
         shapes, copy = [job.shape for job in batch], not self.encoder.gives_away
         results = self._acceptance.accept(shapes, trees, copy=copy, not_finite=not_finite)
-        if self._tells_apart and batch[0].text is not None:
+        if self._tells_apart and batch[0].text is not None and not batch[0].shape:
             texts = [job.text or "" for job in batch]
             self._acceptance.compare_texts(texts, results, cut=self.encoder.truncated > 0)
         return results

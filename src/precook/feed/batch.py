@@ -18,6 +18,7 @@ from precook.feed.content import EntryColumn, FeedContent
 from precook.feed.options import FeedOptions
 from precook.feed.posterior import draw_latents, has_moments
 from precook.feed.sampler import Items
+from precook.identity.digest import digest
 from precook.store.dtypes import DTYPES
 from precook.store.entry_table import EntryTable, ReshapedError
 from precook.store.packfile import LARGE
@@ -67,12 +68,15 @@ class BatchMaker:
         tables = store.places_of([column.keys for column in content.columns])
         assert tables is not None, "a lease was taken, so there is a store"
         self.buckets = content.buckets(options.pad)
-        """What all cuts of a batch share; zeros where they need not."""
+        """What all cuts of a batch share, as a number: their sizes, where these need to be the same."""
+        self._free = content.free(options.pad)
         # Pictures and masks meet in a batch where their cuts have one size or are free of it, texts always.
-        _, sizes = np.unique(self.buckets, return_inverse=True)
+        _, shapes = np.unique(self.buckets, return_inverse=True)
+        buckets_of = {"line": None, "cut": shapes, "pair": shapes[content.pairs.cuts]}
         self._collators: dict[str, Collator] = {}
         for column, entries in zip(content.columns, tables, strict=True):
-            buckets = np.broadcast_to(np.int64(0), len(column.keys)) if column.of_text else sizes
+            rows = buckets_of[column.per]
+            buckets = np.broadcast_to(np.int64(0), len(column.keys)) if rows is None else rows
             pad = (options.pad or {}).get(column.name)
             self._collators[column.name] = Collator(column, entries, buckets, pad=pad)
             self._lacking |= bool(len(entries.missing))
@@ -89,7 +93,7 @@ class BatchMaker:
         missing = {}
         for name, collator in self._collators.items():
             rows = collator.entries.missing
-            # Zeros stand for a mask that nobody has, and for nothing that is missing.
+            # Zeros stand for a mask or a picture that a sample does not have, and for nothing that is missing.
             rows = rows[collator.entries.keys[rows].any(axis=1)]
             if len(rows):
                 missing[name] = rows
@@ -124,7 +128,7 @@ class BatchMaker:
     def announce(self, items: Items, members: Numbers) -> None:
         """Have the system read what a batch will need."""
         for collator in self._collators.values():
-            collator.entries.announce(_rows(collator.column, items, members))
+            collator.entries.announce(self._rows(collator.column, items, members))
 
     def make(self, items: Items, members: Numbers, *, pinned: bool = False) -> dict[str, Any] | None:
         """The batch of some items; None where none of them can be had."""
@@ -166,7 +170,7 @@ class BatchMaker:
             except ReshapedError as error:
                 # Once more, with all their shapes as they are now.
                 for collator in self._collators.values():
-                    collator.entries.look_again(_rows(collator.column, items, members))
+                    collator.entries.look_again(self._rows(collator.column, items, members))
                     collator.look()
                 reshaped += 1
                 if reshaped == _ATTEMPTS:
@@ -183,9 +187,13 @@ class BatchMaker:
         batch: dict[str, Any] = {}
         copies: Copies = []
         for name, collator in self._collators.items():
-            batch.update(collator.collate(_rows(collator.column, items, members), sizes, buffers, copies))
-            if name in self._moments:
-                copies.append(partial(self._draw, batch, name, content.images[samples], items.draws[members]))
+            batch.update(collator.collate(self._rows(collator.column, items, members), sizes, buffers, copies))
+            if name in self._moments and batch[name] is not None:
+                images = content.images[samples]
+                if collator.column.of_further:
+                    # Noise of its own: by the sample's picture alone, a further one would have the same.
+                    images = images ^ np.frombuffer(digest(collator.column.input).bytes, np.uint8)
+                copies.append(partial(self._draw, batch, name, images, items.draws[members]))
         concepts = content.concepts[samples]
         digits = content.ids.take(samples, axis=0).tobytes().hex()
         batch["sample"] = [digits[begin : begin + 64] for begin in range(0, len(digits), 64)]
@@ -205,12 +213,16 @@ class BatchMaker:
         if content.has_pictures:
             # Of pictures at their own size it is none, also where those of a batch happen to have the same.
             frames = () if content.frames is None else (int(content.frames[cuts[0]]),)
-            batch["size"] = (*frames, *sizes[0].tolist()) if content.has_size(int(self.buckets[cuts[0]])) else None
+            batch["size"] = None if self._free[cuts[0]] else (*frames, *sizes[0].tolist())
             if content.originals is not None and content.crops is not None:
                 batch["original_size"] = buffers.tensor(content.originals[cuts].astype(np.int64))
                 batch["crop"] = buffers.tensor(content.crops[cuts].astype(np.int64))
                 batch["target_size"] = buffers.tensor(sizes)
         return batch, copies
+
+    def _rows(self, column: EntryColumn, items: Items, members: Numbers) -> Numbers:
+        """Which of a column's entries some items need."""
+        return self.content.rows(column, items.cuts[members], items.lines[members])
 
     def _draw(self, batch: dict[str, Any], name: str, images: Bytes, draws: Numbers) -> None:
         batch[name] = draw_latents(batch[name], images, draws, self._seed, self._tensors)
@@ -219,11 +231,11 @@ class BatchMaker:
         """The members whose entries are all there, after what may be made was made."""
         for collator in self._collators.values():
             column, entries = collator.column, collator.entries
-            rows = _rows(column, items, members)
+            rows = self._rows(column, items, members)
             there = entries.there(rows)
             if there.all():
                 continue
-            # Zeros stand for a mask that nobody has, and for nothing else.
+            # Zeros stand for a mask or a further picture that a sample does not have, and for nothing else.
             needed = entries.keys[rows].any(axis=1) | column.of_text
             lacking = rows[~there & needed]
             if not len(lacking):
@@ -271,16 +283,3 @@ class BatchMaker:
             shown = ", ".join(Key(key.tobytes()).hex[:16] for key in keys)
             parts.append(f"{len(rows):,} of {name} ({shown}{', …' if len(rows) > _SHOWN else ''})")
         raise FeedError(f"{self.content.dataset}: entries are missing or damaged: {'; '.join(parts)}", hint=HINT)
-
-
-def _rows(column: EntryColumn, items: Items, members: Numbers) -> Numbers:
-    """Which of a column's entries some items need."""
-    if not column.of_text:
-        return items.cuts[members]
-    lines = items.lines[members]
-    if min(lines.tolist(), default=0) >= 0:  # in Python: a fifth of what numpy takes for some ten of them
-        return lines
-    if column.empty < 0:
-        hint = "set text.empty_prompt in the config and build, or feed without caption_dropout"
-        raise FeedError(f"{column.name}: the empty prompt is not among the entries", hint=hint)
-    return np.where(lines < 0, column.empty, lines)

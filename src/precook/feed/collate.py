@@ -65,9 +65,9 @@ class Collator:
         if isinstance(pad, int) and axes and all(axis is None for axis in axes):
             reason = f"pad is {pad}, but those of a batch have one shape: nothing to pad"
             raise FeedError(f"{column.name}: {reason}", hint="leave pad out for this encoder")
-        self._white = not column.of_text and not entries.keys.any(axis=1).all()
-        """Whether some pictures have no mask."""
-        if self._white and column.kind != _MASK:
+        self._white = column.per == "cut" and not entries.keys.any(axis=1).all()
+        """Whether some samples have no mask, or no picture of its name."""
+        if self._white and not column.of_further and column.kind != _MASK:
             hint = "give every concept masks, or leave this encoder out of the config"
             raise FeedError(f"{column.name}: some concepts have no masks, and only `uses: mask` knows white", hint=hint)
 
@@ -97,6 +97,8 @@ class Collator:
         """
         name = self.column.name
         if self._white and not self.entries.keys[rows].any(axis=1).all():
+            if self.column.of_further:
+                return {name: None}  # none of them has one: those that have stand in other batches
             masks, made = self._make_masks(sizes, buffers)
             copies.append(partial(self._copy_masks, masks, rows))
             return {name: made}

@@ -71,7 +71,7 @@ class Feed:
         if not content.count:
             hint = "`precook plan` says what is left out, and why; is the drive mounted?"
             raise FeedError(f"{content.dataset} has no samples to feed", hint=hint)
-        bare = [column.name for column in content.columns if column.of_text and column.empty < 0]
+        bare = [column.name for column in content.columns if column.per != "cut" and column.empty < 0]
         if bare and options.caption_dropout:
             hint = "set text.empty_prompt in the config and build (`precook plan` tells if it failed), or feed without "
             raise FeedError(f"{bare[0]}: the empty prompt is not among the entries", hint=hint + "caption_dropout")
@@ -327,7 +327,7 @@ class Feed:
             return known
         made = self.schedule(epoch)
         parts = [made.members, made.ends, made.order, made.items.samples, made.items.cuts]
-        if any(column.of_text for column in self.content.columns):
+        if any(column.per != "cut" for column in self.content.columns):
             parts.append(made.items.lines)  # else they are known only where somebody has kept the captions
         content = b"".join(np.ascontiguousarray(part, "<i8").tobytes() for part in parts) + self.content.ids.tobytes()
         known = self._fingerprints[epoch] = derived_digest(_CONTEXT, content).hex()

@@ -58,9 +58,9 @@ class Live:
         rows = rows_with(planned.wants.keys, {key.bytes for key in keys})
         # Several rows may want the same entry; one of them is enough.
         row_of = {planned.wants.keys[row].tobytes(): row for row in rows.tolist()}
-        entries, takes = planned.entries(list(row_of.values())), planned.wants.encoding.input
+        entries, encoding = planned.entries(list(row_of.values())), planned.wants.encoding
         times = StageTimes({})  # nobody asks
-        for unit in make_units(planned.samples, takes, entries, self._plan.settings.image.rgb):
+        for unit in make_units(planned.samples, encoding, entries, self._plan.settings.image.rgb):
             for prepared in unit.prepare(times):
                 key = prepared.entry.key
                 if isinstance(prepared, Job):
@@ -119,8 +119,8 @@ class _Results:
     @functools.cached_property
     def _made(self) -> dict[bool, bytes]:
         """What its entries are made with, by compiled code or not, once the encoder is loaded."""
-        takes = self._encoding.input
-        return {compiled: self._spec.made(takes, compiled=compiled) for compiled in (False, True)}
+        inputs = self._encoding.inputs
+        return {compiled: self._spec.made(inputs, compiled=compiled) for compiled in (False, True)}
 
     def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
         entries = [(job.entry.key.bytes, parts) for job, parts in results]

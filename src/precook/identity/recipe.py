@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from precook.errors import IdentityError
@@ -68,6 +69,38 @@ class Recipe:
             derived_digest(_KEY_CONTEXT, b"%b%b%b" % (before, text[start : start + 64], after))
             for start in range(0, len(text), 64)
         )
+
+    def combined_keys(self, digests: bytes, count: int, form: Callable[[Sequence[Digest]], Sequence[object]]) -> bytes:
+        """The keys of many combinations of so many inputs, whose digests stand in a row for each of them.
+
+        `form` says what inputs with these digests are: plain data, the same for all but the digests, in their order.
+
+        >>> from precook import digest
+        >>> cat, prompt = digest("a cat"), digest("a prompt")
+        >>> recipe = Recipe("edit", {"weights": "…"})
+        >>> made = recipe.combined_keys(cat.bytes + prompt.bytes, 2, lambda both: [["image", both[0]], both[1]])
+        >>> made == recipe.key(["image", cat], prompt).bytes
+        True
+        """
+        gaps = [Digest(bytes([number]) * 32) for number in range(count)]
+        rest = canonical([self.digest, list(form(gaps)), {}])
+        pieces: list[tuple[int, bytes]] = []
+        """Which digest comes next, if any, and what stands behind it."""
+        # From the end: the recipe's own digest stands before all of them.
+        for number in reversed(range(count)):
+            before, found, after = rest.rpartition(gaps[number].hex.encode("ascii"))
+            if found:
+                pieces.insert(0, (number, after))
+                rest = before
+        head = rest
+        text, width = digests.hex().encode("ascii"), 64 * count
+        keys = []
+        for start in range(0, len(text), width):
+            parts = [head]
+            for number, after in pieces:
+                parts += [text[start + 64 * number : start + 64 * number + 64], after]
+            keys.append(derived_digest(_KEY_CONTEXT, b"".join(parts)))
+        return b"".join(keys)
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Recipe) else NotImplemented

@@ -88,10 +88,10 @@ def _owners(snapshot: Snapshot, keys: set[bytes]) -> Iterator[tuple[bytes, Owner
     """Each of the keys that a snapshot names, with every sample that needs it."""
     content = snapshot.content
     beginning = keyset([beginnings(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32))])
-    for columns, samples in (
-        (content.picture_keys, content.pictures.sample),
-        (content.line_keys, content.lines.sample),
-    ):
+    places = [(content.picture_keys, content.pictures.sample), (content.line_keys, content.lines.sample)]
+    if content.pairs is not None:
+        places.append((content.pair_keys, content.pictures.sample[content.pairs.cut]))
+    for columns, samples in places:
         for encoder, column in columns.items():
             for row in np.flatnonzero(among(beginnings(column), beginning)).tolist():
                 if (key := column[row].tobytes()) in keys:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from precook.store.format.build import Entry, leaf_names
 from precook.store.format.header import Column, dump_header
 from precook.store.format.pack import lanes_shape
 from precook.store.snapshot import Snapshot
+from precook.store.snapshot_content import SnapshotContent
 from precook.store.store import Store
 from precook.values import Bytes
 
@@ -178,11 +179,32 @@ def _is_ours(path: Path) -> bool:
 def _keys_of(snapshot: Snapshot, encoder: str) -> Bytes:
     """The keys of an encoder's entries, each once."""
     content = snapshot.content
-    columns = [keys[encoder] for keys in (content.picture_keys, content.line_keys) if encoder in keys]
+    columns = [
+        keys[encoder] for keys in (content.picture_keys, content.line_keys, content.pair_keys) if encoder in keys
+    ]
     if encoder in content.empty_keys:
         columns.append(content.empty_keys[encoder].reshape(1, 32))
     keys = np.concatenate([np.zeros((0, 32), np.uint8), *columns])
     return np.unique(keys[keys.any(axis=1)], axis=0)
+
+
+def _add_pairs(
+    content: SnapshotContent, samples: list[dict[str, Any]], entries: Callable[[dict[str, Bytes], int], dict[str, int]]
+) -> None:
+    """Put what was made of a picture and a caption together beside both: their numbers among those of the sample."""
+    assert content.pairs is not None
+    firsts = [
+        np.searchsorted(column, np.arange(len(samples))) for column in (content.pictures.sample, content.lines.sample)
+    ]
+    for row, (cut, line) in enumerate(zip(content.pairs.cut.tolist(), content.pairs.line.tolist(), strict=True)):
+        sample = int(content.pictures.sample[cut])
+        samples[sample].setdefault("pairs", []).append(
+            {
+                "picture": cut - int(firsts[0][sample]),
+                "caption": None if line == len(content.lines.sample) else line - int(firsts[1][sample]),
+                "entries": entries(content.pair_keys, row),
+            }
+        )
 
 
 def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, Any]:
@@ -213,6 +235,8 @@ def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, 
         )
     for row, sample in enumerate(content.lines.sample.tolist()):
         samples[sample]["captions"].append(entries(content.line_keys, row))
+    if content.pairs is not None:
+        _add_pairs(content, samples, entries)
     return {
         "precook_shards": FORMAT,
         "dataset": snapshot.file.dataset,

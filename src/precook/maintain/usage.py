@@ -126,6 +126,8 @@ class _DatasetCount:
         """The keys of cut pictures and masks, by the resolution as the config has it."""
         for number, resolution in enumerate(content.image.resolutions):
             columns = [keys[targets == number] for keys in content.picture_keys.values()]
+            if content.pairs is not None:
+                columns += [keys[targets[content.pairs.cut] == number] for keys in content.pair_keys.values()]
             cuts = keyset([beginnings(keys[keys.any(axis=1)]) for keys in columns])
             self._resolutions[str(resolution)] = cuts, _Count()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
@@ -11,7 +11,8 @@ import numpy as np
 
 from precook.plan.reasons import ReasonFinder, Why
 from precook.plan.targets import Samples, Target
-from precook.plan.wanted import NOBODY, KeyParts, WantedEntries, read_parts, rows_with
+from precook.plan.wanted import NOBODY, NOTHING, KeyParts, WantedEntries, read_inputs, rows_with
+from precook.sources.geometry import Geometry
 from precook.values import Digest, Flags, Key, Numbers
 
 _CHUNK = 1000
@@ -24,8 +25,6 @@ class PlannedEntry:
 
     encoder: str
     key: Key
-    input: Digest
-    """The digest of the picture, mask or text that goes in."""
     sample: int | None
     """Its sample's number in the plan (the first, if several share it); None for the empty prompt."""
     concept: str | None
@@ -34,9 +33,24 @@ class PlannedEntry:
     target: Target | None
     """For pictures and masks: which resolution and variation."""
     line: int | None
-    """For texts: which of the sample's captions."""
-    parts: KeyParts
-    """Everything the key is made of, beside the recipe."""
+    """For texts: which of the sample's captions; None for the empty prompt beside a picture."""
+    parts: Mapping[str, KeyParts]
+    """Everything the key is made of, beside the recipe: each of the encoder's inputs."""
+
+    @property
+    def first(self) -> KeyParts:
+        """Its first input, which for most encoders is the only one."""
+        return next(iter(self.parts.values()))
+
+    @property
+    def input(self) -> Digest:
+        """The digest of the picture, mask or text that goes in: of the first, where there are several."""
+        return Digest(self.first.input)
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """How the picture or mask is cut; of several, the first."""
+        return next((part.geometry for part in self.parts.values() if part.geometry and not part.absent), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +105,26 @@ class EncoderPlan:
 
     def entries(self, rows: Sequence[int]) -> list[PlannedEntry]:
         """Some rows as values; what the entries of one sample share is looked up once."""
-        wants = self.wants
-        text = wants.encoding.input == "text"
+        wants, inputs = self.wants, self.wants.encoding.inputs
         owners: dict[int, tuple[int | None, str | None, str | None]] = {NOBODY: (None, None, None)}
         entries = []
         chosen = np.asarray(rows, np.int64)
-        for row, owner, part in zip(rows, wants.samples[chosen].tolist(), wants.parts[chosen].tolist(), strict=True):
+        columns = (column[chosen].tolist() for column in (wants.samples, wants.targets, wants.lines))
+        for row, owner, target, line in zip(rows, *columns, strict=True):
             if owner not in owners:
                 concept_samples, number = self.samples.in_concept(owner)
                 owners[owner] = (owner, concept_samples.concept.name, concept_samples.full_path(number))
             sample, concept, path = owners[owner]
-            parts = read_parts(wants.rows[row])
             entries.append(
                 PlannedEntry(
                     encoder=wants.encoding.name,
                     key=Key(wants.keys[row].tobytes()),
-                    input=Digest(parts.input),
                     sample=sample,
                     concept=concept,
                     path=path,
-                    target=None if text else self.targets[part],
-                    line=part if text else None,
-                    parts=parts,
+                    target=None if target == NOTHING else self.targets[target],
+                    line=None if line == NOTHING else line,
+                    parts=dict(zip(inputs, read_inputs(wants.rows[row], inputs), strict=True)),
                 )
             )
         return entries

@@ -17,6 +17,7 @@ from precook.plan.entries import EncoderPlan, PlannedEntry
 from precook.plan.reasons import Why
 from precook.plan.targets import Samples
 from precook.plan.trace import as_digits, trace_samples
+from precook.plan.wanted import TEXT
 from precook.sources.captions import CaptionError
 from precook.units import format_count
 from precook.values import Key
@@ -76,7 +77,7 @@ class Explanation:
 
 
 def explain(plan: PlannedDataset, path: Path) -> Explanation:
-    """Explain the samples that a picture, caption or mask belongs to; `SourceError` where there is none.
+    """Explain the samples that a file belongs to, as their picture or otherwise; `SourceError` where there is none.
 
     Where there is no such file, digits are those of an entry's key or of a sample.
     """
@@ -103,7 +104,9 @@ def _samples_at(samples: Samples, wanted: str) -> Iterator[int]:
     for concept in samples.by_concept:
         for number in range(concept.count):
             paths = {concept.full_path(number), concept.file_path(number)}
-            paths |= {path for path in (concept.caption_path(number), concept.mask_path(number)) if path is not None}
+            others = [concept.caption_path(number), concept.mask_path(number)]
+            others += [concept.further_path(number, name) for name in concept.further]
+            paths |= {path for path in others if path is not None}
             if any(os.path.abspath(path) == wanted for path in paths):  # noqa: PTH100
                 yield first + number
         first += concept.count
@@ -116,7 +119,8 @@ def _problems_at(plan: PlannedDataset, wanted: str) -> tuple[str, ...]:
         listing = concept.listing
         for number, row in enumerate(concept.files.pictures.tolist()):
             if os.path.abspath(listing.full_path(row)) == wanted:  # noqa: PTH100
-                beside = (int(concept.files.captions[number]), int(concept.files.masks[number]))
+                rows = [concept.files.captions, concept.files.masks, *concept.files.further.values()]
+                beside = [int(column[number]) for column in rows]
                 files |= {os.path.abspath(listing.full_path(other)) for other in beside if other >= 0}  # noqa: PTH100
     problems = []
     for failure in plan.failed:
@@ -167,24 +171,36 @@ def _made(plan: PlannedDataset, key: Key) -> dict[str, str]:
 
 def _describe_form(plan: PlannedDataset, sample: int, entry: PlannedEntry) -> str:
     """Which form of the sample an entry is made of: one of its captions, or a cut of its picture or mask."""
-    if entry.line is not None:
-        concept, number = plan.samples.in_concept(sample)
-        try:
-            texts = concept.texts(number)
-        except (OSError, CaptionError):
-            texts = []
-        text = texts[entry.line] if entry.line < len(texts) else None
-        form = text if text is None or isinstance(text, str) else text.form
-        shown = "" if form is None else f"{form if len(form) <= _WIDTH else form[: _WIDTH - 1] + '…'!r}"
-        if not plan.samples.pictured[sample]:
-            return f"text {shown}" if shown else "text"
-        return f"line {entry.line + 1}: {shown}" if shown else f"line {entry.line + 1}"
+    if entry.target is None:
+        return _describe_line(plan, sample, entry.line or 0)
+    form = _describe_cut(plan, entry)
+    if TEXT not in entry.parts:
+        return form
+    return f"{form}, {'the empty prompt' if entry.line is None else _describe_line(plan, sample, entry.line)}"
+
+
+def _describe_line(plan: PlannedDataset, sample: int, line: int) -> str:
+    concept, number = plan.samples.in_concept(sample)
+    try:
+        texts = concept.texts(number)
+    except (OSError, CaptionError):
+        texts = []
+    text = texts[line] if line < len(texts) else None
+    form = text if text is None or isinstance(text, str) else text.form
+    shown = "" if form is None else f"{form if len(form) <= _WIDTH else form[: _WIDTH - 1] + '…'!r}"
+    if not plan.samples.pictured[sample]:
+        return f"text {shown}" if shown else "text"
+    return f"line {line + 1}: {shown}" if shown else f"line {line + 1}"
+
+
+def _describe_cut(plan: PlannedDataset, entry: PlannedEntry) -> str:
     assert entry.target is not None
-    assert entry.parts.geometry is not None
-    width, height = entry.parts.geometry.target
+    if entry.geometry is None:
+        return "without its pictures"
+    width, height = entry.geometry.target
     resolution = plan.settings.image.resolutions[entry.target.resolution]
     variation = f", variation {entry.target.variation}" if plan.settings.image.variations > 1 else ""
-    frames = entry.parts.frames
+    frames = next((part.frames for part in entry.parts.values() if part.frames), None)
     taken = "" if frames is None else f", {format_count(frames.count, 'frame')} from {frames.start}"
     return f"{resolution} as {width}x{height}{taken}{variation}"
 

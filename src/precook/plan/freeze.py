@@ -13,10 +13,10 @@ from precook.errors import IncompleteError, SourceChangedError
 from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import History
 from precook.plan.targets import Samples
-from precook.plan.wanted import NOBODY, text_rows
+from precook.plan.wanted import NOBODY, NOTHING, text_rows
 from precook.sources.captions import CaptionError
 from precook.sources.documents import text_digest
-from precook.sources.geometry import SOURCE, TARGET, shown_crops
+from precook.sources.geometry import SOURCE, TARGET, GeometryRows, shown_crops
 from precook.store.snapshot import Snapshot
 from precook.store.snapshot_content import (
     FrozenConcept,
@@ -24,6 +24,7 @@ from precook.store.snapshot_content import (
     FrozenEos,
     FrozenImage,
     LineColumns,
+    PairColumns,
     PictureColumns,
     SampleColumns,
     Small,
@@ -82,12 +83,13 @@ def snapshot_content(
     # The row of each sample of the plan in the snapshot; -1 where it is left out.
     row_of = np.full(samples.count, -1, np.int64)
     row_of[chosen] = np.arange(len(chosen))
-    pictures, picture_keys = _pictures(plan, row_of)
+    pictures, picture_keys, cut_of = _pictures(plan, row_of)
     paths = None
     if "paths" in settings.keep:
         paths = Texts.join([os.fsencode(samples.path(sample)) for sample in chosen.tolist()])
     with_captions = captions or "captions" in settings.keep
     lines = _lines(plan, row_of, with_captions=with_captions)
+    pairs, pair_keys = _pairs(plan, row_of, cut_of, lines)
     token_ids = any(encoder.wants.encoding.recipe.kind == TOKENS for encoder in plan.encoders.values())
     encoders = {}
     for name, encoder in plan.encoders.items():
@@ -109,18 +111,24 @@ def snapshot_content(
         line_keys={
             name: encoder.wants.keys[lines.rows]
             for name, encoder in plan.encoders.items()
-            if encoders[name].input == "text"
+            if encoder.wants.encoding.per == "line"
         },
         empty_keys=_empty_keys(plan),
         paths=paths,
         captions=_captions(plan, lines) if with_captions else None,
+        pairs=pairs,
+        pair_keys=pair_keys,
     )
     return chosen, content
 
 
-def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, dict[str, Bytes]]:
-    """For each sample and target: how it is cut, and the keys of what picture and mask encoders made of it."""
+def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, dict[str, Bytes], Numbers]:
+    """For each sample and target: how it is cut, and the keys of what picture and mask encoders made of it.
+
+    Also the number of each cut, by target and sample of the plan; -1 where there is none.
+    """
     samples, forms, cut_rows, counts = [], [], [], []
+    further: dict[str, list[GeometryRows]] = {name: [] for name in plan.targets.further}
     # For each target and sample of the plan, the number of its cut, target after target.
     numbers = np.full((len(plan.targets.all), plan.samples.count), -1, np.int64)
     count = 0
@@ -133,17 +141,20 @@ def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, di
         cut_rows.append(plan.targets.cuts[number][chosen])
         if plan.targets.choices:
             counts.append(plan.targets.choices[number][chosen, 1])
+        for name, blocks in further.items():
+            blocks.append(plan.targets.further[name][number][chosen])
     sample, form, rows = np.concatenate(samples), np.concatenate(forms), np.concatenate(cut_rows)
     order = np.lexsort((form[:, 1], form[:, 0], sample))
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
+    cut_of = np.where(numbers >= 0, place[numbers], -1) if count else numbers
     columns: dict[str, Bytes] = {}
     for name, encoder in plan.encoders.items():
         wants = encoder.wants
-        if wants.encoding.input != "text":
+        if wants.encoding.per == "cut":
             columns[name] = np.zeros((count, 32), np.uint8)
-            cuts = numbers[wants.parts, wants.samples]
-            columns[name][place[cuts[cuts >= 0]]] = wants.keys[cuts >= 0]
+            cuts = cut_of[wants.targets, wants.samples]
+            columns[name][cuts[cuts >= 0]] = wants.keys[cuts >= 0]
     rows = rows[order]
     pictures = PictureColumns(
         sample=sample[order].astype(np.int32),
@@ -152,8 +163,43 @@ def _pictures(plan: PlannedDataset, row_of: Numbers) -> tuple[PictureColumns, di
         original=rows[:, SOURCE][:, ::-1].copy(),
         crop=shown_crops(rows),
         frames=np.concatenate(counts)[order].astype(np.int32) if counts else None,
+        further=_other_sizes(further, rows, order),
     )
-    return pictures, columns
+    return pictures, columns, cut_of
+
+
+def _other_sizes(
+    further: Mapping[str, list[GeometryRows]], rows: GeometryRows, order: Numbers
+) -> dict[str, Small] | None:
+    """Height and width of further pictures, where some are not cut to the size of the samples' own."""
+    sizes: dict[str, Small] = {}
+    for name, blocks in further.items():
+        targets = np.concatenate(blocks)[order][:, TARGET]
+        if not np.array_equal(targets, rows[:, TARGET]):
+            sizes[name] = targets[:, ::-1].copy()
+    return sizes or None
+
+
+def _pairs(
+    plan: PlannedDataset, row_of: Numbers, cut_of: Numbers, lines: _Lines
+) -> tuple[PairColumns | None, dict[str, Bytes]]:
+    """Each pair of a cut and a caption, and the keys of what encoders made of both."""
+    encoders = {name: encoder for name, encoder in plan.encoders.items() if encoder.wants.encoding.per == "pair"}
+    pairs, keys = None, {}
+    for name, encoder in encoders.items():
+        wants = encoder.wants
+        chosen = np.flatnonzero(row_of[wants.samples] >= 0)
+        samples, numbers = wants.samples[chosen], wants.lines[chosen]
+        cuts = cut_of[wants.targets[chosen], samples]
+        # Captions are listed by sample and number: the empty prompt stands behind all of them.
+        width = int(plan.samples.line_counts.max(initial=0)) + 1
+        listed = row_of[lines.samples] * width + lines.numbers
+        line = np.where(numbers == NOTHING, len(listed), np.searchsorted(listed, row_of[samples] * width + numbers))
+        order = np.lexsort((line, cuts))
+        # Every encoder of this kind wants the same pairs.
+        pairs = PairColumns(cuts[order].astype(np.int32), line[order].astype(np.int32))
+        keys[name] = wants.keys[chosen[order]]
+    return pairs, keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,11 +228,12 @@ def _lines(plan: PlannedDataset, row_of: Numbers, *, with_captions: bool) -> _Li
 
     Without a text encoder there is nothing to find by them: they are listed where their texts are wanted.
     """
-    wanted = [encoder.wants for encoder in plan.encoders.values() if encoder.wants.encoding.input == "text"]
+    wanted = [encoder.wants for encoder in plan.encoders.values() if encoder.wants.encoding.per == "line"]
+    paired = any(encoder.wants.encoding.per == "pair" for encoder in plan.encoders.values())
     if wanted:
         # Every text encoder wants the same lines in the same order.
-        digests, samples, numbers = wanted[0].rows, wanted[0].samples, wanted[0].parts
-    elif with_captions:
+        digests, samples, numbers = wanted[0].rows, wanted[0].samples, wanted[0].lines
+    elif with_captions or paired:
         digests, samples, numbers = text_rows(plan.samples, plan.targets, plan.settings.text)
     else:
         nothing = np.zeros(0, np.int64)
@@ -218,7 +265,7 @@ def _empty_keys(plan: PlannedDataset) -> dict[str, Bytes]:
     """The key of the empty prompt, by text encoder; one that could not make it has none, as a sample that failed."""
     keys: dict[str, Bytes] = {}
     for name, encoder in plan.encoders.items():
-        if encoder.wants.encoding.input == "text":
+        if encoder.wants.encoding.per == "line":
             made = encoder.wants.keys[(encoder.wants.samples == NOBODY) & ~encoder.failed_rows]
             if len(made):
                 keys[name] = made[0].copy()

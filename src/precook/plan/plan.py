@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from precook.config.further_pictures import PARTS
+from precook.config.messages import did_you_mean
 from precook.config.schema import Settings
-from precook.errors import IncompleteError
+from precook.errors import ConfigError, ConfigProblem, IncompleteError
 from precook.memo.memo import Memory
 from precook.plan.dataset import PlannedDataset
 from precook.plan.entries import EncoderPlan
@@ -22,7 +24,7 @@ from precook.plan.targets import Samples, cut_samples
 from precook.plan.versions import find_version_differences
 from precook.plan.wanted import Encoding, WantedEntries, want
 from precook.report import SILENT, Reporter
-from precook.sources.samples import ConceptSamples, collect_samples
+from precook.sources.samples import ConceptSamples, collect_samples, stray_problems
 from precook.sources.text_samples import collect_texts
 from precook.store import files
 from precook.store.lease import Lease
@@ -83,9 +85,10 @@ def collect_sources(
         if write:
             store.remember(memory)
 
-    taken = frozenset(encoding.input for encoding in encodings)
+    taken = {part for encoding in encodings for part in encoding.inputs}
+    _check_further(settings, encodings)
     try:
-        return [
+        found = [
             collect_samples(
                 concept,
                 base,
@@ -102,6 +105,21 @@ def collect_sources(
         ]
     finally:
         save()  # whatever was read need not be read again
+    return stray_problems(found)
+
+
+def _check_further(settings: Settings, encodings: Sequence[Encoding]) -> None:
+    """Refuse an encoder that takes a picture which no concept has."""
+    known = {name for concept in settings.concepts for name in concept.further}
+    problems = []
+    for encoding in encodings:
+        for part in encoding.inputs:
+            if part not in (*PARTS, *known):
+                hint = f"name it in images of a concept, such as `images: {{{part}: ../{part}/{{stem}}.png}}`"
+                message = f"it takes a picture that no concept has: {part}{did_you_mean(part, known)}"
+                problems.append(ConfigProblem(f"encoders.{encoding.name}", None, message, hint))
+    if problems:
+        raise ConfigError(*problems)
 
 
 def make_plan(

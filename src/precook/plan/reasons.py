@@ -17,7 +17,7 @@ from precook.memo.columns import Kind, make_segment
 from precook.memo.memo import Memory
 from precook.plan.ready import was_lost
 from precook.plan.targets import Samples
-from precook.plan.wanted import NOBODY, WantedEntries, kind_like, read_parts
+from precook.plan.wanted import MASK, NOBODY, TEXT, WantedEntries, kind_like, read_parts
 from precook.store.store import Store
 from precook.values import Bytes, Flags, Numbers
 
@@ -32,6 +32,7 @@ class Reason(enum.Enum):
     CONTENT = "content changed"
     CAPTION = "caption line changed"
     MASK = "mask changed"
+    FURTHER = "further picture changed"
     RECIPE = "recipe changed"
     GEOMETRY = "geometry changed"
     DAMAGED = "entry damaged"
@@ -85,6 +86,7 @@ class History:
     def __init__(self, dataset: str, samples: Samples, memory: Memory) -> None:
         self._samples = samples
         self._memory = memory
+        self._dataset = dataset
         self._kind = Kind(f"history/1/{dataset}", key=32, value=96)
         self._line_starts = np.cumsum(samples.line_counts) - samples.line_counts
 
@@ -117,9 +119,22 @@ class History:
             ],
             axis=1,
         )
-        known, before = self._memory.recall(self._kind, keys)
+        self._remember(self._kind, keys, values)
+        for name, columns in self._samples.further.items():
+            self._remember(self._further_kind(name), keys, columns.images[samples])
+
+    def recall_further(self, name: str, sample: int) -> bytes:
+        """The digest of a sample's former picture of that name; zeros where none is known."""
+        known, rows = self._memory.recall(self._further_kind(name), self._paths(np.array([sample])))
+        return bytes(rows[0].tobytes()) if known[0] else bytes(32)
+
+    def _further_kind(self, name: str) -> Kind:
+        return Kind(f"history of {name}/1/{self._dataset}", key=32, value=32)
+
+    def _remember(self, kind: Kind, keys: Bytes, values: Bytes) -> None:
+        known, before = self._memory.recall(kind, keys)
         changed = ~known | (before != values).any(axis=1)
-        self._memory.remember(self._kind, keys[changed], values[changed])
+        self._memory.remember(kind, keys[changed], values[changed])
 
     def _paths(self, samples: Numbers) -> Bytes:
         digests = []
@@ -178,7 +193,7 @@ class ReasonFinder:
 
     def _find_other_geometry(self, rows: Numbers, reasons: list[Why | None]) -> None:
         """The same input was encoded with this recipe, or another, and cut another way."""
-        if self._wants.encoding.input == "text":
+        if len(self._wants.encoding.inputs) > 1 or self._wants.encoding.per == "line":
             return
         for digest, form in [(self._recipe.digest.bytes, self._recipe.form), *self._other_recipes()]:
             left = _left(reasons)
@@ -206,22 +221,28 @@ class ReasonFinder:
         left = left[owners[left] != NOBODY]
         known, former = self._history.recall(owners[left])
         for number, old in zip(left[known].tolist(), former[known], strict=True):
-            reason, name, before, now = self._compare_source(old, int(owners[number]))
-            if before == now or not any(before) or self._moved(before, int(owners[number])):
-                continue
-            change = Difference(f"{name} digest", before.hex(), now.hex() if any(now) else ABSENT)
-            nearest = None if reason is Reason.CAPTION else self._former_key(int(rows[number]), before)
-            reasons[number] = Why(reason, nearest, (change,))
+            for part in self._wants.encoding.inputs:
+                reason, name, before, now = self._compare_source(part, old, int(owners[number]))
+                if before == now or not any(before) or self._moved(before, int(owners[number])):
+                    continue
+                change = Difference(f"{name} digest", before.hex(), now.hex() if any(now) else ABSENT)
+                alone = len(self._wants.encoding.inputs) == 1 and reason is not Reason.CAPTION
+                nearest = self._former_key(int(rows[number]), before) if alone else None
+                reasons[number] = Why(reason, nearest, (change,))
+                break
 
-    def _compare_source(self, old: FormerSample, sample: int) -> tuple[Reason, str, bytes, bytes]:
-        """The part of a sample that this encoder takes: the reason if it has changed, its name, its digests."""
+    def _compare_source(self, part: str, old: FormerSample, sample: int) -> tuple[Reason, str, bytes, bytes]:
+        """A part of a sample that this encoder takes: the reason if it has changed, its name, its digests."""
         image = self._samples.images[sample].tobytes()
         if not self._samples.pictured[sample]:
             return Reason.CONTENT, "text", old.image, image
-        if self._wants.encoding.input == "text":
+        if part == TEXT:
             return Reason.CAPTION, "captions", old.captions, self._history.captions(sample)
-        if self._wants.encoding.input == "mask" and old.image == image:
+        if part == MASK and old.image == image:
             return Reason.MASK, "mask", old.mask, self._samples.masks[sample].tobytes()
+        if part in self._samples.further:
+            former = self._history.recall_further(part, sample)
+            return Reason.FURTHER, part, former, self._samples.further[part].images[sample].tobytes()
         return Reason.CONTENT, "image", old.image, image
 
     def _moved(self, before: bytes, sample: int) -> bool:

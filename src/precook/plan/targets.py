@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from precook.config.further_pictures import OWN, VIDEO
 from precook.config.sections import ImageSettings, VideoSettings
 from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
 from precook.sources.draws import Purpose, draw
 from precook.sources.frame_choice import EVERY, FrameTimes, capacity, choose_frames
-from precook.sources.geometry import GeometryRows, cut_rows
-from precook.sources.samples import ConceptSamples, SourceProblem
+from precook.sources.geometry import SOURCE, Cuts, GeometryRows, cut_rows
+from precook.sources.samples import ConceptSamples, FurtherColumns, SourceProblem
 from precook.units import format_count
 from precook.values import Bytes, Flags, Numbers
 
@@ -54,6 +55,9 @@ class Samples:
         clips = [concept.clips for concept in by_concept]
         self.clips = None if None in clips else [times for some in clips if some is not None for times in some]
         """When the frames of each sample are shown, where something wants clips."""
+        names = dict.fromkeys(name for concept in by_concept for name in concept.further)
+        self.further = {name: _joined_further(by_concept, name) for name in names}
+        """Further pictures that something takes, by name."""
 
     @property
     def count(self) -> int:
@@ -137,6 +141,12 @@ class Targets:
     """Samples left out at one resolution only, by resolution."""
     choices: tuple[Numbers, ...] = ()
     """Of clips, for each target a row for each sample, as `FrameChoice` has them: start, count and rate."""
+    further: dict[str, tuple[GeometryRows, ...]] = field(default_factory=dict)
+    """For each further picture, what `cuts` is for the samples' own."""
+
+    def cuts_of(self, picture: str) -> tuple[GeometryRows, ...]:
+        """How the samples' own pictures, or further ones, are cut: for each target a row for each sample."""
+        return self.cuts if picture in (OWN, VIDEO) else self.further[picture]
 
 
 def cut_samples(samples: Samples, settings: ImageSettings, video: VideoSettings) -> Targets:
@@ -155,23 +165,73 @@ def cut_samples(samples: Samples, settings: ImageSettings, video: VideoSettings)
         for sample in np.flatnonzero(chosen[0][:, 1] == 0).tolist() if chosen else []:
             for cut in cuts:
                 cut.refused[sample] = _why_short(samples.clips[sample], video)
+    refused = [dict(cut.refused) for cut in cuts]
+    further = {name: _cut_further(samples, name, targets, cuts, settings, refused) for name in samples.further}
     usable = [samples.pictured.copy() for _ in cuts]
-    for cut, flags in zip(cuts, usable, strict=True):
-        flags[list(cut.refused)] = False
+    for reasons, flags in zip(refused, usable, strict=True):
+        flags[list(reasons)] = False
     kept = np.any(usable, axis=0) | ~samples.pictured
     nowhere = np.flatnonzero(~kept)
     problems = []
     for sample in nowhere.tolist():
         concept, number = samples.in_concept(sample)
-        problems.append(SourceProblem(concept.concept.name, concept.path(number), cuts[0].refused[sample]))
+        problems.append(SourceProblem(concept.concept.name, concept.path(number), refused[0][sample]))
     partly = {}
-    for number, name in enumerate(settings.resolutions):
-        refused = cuts[number * settings.variations].refused
-        lost = sum(bool(samples.pictured[sample]) for sample in refused) - len(nowhere)
+    for number, given in enumerate(settings.resolutions):
+        reasons = refused[number * settings.variations]
+        lost = sum(bool(samples.pictured[sample]) for sample in reasons) - len(nowhere)
         if lost:
-            partly[str(name)] = lost
+            partly[str(given)] = lost
     return Targets(
-        tuple(targets), tuple(cut.rows for cut in cuts), tuple(usable), kept, tuple(problems), partly, tuple(choices)
+        tuple(targets),
+        tuple(cut.rows for cut in cuts),
+        tuple(usable),
+        kept,
+        tuple(problems),
+        partly,
+        tuple(choices),
+        further,
+    )
+
+
+def _cut_further(
+    samples: Samples,
+    name: str,
+    targets: Sequence[Target],
+    cuts: Sequence[Cuts],
+    settings: ImageSettings,
+    refused: Sequence[dict[int, str]],
+) -> tuple[GeometryRows, ...]:
+    """How one further picture of each sample is cut for every target; why some cannot be is added to `refused`."""
+    columns = samples.further[name]
+    own = [name in one.further and one.concept.further[name].fit == "own" for one in samples.by_concept]
+    chosen = np.flatnonzero(columns.present & np.array(own)[samples.concepts])
+    blocks = []
+    for target, main, reasons in zip(targets, cuts, refused, strict=True):
+        # What lies over the sample's own picture: the same scaled size, whatever its own was.
+        rows = main.rows.copy()
+        rows[:, SOURCE] = columns.sizes
+        rows[~columns.present] = 0
+        if len(chosen):
+            resolution, variation = settings.sizes[target.resolution], target.variation
+            # Drawn by the sample's own picture: both are mirrored, or none.
+            seeds = samples.images[chosen]
+            cut = cut_rows(columns.sizes[chosen], seeds, settings, resolution=resolution, variation=variation)
+            rows[chosen] = cut.rows
+            for row, reason in cut.refused.items():
+                reasons.setdefault(int(chosen[row]), f"{name}: {reason}")
+        blocks.append(rows)
+    return tuple(blocks)
+
+
+def _joined_further(by_concept: Sequence[ConceptSamples], name: str) -> FurtherColumns:
+    """One further picture of the samples of all concepts."""
+    columns = [concept.further.get(name) or FurtherColumns.absent(concept.count) for concept in by_concept]
+    return FurtherColumns(
+        _joined([one.images for one in columns], 32),
+        _joined([one.sizes for one in columns], 2),
+        np.concatenate([one.alphas for one in columns]),
+        np.concatenate([one.present for one in columns]),
     )
 
 

@@ -14,7 +14,7 @@ from precook.errors import PrecookError, SourceError, printable
 from precook.identity.recipe import recipe_digest
 from precook.memo.memo import Memory
 from precook.plan.dataset import PlannedDataset
-from precook.plan.wanted import NOBODY, clip_kind, picture_kind, rows_with, text_kind
+from precook.plan.wanted import NOBODY, remembered_inputs, rows_with
 from precook.sources.facts import remembered_files
 from precook.sources.samples import list_files
 from precook.store.store import Store
@@ -78,12 +78,7 @@ def trace_samples(plan: PlannedDataset, digits: str) -> TracedSamples:
 
 def key_inputs(store: Store, memory: Memory, key: Key) -> set[bytes]:
     """The digests of what a stored entry was made of, as far as that is remembered: of a file, or of a text."""
-    recipe = recipe_digest(store.locate(key).recipe).bytes
-    inputs: set[bytes] = set()
-    for kind in (picture_kind(recipe), clip_kind(recipe), text_kind(recipe)):
-        rows, keys = memory.rows(kind)
-        inputs |= {rows[row, :32].tobytes() for row in rows_with(keys, {key.bytes}).tolist()}
-    return {digest for digest in inputs if any(digest)}  # a white mask is made of nothing
+    return remembered_inputs(memory, recipe_digest(store.locate(key).recipe).bytes, key.bytes)
 
 
 def trace_files(
@@ -127,9 +122,10 @@ def _rows_that_begin_with(keys: Bytes, digits: str) -> Numbers:
 
 
 def _samples_made_of(plan: PlannedDataset, inputs: set[bytes]) -> set[int]:
-    """The samples whose picture, mask or one of whose captions has one of these digests."""
+    """The samples whose picture, mask, further picture or one of whose captions has one of these digests."""
     samples = plan.samples
-    owners = {*rows_with(samples.images, inputs).tolist(), *rows_with(samples.masks, inputs).tolist()}
+    columns = [samples.images, samples.masks, *(further.images for further in samples.further.values())]
+    owners = {owner for column in columns for owner in rows_with(column, inputs).tolist()}
     lines = rows_with(samples.lines, inputs)
     ends = np.cumsum(samples.line_counts)
     return owners | set(np.searchsorted(ends, lines, side="right").tolist())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from precook.config.further_pictures import OWN, VIDEO
 from precook.config.sections import ImageSettings, TextSettings
 from precook.identity.recipe import Recipe
 from precook.memo.columns import Kind
@@ -18,11 +20,15 @@ from precook.sources.draws import Purpose, draw
 from precook.sources.frame_choice import FrameChoice
 from precook.sources.geometry import COLUMNS, Geometry, GeometryRows
 from precook.sources.samples import EMPTY
-from precook.values import Bytes, Flags, Numbers
+from precook.values import Bytes, Digest, Flags, Numbers
 
 Input = Literal["image", "text", "mask", "video"]
+TEXT: Input = "text"
+MASK: Input = "mask"
 NOBODY = -1
 """The owner of the empty prompt."""
+NOTHING = -1
+"""Stands for the target of what is no picture, and for the line of what has no text, or the empty prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,8 @@ class Encoding:
 
     name: str
     """Its name in the config and in the batch; no part of any key."""
-    input: Input
+    inputs: tuple[str, ...]
+    """What it takes of a sample: image, text, mask, or names of further pictures."""
     recipe: Recipe
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     """What it would make entries with today: libraries, and the source files of an encoder of one's own."""
@@ -39,6 +46,20 @@ class Encoding:
     """What to do where entries were made with others."""
     documents: bool = False
     """Whether it takes texts in parts, too: conversations, and prompts with completions."""
+    of: str = field(default=OWN, compare=False)
+    """Which of its inputs the encoder gets as its image: the sample's own picture, or a further one."""
+
+    @property
+    def input(self) -> str:
+        """All that it takes, as one word."""
+        return "+".join(self.inputs)
+
+    @property
+    def per(self) -> Literal["line", "cut", "pair"]:
+        """What it has an entry for: each caption, each cut of the pictures, or each pair of these."""
+        if TEXT not in self.inputs:
+            return "cut"
+        return "line" if len(self.inputs) == 1 else "pair"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +72,10 @@ class WantedEntries:
     """What each key is made of, as memory has it."""
     samples: Numbers
     """Whose entry it is."""
-    parts: Numbers
-    """Which target of the sample, or which of its lines."""
+    targets: Numbers
+    """Which target of the sample; `NOTHING` for texts alone."""
+    lines: Numbers
+    """Which of the sample's captions; `NOTHING` for what has no text, and for the empty prompt beside a picture."""
     keys: Bytes
     first: Flags
     """The first row with its key; the others share its entry."""
@@ -62,15 +85,18 @@ def want(
     encoding: Encoding, samples: Samples, targets: Targets, image: ImageSettings, text: TextSettings, memory: Memory
 ) -> WantedEntries:
     """What an encoder needs for these samples."""
-    if encoding.input == "text":
-        kind = text_kind(encoding.recipe)
-        rows, owners, parts = text_rows(samples, targets, text)
+    layout = layout_of(encoding.inputs, clips=bool(targets.choices))
+    if encoding.per == "line":
+        rows, owners, lines = text_rows(samples, targets, text)
+        numbers = np.full(len(rows), NOTHING)
+    elif len(encoding.inputs) == 1:
+        rows, owners, numbers = _picture_rows(encoding.inputs[0], samples, targets, image)
+        lines = np.full(len(rows), NOTHING)
     else:
-        clips = bool(targets.choices) and encoding.input != "mask"
-        kind = (clip_kind if clips else picture_kind)(encoding.recipe)
-        rows, owners, parts = _picture_rows(encoding, samples, targets, image)
-    keys = find_keys(kind, rows, encoding.recipe, memory)
-    return WantedEntries(encoding, kind, rows, owners, parts, keys, first_of_each(keys))
+        rows, owners, numbers, lines = _combined_rows(encoding.inputs, samples, targets, image, text)
+    keys = _find_keys(rows, encoding, layout, memory)
+    kind = key_kind(encoding.recipe.digest.bytes, layout)
+    return WantedEntries(encoding, kind, rows, owners, numbers, lines, keys, first_of_each(keys))
 
 
 def text_rows(samples: Samples, targets: Targets, settings: TextSettings) -> tuple[Bytes, Numbers, Numbers]:
@@ -104,35 +130,77 @@ def _kept_lines(samples: Samples, settings: TextSettings) -> Flags:
 
 
 def _picture_rows(
-    encoding: Encoding, samples: Samples, targets: Targets, settings: ImageSettings
+    part: str, samples: Samples, targets: Targets, settings: ImageSettings
 ) -> tuple[Bytes, Numbers, Numbers]:
-    rows, owners, parts = [], [], []
-    for number, (cuts, usable) in enumerate(zip(targets.cuts, targets.usable, strict=True)):
-        chosen = usable & samples.masked if encoding.input == "mask" else usable
-        if encoding.input == "mask":
-            made = picture_rows(samples.masks[chosen], cuts[chosen], white=~samples.has_mask[chosen])
-        elif chosen.all():
-            made = picture_rows(samples.images, cuts, alphas=samples.alphas, background=settings.rgb)
-        else:
-            made = picture_rows(
-                samples.images[chosen], cuts[chosen], alphas=samples.alphas[chosen], background=settings.rgb
-            )
-        if targets.choices and encoding.input != "mask":
-            made = clip_rows(made, _taken(encoding, samples, targets.choices[number])[chosen])
+    """The cuts of one picture or mask of each sample that has it, with whose each is and for which target."""
+    rows, owners, numbers = [], [], []
+    there: Flags | None = None
+    if part not in _FILES:
+        there = samples.masked if part == MASK else samples.further[part].present
+    for number, usable in enumerate(targets.usable):
+        chosen = usable if there is None else usable & there
+        made = _part_rows(part, samples, targets, settings, number, None if chosen.all() else np.flatnonzero(chosen))
         rows.append(made)
         owners.append(np.flatnonzero(chosen))
-        parts.append(np.full(len(made), number))
+        numbers.append(np.full(len(made), number))
     if len(rows) == 1:
-        return rows[0], owners[0], parts[0]
-    return np.concatenate(rows), np.concatenate(owners), np.concatenate(parts)
+        return rows[0], owners[0], numbers[0]
+    return np.concatenate(rows), np.concatenate(owners), np.concatenate(numbers)
 
 
-def _taken(encoding: Encoding, samples: Samples, choices: Numbers) -> Numbers:
+def _part_rows(
+    part: str, samples: Samples, targets: Targets, settings: ImageSettings, target: int, chosen: Numbers | None
+) -> Bytes:
+    """What keys of one picture or mask of some samples, or all, are made of for a target."""
+    some: Any = slice(None) if chosen is None else chosen
+    if part == MASK:
+        return picture_rows(samples.masks[some], targets.cuts[target][some], white=~samples.has_mask[some])
+    cuts = targets.cuts_of(part)[target][some]
+    if part in _FILES:
+        rows = picture_rows(samples.images[some], cuts, alphas=samples.alphas[some], background=settings.rgb)
+        return clip_rows(rows, _taken(part, samples, targets.choices[target])[some]) if targets.choices else rows
+    columns = samples.further[part]
+    rows = picture_rows(columns.images[some], cuts, alphas=columns.alphas[some], background=settings.rgb)
+    rows[~columns.present[some], -1] = _ABSENT
+    return rows
+
+
+def _combined_rows(
+    inputs: Sequence[str], samples: Samples, targets: Targets, image: ImageSettings, text: TextSettings
+) -> tuple[Bytes, Numbers, Numbers, Numbers]:
+    """Every combination of several inputs, with whose it is, for which target, and with which caption."""
+    owners_of_lines = np.repeat(np.arange(samples.count), samples.line_counts)
+    starts = np.cumsum(samples.line_counts) - samples.line_counts
+    kept = _kept_lines(samples, text)
+    empty = np.frombuffer(EMPTY, np.uint8)
+    rows, owners, numbers, lines = [], [], [], []
+    for number, usable in enumerate(targets.usable):
+        chosen = np.flatnonzero(usable)
+        line = np.full(len(chosen), NOTHING)
+        texts = np.broadcast_to(empty, (len(chosen), 32))
+        if TEXT in inputs:
+            # A prompt depends on the picture beside it, and so does the empty one.
+            places = np.flatnonzero(kept & usable[owners_of_lines])
+            bare = chosen if text.empty_prompt else chosen[:0]
+            chosen = np.concatenate([owners_of_lines[places], bare])
+            line = np.concatenate([places - starts[owners_of_lines[places]], np.full(len(bare), NOTHING)])
+            texts = np.concatenate([samples.lines[places], np.broadcast_to(empty, (len(bare), 32))])
+        blocks = [
+            texts if part == TEXT else _part_rows(part, samples, targets, image, number, chosen) for part in inputs
+        ]
+        rows.append(np.concatenate(blocks, axis=1))
+        owners.append(chosen)
+        numbers.append(np.full(len(chosen), number))
+        lines.append(line)
+    return np.concatenate(rows), np.concatenate(owners), np.concatenate(numbers), np.concatenate(lines)
+
+
+def _taken(part: str, samples: Samples, choices: Numbers) -> Numbers:
     """The frames that an encoder takes of each clip: of one that takes pictures, the first that is chosen.
 
     A still picture is none of its frames but itself, so that its entry is that of any other dataset.
     """
-    if encoding.input == "video":
+    if part == VIDEO:
         return choices
     assert samples.clips is not None, "they have choices"
     taken = np.zeros_like(choices)
@@ -167,8 +235,15 @@ _GEOMETRY = slice(32, 32 + 4 * COLUMNS)
 _BACKGROUND = slice(_GEOMETRY.stop, _GEOMETRY.stop + 8)
 _CHOICE = slice(_BACKGROUND.stop, _BACKGROUND.stop + 16)
 """Of clips: three numbers of four bytes, and nothing."""
+_FILES = (OWN, VIDEO)
+"""What is made of a sample's own file."""
+PICTURE_ROW = _BACKGROUND.stop
+"""Bytes of a row of `picture_rows`."""
+_DIGEST = 32
 _WHITE = 255
 """In the last byte: no mask file, a white mask."""
+_ABSENT = 254
+"""In the last byte: no such picture, beside others that are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +257,8 @@ class KeyParts:
     white: bool
     frames: FrameChoice | None = None
     """Of a clip: which frames."""
+    absent: bool = False
+    """Whether the sample has no such picture."""
 
     @property
     def settings(self) -> dict[str, object]:
@@ -196,14 +273,24 @@ class KeyParts:
         return settings
 
 
-def picture_kind(recipe: Recipe | bytes) -> Kind:
-    """Keys of pictures and masks by input, geometry and background."""
-    return Kind(f"picture keys/1/{_hex(recipe)}", key=_BACKGROUND.stop, value=32)
+_WIDTHS = {"t": _DIGEST, "i": PICTURE_ROW, "m": PICTURE_ROW, "c": _CHOICE.stop}
+"""Bytes of an input in a row, by its letter in a layout: text, picture, mask, clip."""
+_FAMILIES = {"t": "text", "i": "picture", "m": "picture", "c": "clip"}
+_LAYOUTS = "combined"
+"""The kind of notes that tell the layouts of combined keys, by recipe."""
 
 
-def clip_kind(recipe: Recipe | bytes) -> Kind:
-    """Keys of clips by input, geometry, background and frames."""
-    return Kind(f"clip keys/1/{_hex(recipe)}", key=_CHOICE.stop, value=32)
+def layout_of(inputs: Sequence[str], *, clips: bool) -> str:
+    """What a row of these inputs is made of, a letter for each; with `clips`, samples have frames to choose from."""
+    letters: dict[str, str] = {TEXT: "t", MASK: "m", **dict.fromkeys(_FILES, "c" if clips else "i")}
+    return "".join(letters.get(part, "i") for part in inputs)
+
+
+def key_kind(recipe: bytes, layout: str) -> Kind:
+    """Keys by what they are made of: the digest of a text, a picture with its cut, or several of these in a row."""
+    width = sum(_WIDTHS[letter] for letter in layout)
+    family = f"{_FAMILIES[layout]} keys/1" if len(layout) == 1 else f"combined keys/1/{layout}"
+    return Kind(f"{family}/{recipe.hex()}", key=width, value=32)
 
 
 def kind_like(kind: Kind, recipe: bytes) -> Kind:
@@ -212,9 +299,20 @@ def kind_like(kind: Kind, recipe: bytes) -> Kind:
     return replace(kind, name=f"{family}/{recipe.hex()}")
 
 
-def text_kind(recipe: Recipe | bytes) -> Kind:
-    """Keys of texts by their digest."""
-    return Kind(f"text keys/1/{_hex(recipe)}", key=32, value=32)
+def remembered_inputs(memory: Memory, recipe: bytes, key: bytes) -> set[bytes]:
+    """The digests of all that an entry was made of, as far as that is remembered."""
+    inputs: set[bytes] = set()
+    for layout in ("t", "i", "c", *json.loads(memory.note(_LAYOUTS, recipe) or "[]")):
+        rows, keys = memory.rows(key_kind(recipe, layout))
+        starts = _starts(layout)
+        inputs |= {rows[row, at : at + 32].tobytes() for row in rows_with(keys, {key}).tolist() for at in starts}
+    return {digest for digest in inputs if any(digest)}  # a white mask is made of nothing
+
+
+def _starts(layout: str) -> list[int]:
+    """Where in a row each input begins."""
+    widths = [_WIDTHS[letter] for letter in layout]
+    return [sum(widths[:number]) for number in range(len(widths))]
 
 
 def picture_rows(
@@ -249,7 +347,7 @@ def clip_rows(rows: Bytes, choices: Numbers) -> Bytes:
 
 def read_parts(row: Bytes) -> KeyParts:
     """What a row of `picture_rows` or `clip_rows`, or the digest of a text, stands for."""
-    if len(row) == 32:  # noqa: PLR2004 - a digest
+    if len(row) == _DIGEST:
         return KeyParts(row.tobytes(), None, None, white=False)
     frames = None
     if len(row) == _CHOICE.stop:
@@ -260,18 +358,33 @@ def read_parts(row: Bytes) -> KeyParts:
         input=row[:32].tobytes(),
         geometry=Geometry.of(np.ascontiguousarray(row[_GEOMETRY]).view("<i4")),
         background=(red, green, blue) if shows else None,
-        white=bool(row[_BACKGROUND.stop - 1] == _WHITE),
+        white=bool(row[PICTURE_ROW - 1] == _WHITE),
         frames=frames,
+        absent=bool(row[PICTURE_ROW - 1] == _ABSENT),
     )
 
 
-def find_keys(kind: Kind, rows: Bytes, recipe: Recipe, memory: Memory) -> Bytes:
+def read_inputs(row: Bytes, inputs: Sequence[str]) -> tuple[KeyParts, ...]:
+    """What a row stands for that an encoder of these inputs wants."""
+    layout = layout_of(inputs, clips=False)
+    if len(row) > sum(_WIDTHS[letter] for letter in layout):
+        layout = layout_of(inputs, clips=True)
+    return tuple(read_parts(part) for part in np.split(row, _starts(layout)[1:]))
+
+
+def _find_keys(rows: Bytes, encoding: Encoding, layout: str, memory: Memory) -> Bytes:
     """The key for each row, from memory or worked out now and remembered."""
+    recipe = encoding.recipe
+    kind = key_kind(recipe.digest.bytes, layout)
     known, keys = memory.recall(kind, rows)
     if known.all():
         return keys
     missing = np.flatnonzero(~known)
-    if kind.key == 32:  # noqa: PLR2004 - the digest of a text
+    if len(layout) > 1:
+        fresh = _combined_keys(rows[missing], encoding, layout)
+        layouts = {layout, *json.loads(memory.note(_LAYOUTS, recipe.digest.bytes) or "[]")}
+        memory.write_note(_LAYOUTS, recipe.digest.bytes, json.dumps(sorted(layouts)))
+    elif layout == "t":
         fresh = np.frombuffer(recipe.keys(rows[missing].tobytes()), np.uint8).reshape(-1, 32)
     else:
         fresh = _picture_keys(recipe, rows[missing])
@@ -283,13 +396,8 @@ def find_keys(kind: Kind, rows: Bytes, recipe: Recipe, memory: Memory) -> Bytes:
 
 def _picture_keys(recipe: Recipe, rows: Bytes) -> Bytes:
     """Keys of rows that differ in more than the digest: those with the same settings are worked out together."""
-    settings = np.ascontiguousarray(rows[:, 32:]).view(np.dtype((np.void, rows.shape[1] - 32))).ravel()
-    order = np.argsort(settings, kind="stable")
-    ordered = settings[order]
-    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
     keys = np.zeros((len(rows), 32), np.uint8)
-    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True):
-        group = order[start:stop]
+    for group in _alike(rows[:, _DIGEST:]):
         parts = read_parts(rows[group[0]])
         if parts.white:
             keys[group] = np.frombuffer(recipe.key("white", **parts.settings).bytes, np.uint8)
@@ -299,5 +407,38 @@ def _picture_keys(recipe: Recipe, rows: Bytes) -> Bytes:
     return keys
 
 
-def _hex(recipe: Recipe | bytes) -> str:
-    return recipe.hex() if isinstance(recipe, bytes) else recipe.hex
+def _combined_keys(rows: Bytes, encoding: Encoding, layout: str) -> Bytes:
+    """Keys of several inputs: each says what it is, its digest, and how it is cut."""
+    inputs, starts = encoding.inputs, _starts(layout)
+    digests = np.concatenate([rows[:, start : start + _DIGEST] for start in starts], axis=1)
+    others = np.ones(rows.shape[1], bool)
+    for start in starts:
+        others[start : start + _DIGEST] = False
+    keys = np.zeros((len(rows), 32), np.uint8)
+    for group in _alike(rows[:, others]):
+        parts = read_inputs(rows[group[0]], inputs)
+
+        def form(gaps: Sequence[Digest], parts: tuple[KeyParts, ...] = parts) -> list[object]:
+            return [_input_form(name, part, gap) for name, part, gap in zip(inputs, parts, gaps, strict=True)]
+
+        made = encoding.recipe.combined_keys(digests[group].tobytes(), len(inputs), form)
+        keys[group] = np.frombuffer(made, np.uint8).reshape(-1, 32)
+    return keys
+
+
+def _input_form(name: str, part: KeyParts, digest: Digest) -> list[object]:
+    """One of several inputs as it stands in a key: pictures by what they are, never by their names."""
+    if name == TEXT:
+        return [TEXT, digest]
+    content = None if part.absent else "white" if part.white else digest
+    return [name if name in (MASK, VIDEO) else OWN, content, {} if part.absent else part.settings]
+
+
+def _alike(settings: Bytes) -> Iterator[Numbers]:
+    """The numbers of rows with equal settings, group by group."""
+    words = np.ascontiguousarray(settings).view(np.dtype((np.void, settings.shape[1]))).ravel()
+    order = np.argsort(words, kind="stable")
+    ordered = words[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(words)], strict=True):
+        yield order[start:stop]

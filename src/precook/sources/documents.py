@@ -123,7 +123,7 @@ def split_text(text: str, passages: PassageSettings | None) -> list[str]:
 
 
 def _document(cells: Cells, source: TextColumn | MessagesColumn | CompletionColumns) -> DocumentText:
-    _, first, second, _ = cells
+    _, first, second, *_ = cells
     if isinstance(source, TextColumn):
         return _text(first, source.column)
     if isinstance(source, MessagesColumn):

@@ -1,9 +1,11 @@
-"""Files of samples: each picture of a folder or a table with its caption file and its mask."""
+"""Files of samples: each picture of a folder or a table with its caption file, its mask and its further pictures."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from itertools import compress, repeat
 from pathlib import Path
 
@@ -17,8 +19,8 @@ from precook.sources.tables import SourceTable
 from precook.sources.walk import Listing, list_names, mark_outside, walk
 from precook.values import Numbers
 
-PICTURE, CAPTION, MASK, DOCUMENT = 1, 2, 3, 4
-"""Roles of files in a listing."""
+PICTURE, CAPTION, OTHER, DOCUMENT = 1, 2, 3, 4
+"""Roles of files in a listing: samples, their captions, masks and further pictures, and texts alone."""
 NOT_SAMPLES = ("-masklabel", "-condlabel")
 """Ends of names that trainers give to masks and conditions: such files are never samples."""
 
@@ -35,6 +37,10 @@ class SampleFiles:
     """Captions that come with the pictures, from a table's column."""
     documents: DocumentTable | None = None
     """The rows of a table of texts alone: each stands for a picture, and the table for its file."""
+    further: dict[str, Numbers] = field(default_factory=dict)
+    """Further pictures, by name."""
+    strays: tuple[tuple[str, str], ...] = ()
+    """Files that lie where a further picture is looked for and belong to no picture: its name, and their paths."""
 
     def given_texts(self, concept: Concept, number: int) -> list[str] | None:
         """A picture's captions from the table, the config or its name; None where they lie in a file of their own."""
@@ -56,12 +62,15 @@ def folder_files(concept: Concept, root: Path, *, clips: bool = False) -> Sample
     roles: dict[str, int] = dict.fromkeys((*SUFFIXES, *(VIDEO_SUFFIXES if clips else ())), PICTURE)
     if sidecar is not None:
         roles[_suffix(sidecar)] = CAPTION
-    if isinstance(concept.masks, str):
-        roles.setdefault(_suffix(concept.masks), MASK)
+    further = {name: picture.path for name, picture in concept.further.items() if picture.path is not None}
+    # No further picture is called mask.
+    patterns = {**({"mask": concept.masks} if isinstance(concept.masks, str) else {}), **further}
+    for pattern in patterns.values():
+        roles.setdefault(_suffix(pattern), OTHER)
     listing = walk(root, roles, recursive=concept.recursive, outside=concept.outside == "allow")
     picture_rows: list[Numbers] = [np.zeros(0, np.int64)]
     caption_rows: list[int] = []
-    mask_paths: list[str] = []
+    paths: dict[str, list[str]] = {name: [] for name in patterns}
     for folder, start, stop in listing.folders:
         rows, names = _without_labels(*_with_role(listing, start, stop, PICTURE))
         picture_rows.append(rows)
@@ -70,47 +79,76 @@ def folder_files(concept: Concept, root: Path, *, clips: bool = False) -> Sample
             row_of = dict(zip(text_names, text_rows.tolist(), strict=True))
             sidecars = [name.rpartition(".")[0] + sidecar for name in names]
             caption_rows += map(row_of.get, sidecars, repeat(-1))
-        if isinstance(concept.masks, str):
-            mask_paths += [mask_path(folder + name, concept.masks) for name in names]
+        for other, pattern in patterns.items():
+            paths[other] += [mask_path(folder + name, pattern) for name in names]
     pictures = np.concatenate(picture_rows)
     none = np.full(len(pictures), -1)
     captions = none if sidecar is None else np.array(caption_rows, np.int64)
-    if not mask_paths:
+    if not patterns:
         return SampleFiles(listing, pictures, captions, none)
-    masks = _rows_of_paths(listing, mask_paths, outside=concept.outside == "allow")
-    # A mask is no sample of its own, even where it looks like one.
-    samples = ~np.isin(pictures, masks)
-    return SampleFiles(listing, pictures[samples], captions[samples], masks[samples])
+    others = {name: _rows_of_paths(listing, some, outside=concept.outside == "allow") for name, some in paths.items()}
+    # A mask is no sample of its own, even where it looks like one; nor is a further picture.
+    samples = ~np.isin(pictures, np.concatenate([*others.values()]))
+    strays: dict[str, str] = {}
+    for name, pattern in further.items():
+        strays |= dict.fromkeys(_strays(listing, pictures[samples], pattern, set(paths[name])), name)
+    if strays:
+        samples &= np.array([listing.path(row) not in strays for row in pictures.tolist()], bool)
+    return SampleFiles(
+        listing,
+        pictures[samples],
+        captions[samples],
+        others.get("mask", none)[samples],
+        further={name: others[name][samples] for name in further},
+        strays=tuple((name, path) for path, name in strays.items()),
+    )
 
 
 def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles:
     """Look at the files that a table names."""
     names = [row.image for row in table.rows]
     roles = bytearray([PICTURE]) * len(names)
-    captions = masks = [-1] * len(table.rows)
+    captions = [-1] * len(table.rows)
     if (sidecar := concept.sidecar_extension) is not None:
         captions = list(range(len(names), 2 * len(names)))
         names += [os.path.splitext(name)[0] + sidecar for name in names]  # noqa: PTH122
         roles += bytearray([CAPTION]) * len(captions)
+    columns = [name for name, picture in concept.further.items() if picture.column is not None]
+    wanted: list[tuple[list[str | None], bool]] = []
+    """What else the rows name or a pattern says: paths, and whether by a pattern."""
     pattern = concept.masks
-    if pattern is not None:
-        mask_names = [
-            row.mask if isinstance(pattern, ColumnName) else mask_path(row.image, pattern) for row in table.rows
-        ]
-        next_row = iter(range(len(names), len(names) + len(mask_names)))
-        masks = [-1 if name is None else next(next_row) for name in mask_names]
-        named = [name for name in mask_names if name is not None]
+    if isinstance(pattern, ColumnName):
+        wanted.append(([row.mask for row in table.rows], False))
+    elif pattern is not None:
+        wanted.append(([mask_path(row.image, pattern) for row in table.rows], True))
+    for name, picture in concept.further.items():
+        if picture.path is None:
+            wanted.append(([row.further[columns.index(name)] for row in table.rows], False))
+        else:
+            wanted.append(([mask_path(row.image, picture.path) for row in table.rows], True))
+    patterned = [False] * len(names)
+    found: list[list[int]] = []
+    for paths, by_pattern in wanted:
+        next_row = iter(range(len(names), len(names) + len(paths)))
+        found.append([-1 if path is None else next(next_row) for path in paths])
+        named = [path for path in paths if path is not None]
         names += named
-        roles += bytearray([MASK]) * len(named)
+        roles += bytearray([OTHER]) * len(named)
+        patterned += [by_pattern] * len(named)
     listing = list_names(path.parent, names, roles)
     if concept.outside == "refuse":
-        from_pattern = len(mask_names) if isinstance(pattern, str) else 0
-        mark_outside(listing, range(len(names) - from_pattern), by_pattern=False)
-        mark_outside(listing, range(len(names) - from_pattern, len(names)), by_pattern=True)
+        for by_pattern in (False, True):
+            rows = [row for row, is_pattern in enumerate(patterned) if is_pattern is by_pattern]
+            mark_outside(listing, rows, by_pattern=by_pattern)
     texts = tuple(row.captions for row in table.rows) if isinstance(concept.captions, ColumnName) else None
     # What a table names is meant to be there; what only follows from a pattern may not be.
-    mask_rows = np.array(masks, np.int64) if isinstance(pattern, ColumnName) else _present(listing, masks)
-    return SampleFiles(listing, np.arange(len(table.rows)), _present(listing, captions), mask_rows, texts)
+    others = [
+        _present(listing, rows) if by_pattern else np.array(rows, np.int64)
+        for rows, (_, by_pattern) in zip(found, wanted, strict=True)
+    ]
+    masks = np.full(len(table.rows), -1) if pattern is None else others.pop(0)
+    further = dict(zip(concept.further, others, strict=True))
+    return SampleFiles(listing, np.arange(len(table.rows)), _present(listing, captions), masks, texts, further=further)
 
 
 def document_files(concept: Concept, root: Path) -> SampleFiles:
@@ -166,7 +204,7 @@ def _rows_of_paths(listing: Listing, paths: list[str], *, outside: bool) -> Numb
     unseen = [path for path in dict.fromkeys(paths) if path not in row_of]
     if unseen:
         first = len(listing.names)
-        others = list_names(listing.root, unseen, bytearray([MASK]) * len(unseen))
+        others = list_names(listing.root, unseen, bytearray([OTHER]) * len(unseen))
         if not outside:
             mark_outside(others, range(len(unseen)), by_pattern=True)
         # Only of these can one be absent: a link to nothing that the walk has listed is there, and unusable.
@@ -174,6 +212,34 @@ def _rows_of_paths(listing: Listing, paths: list[str], *, outside: bool) -> Numb
         listing.add(others)
         row_of |= {path: first + number for number, path in enumerate(unseen) if present[number]}
     return np.array([row_of.get(path, -1) for path in paths], np.int64)
+
+
+def _strays(listing: Listing, pictures: Numbers, pattern: str, taken: set[str]) -> Iterator[str]:
+    """Files that are named as the pattern says, where it points from the folders of these pictures, and not taken."""
+    place, name = os.path.split(pattern)
+    parts = re.split(r"\{(?:stem|name)\}", name)
+    if len(parts) != 2 or "{" in place:  # noqa: PLR2004 - before and after the only placeholder
+        return
+    begin, end = parts
+    folders = {folder for folder, start, stop in listing.folders if np.any((pictures >= start) & (pictures < stop))}
+    listed = {folder: (start, stop) for folder, start, stop in listing.folders}
+    for folder in sorted(folders):
+        target = os.path.normpath(os.path.join(folder, place))  # noqa: PTH118
+        inside = "" if target == "." else f"{target}/"
+        if inside == folder and not begin and end in (os.path.splitext(end)[1], ""):  # noqa: PTH122
+            continue  # every picture there is named so
+        if inside in listed:
+            names = listing.names[slice(*listed[inside])]
+        else:
+            try:
+                names = sorted(entry.name for entry in os.scandir(listing.root / target) if entry.name[0] != ".")
+            except OSError:
+                continue  # each picture says that it lacks its own
+        for other in names:
+            ours = other.startswith(begin) and other.endswith(end) and len(other) > len(begin) + len(end)
+            path = os.path.normpath(inside + other)
+            if ours and _suffix(other) in SUFFIXES and path not in taken:
+                yield path
 
 
 def _present(listing: Listing, numbers: list[int]) -> Numbers:

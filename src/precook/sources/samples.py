@@ -6,8 +6,9 @@ reading. A picture with a file that cannot be used becomes a problem; every othe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from precook.sources.facts import (
 )
 from precook.sources.frame_choice import FrameTimes
 from precook.sources.pictures import Facts, RefusedError, check_pixels
-from precook.sources.sample_files import SampleFiles, folder_files, table_files
+from precook.sources.sample_files import SampleFiles, folder_files, mask_path, table_files
 from precook.sources.tables import read_table
 from precook.sources.walk import OUTSIDE, Listing
 from precook.values import Bytes, Flags, Numbers
@@ -56,6 +57,33 @@ class SourceProblem:
     path: str
     """Relative to the concept's folder, or as its table has it."""
     reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FurtherColumns:
+    """One further picture of each sample, a row each; those of samples without it are zeros."""
+
+    images: Bytes
+    """Digests."""
+    sizes: Numbers
+    """Width and height after orientation."""
+    alphas: Flags
+    present: Flags
+
+    @classmethod
+    def absent(cls, count: int) -> FurtherColumns:
+        """That of samples that have none."""
+        nothing = np.zeros((2, count), bool)
+        return cls(np.zeros((count, 32), np.uint8), np.zeros((count, 2), np.int64), nothing[0], nothing[1])
+
+    def of(self, rows: Flags) -> FurtherColumns:
+        """That of some samples."""
+        return FurtherColumns(self.images[rows], self.sizes[rows], self.alphas[rows], self.present[rows])
+
+    def same_as(self, other: FurtherColumns) -> bool:
+        """Whether both say the same."""
+        columns = ("images", "sizes", "alphas", "present")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +119,8 @@ class ConceptSamples:
     passages: Numbers | None = None
     """Of samples that are texts alone: which passage of its document each is, from 0. Then `images` are the digests of
     the texts, and `sizes` are zeros."""
+    further: dict[str, FurtherColumns] = field(default_factory=dict)
+    """Further pictures that something takes, by name."""
 
     @property
     def count(self) -> int:
@@ -138,6 +168,11 @@ class ConceptSamples:
         row = int(self.files.masks[self.rows[sample]])
         return self.listing.full_path(row) if row >= 0 else None
 
+    def further_path(self, sample: int, name: str) -> str | None:
+        """The path of a further picture, where there is one."""
+        row = int(self.files.further[name][self.rows[sample]]) if name in self.files.further else -1
+        return self.listing.full_path(row) if row >= 0 else None
+
     def caption_path(self, sample: int) -> str | None:
         """The caption file's path, where there is one."""
         row = int(self.files.captions[self.rows[sample]])
@@ -181,6 +216,13 @@ class ConceptSamples:
             )
             and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
             and self.concept == other.concept  # whose texts are split alike
+            and self.files.strays == other.files.strays
+            and self.further.keys() == other.further.keys()
+            and all(
+                self.further[name].same_as(other.further[name])
+                and np.array_equal(self.files.further[name], other.files.further[name])
+                for name in self.further
+            )
         )
 
 
@@ -197,15 +239,15 @@ def collect_samples(
 ) -> ConceptSamples:
     """Find a concept's samples and collect the facts about their files.
 
-    `trust` believes stamps on every file system. `taken` are the inputs of all encoders: masks are looked at only where
-    one takes them, and only where one takes videos are these samples. `save` is called now and then while files are
-    read.
+    `trust` believes stamps on every file system. `taken` are the inputs of all encoders: of masks and further pictures
+    only those are looked at that one takes, and only where one takes videos are these samples. `save` is called now and
+    then while files are read.
     """
     listed = list_files(concept, base, clips="video" in taken)
     file_system = FileSystem.of(listed.root, trust=trust)
     collection = _Collection(concept, listed.files, settings, memory, file_system, save, report)
     collection.problems += [SourceProblem(concept.name, path, reason) for path, reason in listed.problems]
-    return collection.collect(with_masks="mask" in taken, with_clips="video" in taken)
+    return collection.collect(taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +271,7 @@ def list_files(concept: Concept, base: Path, *, clips: bool) -> ListedFiles:
         image_column=concept.image_column,
         caption_column=concept.captions.column if isinstance(concept.captions, ColumnName) else None,
         mask_column=concept.masks.column if isinstance(concept.masks, ColumnName) else None,
+        further_columns=tuple(one.column for one in concept.further.values() if one.column is not None),
     )
     bad_rows = [(f"{root.name}, row {problem.number}", problem.reason) for problem in table.problems]
     return ListedFiles(table_files(concept, root, table), root.parent, bad_rows)
@@ -260,14 +303,14 @@ class _Collection:
         self._several_lines = np.zeros(len(files.pictures), bool)
         self._empty_tags = np.zeros(len(files.pictures), bool)
 
-    def collect(self, *, with_masks: bool, with_clips: bool) -> ConceptSamples:
+    def collect(self, taken: Collection[str]) -> ConceptSamples:
         """The samples; a problem with any of its files leaves a sample out."""
         files, listing = self._files, self._files.listing
         for number in np.flatnonzero(~self._usable).tolist():
             row = int(files.pictures[number])
             self._leave_out(number, row, listing.problem(row))
         chosen = np.flatnonzero(self._usable)
-        if with_clips:
+        if "video" in taken:
             pictures, clips = self._clips(files.pictures[chosen])
         else:
             pictures, clips = self._facts(files.pictures[chosen], PictureReader()), None
@@ -276,8 +319,9 @@ class _Collection:
             self._leave_out(int(chosen[index]), int(files.pictures[chosen[index]]), reason)
         counts, lines, bare = self._captions(chosen)
         masks, has_mask = np.zeros((len(chosen), 32), np.uint8), np.zeros(len(chosen), bool)
-        if with_masks and self._concept.masks is not None:
+        if "mask" in taken and self._concept.masks is not None:
             self._masks(chosen, sizes, masks, has_mask)
+        others = {name: self._further(name, chosen, sizes) for name in self._concept.further if name in taken}
         keep = self._usable[chosen]
         if not keep.all():
             lines = lines[np.repeat(keep, counts)]
@@ -298,6 +342,7 @@ class _Collection:
             problems=tuple(self.problems),
             clips=None if clips is None else tuple(compress(clips, keep.tolist())),
             with_sound=0 if clips is None else int(with_audio(pictures.facts)[keep].sum()),
+            further={name: columns.of(keep) for name, columns in others.items()},
         )
 
     def _clips(self, rows: Numbers) -> tuple[FileFacts, list[FrameTimes]]:
@@ -410,11 +455,67 @@ class _Collection:
             for number in chosen[rows < 0].tolist():
                 row = int(self._files.pictures[number])
                 self._leave_out(number, row, "no mask for it, and missing_mask is error")
-        width, height = sizes[present].T
-        mask_width, mask_height = mask_sizes.T
-        readable = (mask_height > 0) & (height > 0)  # what was refused has no size
-        skew = (mask_width[readable] / mask_height[readable]) / (width[readable] / height[readable])
-        for index in np.flatnonzero(readable)[np.abs(skew - 1) > _SKEW].tolist():
-            shapes = f"{mask_width[index]}x{mask_height[index]}, its picture {width[index]}x{height[index]}"
-            reason = f"another shape than its picture: {shapes}"
+        self._compare_shapes(chosen, rows, present, sizes, mask_sizes, "")
+
+    def _further(self, name: str, chosen: Numbers, sizes: Numbers) -> FurtherColumns:
+        """One further picture of each sample; a sample that needs one that is not there is left out."""
+        settings = self._concept.further[name]
+        rows = self._files.further[name][chosen]
+        present = self._inside(chosen, rows)
+        pictures = self._facts(rows[present], PictureReader())
+        columns = FurtherColumns.absent(len(chosen))
+        columns.images[present], columns.present[present] = pictures.digests, True
+        columns.sizes[present], columns.alphas[present] = picture_sizes(pictures.facts), picture_alphas(pictures.facts)
+        for index, reason in self._unusable_pictures(pictures, columns.sizes[present]):
             self._leave_out(int(chosen[present[index]]), int(rows[present[index]]), reason)
+        if not settings.optional:
+            for number in chosen[rows < 0].tolist():
+                row = int(self._files.pictures[number])
+                self._leave_out(number, row, self._why_missing(name, number))
+        if settings.fit == "target":
+            hint = ": write `fit: own` if it is to be cut by its own shape"
+            self._compare_shapes(chosen, rows, present, sizes, columns.sizes[present], hint)
+        return columns
+
+    def _why_missing(self, name: str, number: int) -> str:
+        pattern = self._concept.further[name].path
+        if pattern is None:
+            return f"no {name} picture for it: its row names none"
+        picture = self._files.listing.path(int(self._files.pictures[number]))
+        return f"no {name} picture for it: there is no {mask_path(picture, pattern)}"
+
+    def _compare_shapes(
+        self, chosen: Numbers, rows: Numbers, present: Numbers, sizes: Numbers, others: Numbers, hint: str
+    ) -> None:
+        """Leave out samples whose mask or further picture, of which `others` are the sizes, has another shape."""
+        width, height = sizes[present].T
+        other_width, other_height = others.T
+        readable = (other_height > 0) & (height > 0)  # what was refused has no size
+        skew = (other_width[readable] / other_height[readable]) / (width[readable] / height[readable])
+        for index in np.flatnonzero(readable)[np.abs(skew - 1) > _SKEW].tolist():
+            shapes = f"{other_width[index]}x{other_height[index]}, its picture {width[index]}x{height[index]}"
+            reason = f"another shape than its picture: {shapes}{hint}"
+            self._leave_out(int(chosen[present[index]]), int(rows[present[index]]), reason)
+
+
+def stray_problems(concepts: Sequence[ConceptSamples]) -> list[ConceptSamples]:
+    """The same samples with a problem for every further picture that belongs to no picture of any concept."""
+    if not any(concept.files.strays for concept in concepts):
+        return list(concepts)
+    told = {
+        os.path.abspath(concept.listing.full_path(row))  # noqa: PTH100 - plain strings: there are many
+        for concept in concepts
+        for name in concept.further
+        for row in concept.files.further[name].tolist()
+        if row >= 0
+    }
+    result = []
+    for concept in concepts:
+        problems = []
+        for name, path in concept.files.strays:
+            place = os.path.abspath(os.path.join(concept.listing.root, path))  # noqa: PTH100, PTH118
+            if name in concept.further and place not in told:
+                told.add(place)
+                problems.append(SourceProblem(concept.concept.name, path, f"no picture for this {name}"))
+        result.append(replace(concept, problems=(*concept.problems, *problems)))
+    return result

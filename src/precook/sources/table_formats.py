@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 import json
 import re
 import threading
@@ -61,11 +62,14 @@ class TableColumns:
     mask: str | None
     nested: bool = False
     """Whether a cell may hold objects and lists of them, such as the messages of a conversation."""
+    further: tuple[str, ...] = ()
+    """Those of further pictures."""
 
     @property
     def names(self) -> list[str]:
         """Each name once."""
-        return list(dict.fromkeys(name for name in (self.image, self.caption, self.mask) if name is not None))
+        every = (self.image, self.caption, self.mask, *self.further)
+        return list(dict.fromkeys(name for name in every if name is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,8 @@ class RowError(ValueError):
     """Why this row cannot be used."""
 
 
-Cells = tuple[int, object, object, object]
-"""The number of a row and what the format gives for its image, captions and mask."""
+Cells = tuple[int, object, object, object, Sequence[object]]
+"""The number of a row and what the format gives for its image, captions, mask and further pictures."""
 
 
 def read_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Cells | RowProblem]:
@@ -133,6 +137,7 @@ def _json_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Ce
             fields.get(columns.image),
             None if columns.caption is None else fields.get(columns.caption),
             None if columns.mask is None else fields.get(columns.mask),
+            [fields.get(name) for name in columns.further],
         )
     if objects:
         _require_columns(path, list(seen), columns)
@@ -200,6 +205,7 @@ def _csv_rows(path: Path, content: bytes, columns: TableColumns, *, delimiter: s
     image = header.index(columns.image)
     caption = None if columns.caption is None else header.index(columns.caption)
     mask = None if columns.mask is None else header.index(columns.mask)
+    further = [header.index(name) for name in columns.further]
     for number, cells in enumerate(rows[1:], 1):
         if len(cells) != len(header):
             reason = f"{len(cells)} cells, and the header has {len(header)}: quote a cell with a separator in it"
@@ -213,6 +219,7 @@ def _csv_rows(path: Path, content: bytes, columns: TableColumns, *, delimiter: s
                 cells[image],
                 None if caption is None else cells[caption],
                 None if mask is None else cells[mask],
+                [cells[place] for place in further],
             )
 
 
@@ -284,9 +291,11 @@ def _parquet_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator
                 left -= sum(_text_bytes(batch.column(name)) for name in columns.names)
                 if left < 0:
                     raise SourceError(path, f"its texts are more than {_UNFOLDING} times the file", hint=_WRITE_AGAIN)
+                further = [_values(batch, name) for name in columns.further]
                 yield from zip(
                     range(number, number + len(batch)),
                     *(_values(batch, name) for name in (columns.image, columns.caption, columns.mask)),
+                    zip(*further, strict=True) if further else itertools.repeat((), len(batch)),
                     strict=True,
                 )
                 number += len(batch)

@@ -37,6 +37,8 @@ class TableRow:
     captions: tuple[str, ...] | None
     """None where the row says nothing about them: no such field, null, or no column was asked for."""
     mask: str | None
+    further: tuple[str | None, ...] = ()
+    """Further pictures, in the order of the columns that were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,12 @@ class SourceTable:
 
 
 def read_table(
-    path: Path, *, image_column: str = "image", caption_column: str | None, mask_column: str | None
+    path: Path,
+    *,
+    image_column: str = "image",
+    caption_column: str | None,
+    mask_column: str | None,
+    further_columns: tuple[str, ...] = (),
 ) -> SourceTable:
     """The samples in a table, its format told by the suffix.
 
@@ -61,7 +68,7 @@ def read_table(
     """
     if path.suffix.lower() not in TABLES:
         raise SourceError(path, "not a table", hint=f"the name of a table ends in {', '.join(TABLES)}")
-    columns = TableColumns(image_column, caption_column, mask_column)
+    columns = TableColumns(image_column, caption_column, mask_column, further=further_columns)
     content = read_content(path)
     rows: list[TableRow] = []
     problems: list[RowProblem] = []
@@ -110,7 +117,7 @@ def read_content(path: Path) -> bytes:
 
 
 def _row(cells: Cells, columns: TableColumns) -> TableRow:
-    number, image, caption, mask = cells
+    number, image, caption, mask, further = cells
     if image is None or image == "":
         raise RowError(f"no picture in column {quoted(columns.image)}: write its path there")
     return TableRow(
@@ -118,6 +125,10 @@ def _row(cells: Cells, columns: TableColumns) -> TableRow:
         _path(image, columns.image),
         _captions(caption, columns.caption or ""),
         None if mask is None or mask == "" else _path(mask, columns.mask or ""),
+        tuple(
+            None if path is None or path == "" else _path(path, name)
+            for path, name in zip(further, columns.further, strict=True)
+        ),
     )
 
 

@@ -58,7 +58,7 @@ class FrozenEncoder:
     """What made the entries that a batch has under one name."""
 
     input: str
-    """`image`, `text`, `mask` or `video`."""
+    """`image`, `text`, `mask`, `video` or the name of a further picture; of several, all with a + between them."""
     recipe: str
     """The recipe's canonical form."""
     pad: int | None = None
@@ -94,6 +94,8 @@ class PictureColumns:
     """Top and left of the cut, in the picture as it was scaled and perhaps mirrored; known where `original` is."""
     frames: Small | None = None
     """Of clips: how many frames; pictures do not say it."""
+    further: dict[str, Small] | None = None
+    """Height and width of the cuts of further pictures, by name, where some are of another size; zeros for none."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -104,6 +106,17 @@ class LineColumns:
     sample: Small
     order: Small | None = None
     """The number of each caption in the order of the sources; older snapshots and other writers do not say it."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairColumns:
+    """A row for each pair of a cut and a caption, for encoders that take both; in the order of these."""
+
+    cut: Small
+    """Its row among the cuts."""
+    line: Small
+    """Its row among the captions; their number stands for the empty prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -169,6 +182,10 @@ class SnapshotContent:
     """Where `keep` asks for them: the path of each sample's picture."""
     captions: Texts | None = None
     """Where `keep` asks for them: each caption."""
+    pairs: PairColumns | None = None
+    """Where an encoder takes pictures and texts together."""
+    pair_keys: dict[str, Bytes] = field(default_factory=dict)
+    """By encoder: the entry of each pair."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -178,7 +195,7 @@ class SnapshotContent:
 
     def key_columns(self) -> list[Bytes]:
         """Every column of keys where it lies, with the zeros of masks that nobody has."""
-        columns = [*self.picture_keys.values(), *self.line_keys.values()]
+        columns = [*self.picture_keys.values(), *self.line_keys.values(), *self.pair_keys.values()]
         return columns + [key.reshape(1, 32) for key in self.empty_keys.values()]
 
     def tree(self) -> dict[str, Any]:
@@ -200,6 +217,8 @@ class SnapshotContent:
             column = getattr(self, name)
             if column is not None:
                 tree[name] = as_plain(column)
+        if self.pairs is not None:
+            tree |= {"pairs": as_plain(self.pairs), "pair_keys": self.pair_keys}
         return {**tree, **self.extra}
 
     @classmethod
@@ -213,6 +232,8 @@ class SnapshotContent:
         pictures, lines = _part(PictureColumns, _get(tree, "pictures")), _part(LineColumns, _get(tree, "lines"))
         count, cuts, texts = (_rows(column) for column in (samples.id, pictures.sample, lines.sample))
         encoders = {_name(name): _encoder(form) for name, form in _mapping(_get(tree, "encoders")).items()}
+        pairs = _part(PairColumns, tree["pairs"]) if "pairs" in tree else None
+        count_pairs = 0 if pairs is None else _rows(pairs.cut)
         concepts = _get(tree, "concepts")
         if not isinstance(concepts, list):
             _refuse("its concepts are no list")
@@ -229,6 +250,8 @@ class SnapshotContent:
             empty_keys=_keys(_get(tree, "empty_keys"), encoders, (32,)),
             paths=Texts.of(tree["paths"]) if "paths" in tree else None,
             captions=Texts.of(tree["captions"]) if "captions" in tree else None,
+            pairs=pairs,
+            pair_keys=_keys(tree.get("pair_keys", {}), encoders, (count_pairs, 32)),
             extra={name: part for name, part in tree.items() if name not in _PARTS},
         )
         columns = [
@@ -244,6 +267,10 @@ class SnapshotContent:
             columns += [(column, (cuts, 2), "i4", _MAX_NUMBER) for column in (pictures.original, pictures.crop)]
         if pictures.frames is not None:
             columns.append((pictures.frames, (cuts,), "i4", _MAX_FRAMES))
+        if pairs is not None:
+            columns += [(pairs.cut, (count_pairs,), "i4", cuts), (pairs.line, (count_pairs,), "i4", texts + 1)]
+        if pictures.further is not None:
+            columns += [(column, (cuts, 2), "i4", _MAX_NUMBER) for column in _mapping(pictures.further).values()]
         if lines.order is not None:
             columns.append((lines.order, (texts,), "i4", texts))
         if not all(_is_column(*column) for column in columns):
@@ -257,6 +284,7 @@ class SnapshotContent:
 
 _DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENCODER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
+_INPUTS = re.compile(r"[a-z_][a-z0-9_]{0,63}(?:\+[a-z_][a-z0-9_]{0,63}){0,63}")
 _MISFIT = "its columns do not fit together"
 _MAX_NUMBER = 1 << 31
 _MAX_FRAMES = 1 << 12
@@ -270,7 +298,7 @@ _Part = TypeVar("_Part", bound=Any)
 def as_plain(part: Any) -> dict[str, Any]:
     """One part of the content as it is stored; what only some writers know is left out where it is not known."""
     form = {known.name: getattr(part, known.name) for known in fields(part) if known.name != "extra"}
-    for name in ("pad", "eos", "original", "crop", "frames", "order"):
+    for name in ("pad", "eos", "original", "crop", "frames", "further", "order"):
         if form.get(name, 0) is None:
             del form[name]
     if "eos" in form:
@@ -375,7 +403,8 @@ def _concept(form: Any) -> FrozenConcept:
 
 def _encoder(form: Any) -> FrozenEncoder:
     encoder = _part(FrozenEncoder, form)
-    if encoder.input not in ("image", "text", "mask", "video") or not isinstance(encoder.recipe, str):
+    given = encoder.input
+    if not isinstance(given, str) or _INPUTS.fullmatch(given) is None or not isinstance(encoder.recipe, str):
         _refuse("one of its encoders has no input or no recipe")
     if encoder.pad is not None and (type(encoder.pad) is not int or abs(encoder.pad) > _MAX_SHOWN):
         _refuse("one of its encoders pads with no number")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from precook.encode.encoder import Encoder, Item, read_input
+from precook.encode.encoder import Encoder, Item, read_inputs
 from precook.identity.recipe import Recipe
 from precook.open_store import open_store
 from precook.store.dtypes import loaded_torch
@@ -38,16 +38,16 @@ class EncoderTests:
 
     def items(self) -> list[Item]:
         """What to encode: at least three items, of which at least two can stand in one batch."""
-        return example_items(read_input(self.make_encoder()))
+        return example_items(read_inputs(self.make_encoder()))
 
     def identity(self, encoder: Encoder) -> object:
         """What decides the encoder's results, as plain data."""
         return encoder.identity()
 
     def test_it_says_what_it_takes(self) -> None:
-        """`input` is image, text or mask, and what a build calls is there."""
+        """`input` or `inputs` name parts of a sample, and what a build calls is there."""
         encoder = self.make_encoder()
-        read_input(encoder)
+        read_inputs(encoder)
         for name in ("load", "encode", "unload"):
             assert callable(getattr(encoder, name, None)), f"it has no method {name}"
 
@@ -166,23 +166,25 @@ class EncoderTests:
                 assert np.allclose(numbers, others, self.rtol, self.atol), f"{where} differs by up to {apart:.3g}"
 
 
-def example_items(takes: str) -> list[Item]:
-    """Small items of a kind: pictures and masks of two sizes, or texts of several lengths."""
-    if takes == "text":
-        texts = ("a cat", "a dog on a mat", "", "two birds, far away, over the sea", "a cat")
+def example_items(inputs: Sequence[str]) -> list[Item]:
+    """Small items of these inputs: pictures and masks of two sizes, texts of several lengths."""
+    texts = ("a cat", "a dog on a mat", "", "two birds, far away, over the sea", "a cat")
+    if tuple(inputs) == ("text",):
         return [Item(text=text) for text in texts]
     random = np.random.default_rng(0)
     items = []
-    for height, width in ((64, 64), (64, 64), (64, 96), (64, 64), (64, 96)):
-        shape = (height, width) if takes == "mask" else (height, width, 3)
-        pixels = random.integers(0, 256, shape, np.uint8)
+    for text, (height, width) in zip(texts, ((64, 64), (64, 64), (64, 96), (64, 64), (64, 96)), strict=True):
+        shapes = {name: (height, width) if name == "mask" else (height, width, 3) for name in inputs if name != "text"}
+        pixels = {name: random.integers(0, 256, shape, np.uint8) for name, shape in shapes.items()}
         items.append(
             Item(
-                image=pixels if takes != "mask" else None,
-                mask=pixels if takes == "mask" else None,
+                image=pixels.pop("image", None),
+                mask=pixels.pop("mask", None),
+                text=text if "text" in inputs else None,
                 original_size=(2 * height + 8, 2 * width),
                 crop=(4, 0),
                 target_size=(height, width),
+                images=pixels,
             )
         )
     return items
@@ -192,7 +194,7 @@ def _batches(items: Sequence[Item]) -> list[list[tuple[int, Item]]]:
     """Items with their numbers, in the batches of a build: pictures and masks of equal size stand together."""
     batches: dict[object, list[tuple[int, Item]]] = {}
     for number, item in enumerate(items):
-        sizes = tuple(None if array is None else array.shape for array in (item.image, item.mask))
+        sizes = tuple(array.shape for array in item.pixels)
         batches.setdefault(sizes, []).append((number, item))
     return list(batches.values())
 

@@ -100,7 +100,7 @@ def _cache_of(tool: str, entry: PlannedEntry, sample: AdoptedSample | None) -> t
         return sample.prompt, None
     if sample is None:
         raise UnusableError(f"{entry.encoder}: no latent of this picture")
-    geometry = entry.parts.geometry
+    geometry = entry.geometry
     assert geometry is not None  # an entry with a target is cut from a picture
     for cache in sample.latents:
         field = _field_of_cut(tool, cache.part, geometry)
