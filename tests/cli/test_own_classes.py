@@ -142,8 +142,8 @@ class TestWhatAConfigNames:
     @pytest.mark.parametrize(
         ("says", "message"),
         [
-            ("input = 'txet'", "unknown input 'txet'; did you mean 'text'?"),
-            ("inputs = ('image', 'text')", "it takes several inputs at once, 'image', 'text', and an encoder has one"),
+            ("input = 'Text'", "unknown input 'Text'; did you mean 'text'?"),
+            ("inputs = ('image', 'image')", "it takes 'image' twice"),
             ("inputs = ('image')", "inputs is 'image', not a tuple of names"),
         ],
     )

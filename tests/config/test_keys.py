@@ -20,13 +20,20 @@ from precook.config.texts import PassageSettings
 from tests.support.clips import animation
 from tests.support.projects import picture, project, text_folder, vae_folder
 
-ALL = {"latent", "clip", "prompt", "tokens", "inputs", "mask", "pixels", "mine"}
-PICTURES = {"latent", "clip", "inputs", "mask", "pixels"}
+ALL = {"latent", "clip", "prompt", "tokens", "inputs", "mask", "pixels", "hint", "mine"}
+PICTURES = {"latent", "clip", "inputs", "mask", "pixels", "hint"}
 TEXTS = {"prompt", "tokens", "mine"}
 BASE: dict[str, Any] = {
     "store": "cache",
     "dataset": "test",
-    "concepts": [{"name": "things", "path": "data", "masks": "{stem}-masklabel.png"}],
+    "concepts": [
+        {
+            "name": "things",
+            "path": "data",
+            "masks": "{stem}-masklabel.png",
+            "images": {"control": "{stem}-condlabel.png"},
+        }
+    ],
     "image": {"resolutions": [64], "step": 16, "crop": "random", "flip": "random", "variations": 2},
     "text": {"variations": "all", "empty_prompt": True},
     "video": {"frames": [1, 4], "fps": 10, "start": "first"},
@@ -38,6 +45,7 @@ BASE: dict[str, Any] = {
         "inputs": {"uses": "transformers-processor", "model": "models/vl"},
         "mask": {"uses": "mask", "factor": 8},
         "pixels": {"uses": "image"},
+        "hint": {"uses": "image", "of": "control"},
         "mine": {"uses": "tests.support.projects:Words", "version": 1},
     },
 }
@@ -61,6 +69,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "concepts.0.tags": ({}, TEXTS),
     "concepts.0.masks": ("{stem}-other-masklabel.png", {"mask"}),
     "concepts.0.missing_mask": ("error", set()),
+    "concepts.0.images": ({"control": "{stem}-condlabel.webp"}, {"hint"}),
     "concepts.0.image_column": ("file", set()),
     "concepts.0.repeats": (2.0, set()),
     "concepts.0.samples": (1, set()),
@@ -161,6 +170,14 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "encoders.pixels.device": ("cpu", set()),
     "encoders.pixels.batch_size": (4, set()),
     "encoders.pixels.version": (2, {"pixels"}),
+    # which picture is taken: by content, whatever it is called
+    "encoders.latent.of": ("control", {"latent"}),
+    "encoders.inputs.of": ("control", {"inputs"}),
+    "encoders.pixels.of": ("control", {"pixels"}),
+    "encoders.hint.of": ("image", {"hint"}),
+    "encoders.hint.device": ("cpu", set()),
+    "encoders.hint.batch_size": (4, set()),
+    "encoders.hint.version": (2, {"hint"}),
     "encoders.mine.version": (2, {"mine"}),
     "encoders.mine.device": ("cpu", set()),
     "encoders.mine.batch_size": (4, set()),
@@ -221,6 +238,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
             size = Image.open(next(data.glob(f"{stem}.[gp][in][fg]"))).size
             picture(data / f"{stem}-masklabel.png", 30, size)
             picture(data / f"{stem}-other-masklabel.png", 31, size)
+            for number, ending in enumerate(("png", "webp")):
+                file = picture(data / f"{stem}-condlabel.{ending}", 40 + number, size)
+                clear = Image.open(file).convert("RGBA")
+                clear.putalpha(128)
+                clear.save(file)
     for seed, name in enumerate(("vae", "other-vae", "vae/part")):
         vae_folder(base / "models" / name, seed)
     for seed, name in enumerate(("text", "other-text", "text/part")):
@@ -339,7 +361,8 @@ def test_every_field_is_walked() -> None:
         assert name in OF_TEXTS
         assert decides(fields.pop(f"concepts.0.{name}"))
     single = {"encoders.latent.config", "encoders.clip.config"}
-    assert set(fields) == set(CHANGES) | single
+    assert set(fields) == set(CHANGES) | single | {"encoders.mine.of"}
+    assert decides(fields.pop("encoders.mine.of")), "of pictures: tests/plan/test_further_pictures.py"
     assert {f"concepts.0.tags.{name}" for name in TagSettings.model_fields} == set(TAG_CHANGES)
     assert all(decides(fields.pop(name)) for name in single), "of a model in one file: tests/encode/test_vae_files.py"
     for name, field in fields.items():

@@ -22,7 +22,14 @@ from precook.config.concept import (
     TagSettings,
     WholeSidecar,
 )
-from precook.config.encoders import ENCODERS, DiffusersVae, EncoderSection, TransformersText, UserSection
+from precook.config.encoders import (
+    ENCODERS,
+    DiffusersVae,
+    EncoderSection,
+    PictureEncoder,
+    TransformersText,
+    UserSection,
+)
 from precook.config.field_types import Section
 from precook.config.schema import Settings
 from precook.config.sections import ImageSettings, Resolution, TextSettings
@@ -266,10 +273,11 @@ HEADINGS: dict[str, tuple[type[Section], set[str]]] = {
     "image": (ImageSettings, set()),
     "text": (TextSettings, set()),
     "every encoder": (EncoderSection, set()),
+    "every encoder of pictures": (PictureEncoder, set(EncoderSection.model_fields)),
     **{
-        kind: (section, set(EncoderSection.model_fields))
+        kind: (section, set(PictureEncoder.model_fields))
         for kind, section in ENCODERS.items()
-        if len(section.model_fields) > len(EncoderSection.model_fields)
+        if section.model_fields.keys() - PictureEncoder.model_fields.keys()
     },
 }
 

@@ -417,7 +417,7 @@ class Mine:
         ("1 / 0", "cannot be imported: ZeroDivisionError"),
         ("import nowhere", "cannot be imported: ModuleNotFoundError"),
         ("class Mine: pass", "has no methods identity, load, encode, unload"),
-        (_RAISING.replace('"text"', '"sound"'), ":Mine: unknown input 'sound'"),
+        (_RAISING.replace('"text"', '"Sound"'), ":Mine: unknown input 'Sound'"),
         ("class Other: pass", "has no Mine"),
         (f"{_RAISING}    def __init__(self): raise OSError('no')", "cannot be made of these fields: OSError"),
         (_RAISING, "identity() failed: KeyError"),

@@ -50,6 +50,15 @@ class Words:
         pass
 
 
+class Pixels(Words):
+    """A user's encoder of pictures, which keeps them as they are."""
+
+    input = "image"
+
+    def encode(self, batch: list[precook.Item]) -> list[Any]:
+        return [item.image for item in batch]
+
+
 class Watched:
     """A user's encoder that keeps count of what it is asked to do; `make` says what comes of an item."""
 

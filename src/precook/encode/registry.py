@@ -108,9 +108,7 @@ _PLACES = ("uses", "model", "revision", "subfolder", "tokenizer", "config", "of"
 """Settings that say where a model lies, or a picture: their content is in the recipe, and in keys, instead."""
 _CHOOSING = ("model_type", "tokenizer_class", "image_processor_type", "feature_extractor_type")
 """Fields of a model's config that choose the class of a tokenizer or a processor."""
-_WANTED = (
-    "name a class with input (image, text, mask or a further picture) or inputs, identity, load, encode and unload"
-)
+_WANTED = "name a class with input (image, text or mask), identity, load, encode and unload"
 _COMPARE = "`precook verify --recompute 20%` compares"
 _LONG = 10
 """Digits of a version that is no count."""

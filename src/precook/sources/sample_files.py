@@ -90,10 +90,13 @@ def folder_files(concept: Concept, root: Path, *, clips: bool = False) -> Sample
     # A mask is no sample of its own, even where it looks like one; nor is a further picture.
     samples = ~np.isin(pictures, np.concatenate([*others.values()]))
     strays: dict[str, str] = {}
+    own = [listing.path(row) for row in pictures.tolist()] if further else []
     for name, pattern in further.items():
-        strays |= dict.fromkeys(_strays(listing, pictures[samples], pattern, set(paths[name])), name)
+        # A pattern that leads to the picture itself makes no pair.
+        taken = {path for path, picture in zip(paths[name], own, strict=True) if path != picture}
+        strays |= dict.fromkeys(_strays(listing, pictures, pattern, taken), name)
     if strays:
-        samples &= np.array([listing.path(row) not in strays for row in pictures.tolist()], bool)
+        samples &= np.array([path not in strays for path in own], bool)
     return SampleFiles(
         listing,
         pictures[samples],
@@ -226,8 +229,6 @@ def _strays(listing: Listing, pictures: Numbers, pattern: str, taken: set[str]) 
     for folder in sorted(folders):
         target = os.path.normpath(os.path.join(folder, place))  # noqa: PTH118
         inside = "" if target == "." else f"{target}/"
-        if inside == folder and not begin and end in (os.path.splitext(end)[1], ""):  # noqa: PTH122
-            continue  # every picture there is named so
         if inside in listed:
             names = listing.names[slice(*listed[inside])]
         else:
