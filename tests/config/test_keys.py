@@ -96,7 +96,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     # which frames: encoders of pictures take the first of those that are chosen
     "video.frames": ([1, 5], {"clip"}),
     "video.fps": (5, {"clip"}),
-    "video.start": ("middle", PICTURES - {"mask"}),
+    "video.start": ("middle", PICTURES - {"mask", "hint"}),
     # encoders: the files by content, and what decides the bytes
     "encoders.latent.model": ("models/other-vae", {"latent"}),
     "encoders.latent.revision": ("main", set()),
