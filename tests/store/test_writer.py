@@ -348,6 +348,25 @@ def test_a_writer_whose_thread_cannot_start_says_so_and_can_be_used_again(
     assert store.get(recipe.key(1)) == 1
 
 
+def test_a_writer_with_one_thread_commits_all_with_it(
+    store: precook.Store, recipe: precook.Recipe, held: HeldCommits
+) -> None:
+    """Where the system gives no second thread, groups are committed one after the other, and no put is refused."""
+    with store.writer(flush_bytes=SIZE, flush_seconds=600) as writer:
+        writer.put_entries(entries(recipe, range(1)))
+        held.wait_for(0)
+        before = threading.stack_size(1 << 47)  # more than any address space has: the system refuses the thread
+        try:
+            writer.put_entries(entries(recipe, range(1, 2)))
+            writer.put_entries(entries(recipe, range(2, 3)))
+            held.release(0, 1, 2)
+            writer.flush()
+        finally:
+            threading.stack_size(before)
+    assert held.most == 1
+    assert [int(store.get(recipe.key(number))[0]) for number in range(3)] == list(range(3))
+
+
 class AtLine:
     """Presses Ctrl-C as this thread comes to the n-th line of what makes room in a writer, under its lock.
 

@@ -205,10 +205,12 @@ class Writer:
             try:
                 self._threads.add(thread)
                 threads.start(thread)
-            except BaseException:
+            except BaseException as error:
                 # One that runs all the same, because only the wait for its start was interrupted, sees this and ends.
                 self._threads.discard(thread)
-                raise
+                # Where the system gives no second one, the first commits its groups, too, one after the other.
+                if not self._threads or not isinstance(error, PrecookError):
+                    raise
             exits.hold(self)
         return self._groups[-1]
 
