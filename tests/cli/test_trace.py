@@ -89,6 +89,14 @@ class TestExplain:
         key = entries_of("data/cats/p1.png")["pixels"][0]
         assert run("explain", key).out.startswith("data/cats/p1.png\n")
 
+    def test_each_digit_counts(self, built: Path) -> None:
+        """One digit more that is another one, and nothing begins so."""
+        for name in (entries_of("data/cats/p1.png")["pixels"][0], sample_of("data/cats/p1.png")):
+            for command in ("explain", "show"):
+                for length in (8, 9):
+                    assert run(command, name[:length]).code == 0
+                    assert run(command, name[:length] + f"{15 - int(name[length], 16):x}").code == 1
+
     @pytest.mark.parametrize("digits", ["0123456789abcdef", "f" * 64])
     def test_what_nobody_has_is_told(self, built: Path, digits: str) -> None:
         """An error names the digits and what was looked for."""
@@ -160,6 +168,13 @@ class TestShow:
             f"sample   {sample}\nsource   data/cats/p0.png\ndataset  pets, snapshot 1\nconcept  cats\n"
         )
         assert f"entries  pixels  {entries['pixels'][0]}\n" in out
+
+    def test_files_of_a_table_are_named(self, built: Path) -> None:
+        """A table names its pictures, and show what it names."""
+        key = entries_of("data/cats/p1.png")["pixels"][0]
+        (built / "data/cats.csv").write_text("image,caption\ncats/p0.png,a cat\ncats/p1.png,another cat\n")
+        change_config("path: data/cats", "path: data/cats.csv\n    captions: {column: caption}")
+        assert run("show", key, "--json").document["sources"] == ["data/cats/p1.png"]
 
     def test_an_edited_file_is_not_named(self, built: Path) -> None:
         """It has other content now: whoever named it would be wrong."""

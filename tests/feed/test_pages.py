@@ -338,6 +338,17 @@ def test_pages_and_pictures_of_one_size_stay_apart(tmp_path: Path) -> None:
             assert (len({tuple(grid) for grid in grids.tolist()}) == 1) == (batch["size"] is not None)
 
 
+@pytest.mark.parametrize("made", [QWEN, IDEFICS], ids=["qwen", "idefics"])
+def test_pages_are_encoded_when_a_batch_needs_them(tmp_path: Path, made: tuple[str, dict[str, Any]]) -> None:
+    """A first epoch without a build gives what a build would have given."""
+    saved(pages(tmp_path, 9) / "processor", made)
+    with owner_of(tmp_path) as owner:
+        with owner.feed(batch_size=4, on_missing="encode") as live:
+            given = list(live.epoch(0))
+        owner.build()
+        assert equal(given, owner.feed(batch_size=4).epoch(0))
+
+
 def test_ranks_and_resume(tmp_path: Path) -> None:
     """Pages are shared out among ranks, each once, and a feed goes on where it stood."""
     saved(pages(tmp_path, 8) / "processor", QWEN)

@@ -10,12 +10,11 @@ from itertools import groupby
 import numpy as np
 
 from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, StoreReadError
-from precook.store.keysets import among, beginnings, keyset, split
+from precook.store.keysets import among, beginnings, keyset, rows_that_begin_with, split
 from precook.store.layout import Layout
 from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot, with_snapshots
 from precook.store.snapshot_content import SnapshotContent
 from precook.store.store import Store
-from precook.values import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,32 +115,30 @@ def _owner(snapshot: Snapshot, encoder: str, sample: int) -> Owner:
 
 def find_samples(store: Store, digits: str) -> list[SnapshotSample]:
     """The samples whose identity begins with some digits: in each dataset, by the newest snapshot that has them."""
-    found: dict[tuple[str, str], SnapshotSample] = {}
-    for file in reversed(store.snapshots()):
-        try:
-            content = read_snapshot(file).content
-        except (DamagedPackError, StoreReadError, NewerFormatError, FileNotFoundError):
-            continue  # as above
-        for row in _rows_that_begin_with(content.samples.id, digits):
-            name = content.samples.id[row].tobytes().hex()
-            if (file.dataset, name) not in found:
-                found[file.dataset, name] = SnapshotSample(
-                    dataset=file.dataset,
-                    snapshot=file.number,
-                    sample=name,
-                    concept=content.concepts[int(content.samples.concept[row])].name,
-                    path=None if content.paths is None else os.fsdecode(content.paths[row]),
-                    image=content.samples.image[row].tobytes(),
-                    entries=tuple(_entries(content, row)),
-                )
-    return list(found.values())
+    found: list[SnapshotSample] = []
+    for _, files in groupby(store.snapshots(), key=lambda file: file.dataset):
+        for file in reversed(list(files)):
+            try:
+                content = read_snapshot(file).content
+            except (DamagedPackError, StoreReadError, NewerFormatError, FileNotFoundError):
+                continue  # as above
+            rows = rows_that_begin_with(content.samples.id, digits)
+            found += [_sample(file, content, row) for row in rows]
+            if rows:
+                break
+    return found
 
 
-def _rows_that_begin_with(ids: Bytes, digits: str) -> list[int]:
-    """The rows that begin with some digits; of the bytes that they make, all are compared at once."""
-    whole = np.frombuffer(bytes.fromhex(digits[: len(digits) // 2 * 2]), np.uint8)
-    near = np.flatnonzero((ids[:, : len(whole)] == whole).all(axis=1)).tolist()
-    return [row for row in near if ids[row].tobytes().hex().startswith(digits)]
+def _sample(file: SnapshotFile, content: SnapshotContent, row: int) -> SnapshotSample:
+    return SnapshotSample(
+        dataset=file.dataset,
+        snapshot=file.number,
+        sample=content.samples.id[row].tobytes().hex(),
+        concept=content.concepts[int(content.samples.concept[row])].name,
+        path=None if content.paths is None else os.fsdecode(content.paths[row]),
+        image=content.samples.image[row].tobytes(),
+        entries=tuple(_entries(content, row)),
+    )
 
 
 def _entries(content: SnapshotContent, sample: int) -> Iterator[tuple[str, str]]:

@@ -17,8 +17,9 @@ from precook.plan.dataset import PlannedDataset
 from precook.plan.wanted import NOBODY, remembered_inputs, rows_with
 from precook.sources.facts import remembered_files
 from precook.sources.samples import list_files
+from precook.store.keysets import rows_that_begin_with
 from precook.store.store import Store
-from precook.values import Bytes, Key, Numbers
+from precook.values import Key
 
 _LEAST_DIGITS = 4
 """Digits of a key or a sample that are enough to name it."""
@@ -52,7 +53,7 @@ def trace_samples(plan: PlannedDataset, digits: str) -> TracedSamples:
     wanted = {
         encoder.wants.keys[row].tobytes()
         for encoder in plan.encoders.values()
-        for row in _rows_that_begin_with(encoder.wants.keys, digits).tolist()
+        for row in rows_that_begin_with(encoder.wants.keys, digits)
     }
     stored = {key.bytes for key in plan.store.begins_with(digits, most=_FEW) if key.bytes not in wanted}
     _check_one([sample.hex() for sample in {plan.samples.id(row) for row in named}], wanted | stored, digits)
@@ -110,15 +111,6 @@ def _check_one(samples: Sequence[str], keys: Collection[bytes], digits: str) -> 
 
 def _samples_that_begin_with(plan: PlannedDataset, digits: str) -> list[int]:
     return [row for row in range(plan.samples.count) if plan.samples.id(row).hex().startswith(digits)]
-
-
-def _rows_that_begin_with(keys: Bytes, digits: str) -> Numbers:
-    """The rows whose key begins with some digits."""
-    whole = bytes.fromhex(digits[: len(digits) // 2 * 2])
-    begins = (keys[:, : len(whole)] == np.frombuffer(whole, np.uint8)).all(axis=1)
-    if len(digits) % 2:
-        begins &= keys[:, len(whole)] >> 4 == int(digits[-1], 16)
-    return np.flatnonzero(begins)
 
 
 def _samples_made_of(plan: PlannedDataset, inputs: set[bytes]) -> set[int]:

@@ -94,3 +94,10 @@ def in_columns(columns: Sequence[Bytes]) -> ManyKeys:
                 yield beginnings(column[start : start + BLOCK])
 
     return ManyKeys(sum(map(len, columns)), blocks)
+
+
+def rows_that_begin_with(column: Bytes, digits: str) -> list[int]:
+    """The rows of a column, of 32 bytes each, that begin with some hexadecimal digits."""
+    whole = np.frombuffer(bytes.fromhex(digits[: len(digits) // 2 * 2]), np.uint8)
+    near = np.flatnonzero((column[:, : len(whole)] == whole).all(axis=1)).tolist()
+    return [row for row in near if column[row].tobytes().hex().startswith(digits)]
