@@ -12,7 +12,7 @@ import precook
 from precook.fs import trust
 from precook.sources import facts
 from tests.support.commands import change_config, run
-from tests.support.projects import dataset, project
+from tests.support.projects import Watched, dataset, project
 
 
 @pytest.fixture(autouse=True)
@@ -237,3 +237,20 @@ def test_batches_have_paths_where_they_are_kept(tmp_path: Path) -> None:
             assert feed.dataset()[0]["path"] in batch["path"]
             (loaded,) = feed.loader(fields=["pixels", "path"])
             assert sorted(loaded["path"]) == sorted(batch["path"])
+
+
+def test_an_entry_of_picture_and_text_leads_to_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder of several inputs: its entries are among the sample's, and each leads back."""
+    monkeypatch.chdir(tmp_path)
+    dataset(tmp_path / "data", 2)
+    both = Watched("image", lambda item: f"{item.text} of {item.image.shape}")  # type: ignore[union-attr]
+    both.inputs = ("image", "text")  # type: ignore[attr-defined]
+    with project(Path(), encoders={"both": both}, text={"empty_prompt": False}) as owner:
+        owner.build()
+        for path in ("data/p0.png", "data/p1.png"):
+            (state,) = owner.plan().explain(path).samples
+            (entry,) = state.entries
+            (again,) = owner.plan().explain(entry.key.hex).samples
+            assert again.path == path
+            (shown,) = run("show", state.sample, "--store", "cache", "--json").document["datasets"]
+            assert shown["entries"] == [{"encoder": "both", "key": entry.key.hex}]

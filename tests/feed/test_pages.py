@@ -349,6 +349,29 @@ def test_pages_are_encoded_when_a_batch_needs_them(tmp_path: Path, made: tuple[s
         assert equal(given, owner.feed(batch_size=4).epoch(0))
 
 
+def test_further_pictures_keep_their_own_size_too(tmp_path: Path) -> None:
+    """Of a control picture at its own size a processor makes what it makes of the file; pages of all sizes meet."""
+    processor = saved(pages(tmp_path, 5) / "processor", QWEN)
+    for number in range(5):
+        picture(tmp_path / f"control/p{number:02}.png", 90 + number, (50 + 37 * number, 200 - 29 * number))
+    control = {"control": {"path": "../control/{stem}.png", "fit": "own"}}
+    section = {"uses": "transformers-processor", "model": "processor"}
+    with project(
+        tmp_path,
+        concepts=[{"name": "pages", "path": "data", "images": control}],
+        image={"resolutions": "native"},
+        encoders={"inputs": section, "others": {**section, "of": "control"}},
+        keep=["paths"],
+    ) as owner:
+        owner.build()
+        (batch,) = owner.feed(batch_size=5).epoch(0)
+        for name, folder in (("inputs", "data"), ("others", "control")):
+            images = [Image.open(tmp_path / folder / Path(path).name).convert("RGB") for path in batch["path"]]
+            live = processor(images=images, return_tensors="pt")
+            assert torch.equal(batch[name]["pixel_values"], live["pixel_values"])
+            assert torch.equal(batch[name]["image_grid_thw"], live["image_grid_thw"])
+
+
 def test_ranks_and_resume(tmp_path: Path) -> None:
     """Pages are shared out among ranks, each once, and a feed goes on where it stood."""
     saved(pages(tmp_path, 8) / "processor", QWEN)

@@ -13,8 +13,9 @@ from precook.errors import DamagedPackError, NewerFormatError, NoSnapshotError, 
 from precook.store.keysets import among, beginnings, keyset, rows_that_begin_with, split
 from precook.store.layout import Layout
 from precook.store.snapshot import Snapshot, SnapshotFile, read_snapshot, with_snapshots
-from precook.store.snapshot_content import SnapshotContent
+from precook.store.snapshot_content import Small, SnapshotContent
 from precook.store.store import Store
+from precook.values import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,7 @@ def _owners(snapshot: Snapshot, keys: set[bytes]) -> Iterator[tuple[bytes, Owner
     """Each of the keys that a snapshot names, with every sample that needs it."""
     content = snapshot.content
     beginning = keyset([beginnings(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32))])
-    places = [(content.picture_keys, content.pictures.sample), (content.line_keys, content.lines.sample)]
-    if content.pairs is not None:
-        places.append((content.pair_keys, content.pictures.sample[content.pairs.cut]))
-    for columns, samples in places:
+    for columns, samples in _places(content):
         for encoder, column in columns.items():
             for row in np.flatnonzero(among(beginnings(column), beginning)).tolist():
                 if (key := column[row].tobytes()) in keys:
@@ -143,9 +141,17 @@ def _sample(file: SnapshotFile, content: SnapshotContent, row: int) -> SnapshotS
 
 def _entries(content: SnapshotContent, sample: int) -> Iterator[tuple[str, str]]:
     """The entries of one sample, encoder by encoder; zeros stand for a mask that nobody has."""
-    cuts, lines = (np.flatnonzero(part.sample == sample) for part in (content.pictures, content.lines))
+    places = _places(content)
     for name in content.encoders:
-        for columns, rows in ((content.picture_keys, cuts), (content.line_keys, lines)):
-            for row in rows.tolist() if name in columns else ():
+        for columns, samples in places:
+            for row in np.flatnonzero(samples == sample).tolist() if name in columns else ():
                 if columns[name][row].any():
                     yield name, columns[name][row].tobytes().hex()
+
+
+def _places(content: SnapshotContent) -> list[tuple[dict[str, Bytes], Small]]:
+    """All columns of keys that belong to samples, each with the sample of each row."""
+    places = [(content.picture_keys, content.pictures.sample), (content.line_keys, content.lines.sample)]
+    if content.pairs is not None:
+        places.append((content.pair_keys, content.pictures.sample[content.pairs.cut]))
+    return places
