@@ -18,6 +18,7 @@ from precook.encode.prompt import PromptEncoder
 from precook.encode.text import TextEncoder
 from precook.encode.tokens import TokensEncoder
 from precook.encode.vae import VaeEncoder
+from precook.encode.video_vae import VideoVaeEncoder
 from precook.testing import EncoderTests
 
 
@@ -98,6 +99,24 @@ class TestVaeSample(TestVae):
     """`diffusers-vae` with a sample, whose noise follows from the picture."""
 
     settings: ClassVar[dict[str, Any]] = {"uses": "diffusers-vae", "model": "model", "posterior": "sample"}
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestVideoVae(BuiltIn):
+    """`diffusers-video-vae`."""
+
+    settings: ClassVar[dict[str, Any]] = {"uses": "diffusers-video-vae", "model": "model"}
+    rtol, atol = 1e-3, 1e-4
+
+    @pytest.fixture(autouse=True)
+    def _model(self, _folder: None) -> None:
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        vaes = pytest.importorskip("tests.support.vaes", reason="diffusers is not installed")
+        torch.manual_seed(0)
+        vaes.wan().save_pretrained(self.folder / "model")
+
+    def make_encoder(self) -> Any:
+        return VideoVaeEncoder(encoders.DiffusersVideoVae(**self.settings), self.folder / "model")
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,7 @@ from precook.sources import clips
 from precook.sources.clips import decode_frames, read_clip
 from precook.sources.pictures import RefusedError, decode
 from precook.values import Pixels
-from tests.support.clips import animation, clip, decoded, frame, number_level, turned, with_matrix
+from tests.support.clips import animation, clip, decoded, frame, number_level, pyav, turned, with_matrix
 
 CODECS = {
     "h264": {"codec": "libx264", "form": "mp4"},
@@ -164,8 +164,7 @@ def test_a_video_without_frames_is_refused() -> None:
 
 
 def sound_alone() -> bytes:
-    import av  # noqa: PLC0415
-
+    av = pyav()
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
         sound = container.add_stream("aac", rate=8000)

@@ -7,9 +7,10 @@ import struct
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-import av
 import numpy as np
+import pytest
 from PIL import Image
 
 from precook.values import Pixels
@@ -23,6 +24,11 @@ _TURNS = {
     180: (-1, 0, 0, -1),
     270: (0, -1, 1, 0),
 }
+
+
+def pyav() -> Any:
+    """PyAV; where it is not installed, the test is passed over."""
+    return pytest.importorskip("av", reason="PyAV is not installed")
 
 
 def frame(number: int, width: int = 64, height: int = 48) -> Pixels:
@@ -52,6 +58,7 @@ def clip(  # noqa: PLR0913 - what a video may be like
     options: dict[str, str] | None = None,
 ) -> bytes:
     """A video of so many frames; `times` are time stamps in thousandths of seconds, for a rate that varies."""
+    av = pyav()
     file = io.BytesIO()
     width, height = size
     with av.open(file, "w", format=form) as container:
@@ -114,7 +121,7 @@ def animation(
 
 def decoded(content: bytes) -> list[Pixels]:
     """Every frame of a video as PyAV itself gives it."""
-    with av.open(io.BytesIO(content)) as container:
+    with pyav().open(io.BytesIO(content)) as container:
         return [shown.to_ndarray(format="rgb24") for shown in container.decode(video=0)]
 
 

@@ -61,6 +61,12 @@ def counts_document(plan: Plan) -> dict[str, Any]:
         "samples": plan.samples.count - len(plan.targets.problems),
         "without_caption": plan.samples.uncaptioned,
         "captions": [_captions_document(concept) for concept in plan.samples.by_concept],
+        "ignored": [
+            {"concept": concept.concept.name, "ending": ending, "files": count}
+            for concept in plan.samples.by_concept
+            for ending, count in concept.listing.ignored.most_common()
+        ],
+        "with_sound": sum(concept.with_sound for concept in plan.samples.by_concept),
         "duplicates": int((plan.samples.repeats > 0).sum()),
         "left_out": sum(failure.encoder is None for failure in plan.failed),
         "encoders": [_encoder_document(plan, name) for name in plan.encoders],

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from precook.errors import printable
 from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import Reason
 from precook.sources.caption_rule import CaptionRule
+from precook.sources.formats import EXTRA_SUFFIXES, VIDEO_SUFFIXES
+from precook.sources.pictures import extra_for
 from precook.sources.samples import ConceptSamples
 from precook.units import format_count, format_duration, format_size
 
@@ -96,6 +100,8 @@ def _notes(plan: PlannedDataset) -> Iterator[str]:
             yield f"{format_count(duplicates, 'sample')} with the same {noun} as another one of its concept"
     for resolution, count in plan.targets.partly.items():
         yield f"{format_count(count, 'sample')} left out at {resolution} only"
+    yield from _clip_notes(plan)
+    yield from _ignored_notes(plan.samples.by_concept)
     for concept in plan.samples.by_concept:
         found = len(concept.files.pictures)
         noun = "picture" if concept.passages is None else "text"
@@ -103,6 +109,40 @@ def _notes(plan: PlannedDataset) -> Iterator[str]:
             yield f"{concept.concept.name}: no {noun}s in there"
         elif not concept.count:
             yield f"{concept.concept.name}: {format_count(found, noun)} in there, and none can be used"
+
+
+def _clip_notes(plan: PlannedDataset) -> Iterator[str]:
+    """How many frames clips have, and that nobody listens to them."""
+    if plan.targets.choices:
+        usable = np.any(plan.targets.usable, axis=0)
+        counts = Counter(plan.targets.choices[0][usable, 1].tolist())
+        listed = ", ".join(f"{count:,} of {format_count(frames, 'frame')}" for frames, count in sorted(counts.items()))
+        if listed:
+            yield f"clips: {listed}"
+    sound = sum(concept.with_sound for concept in plan.samples.by_concept)
+    if sound:
+        yield f"{format_count(sound, 'clip')} with sound, which is ignored"
+
+
+def _ignored_notes(concepts: Sequence[ConceptSamples]) -> Iterator[str]:
+    """Files that are nothing to a plan, by the ends of their names."""
+    for concept in concepts:
+        ignored = concept.listing.ignored
+        if not ignored:
+            continue
+        listed = ", ".join(_ending(ending, count) for ending, count in ignored.most_common(_FEW))
+        more = f" and {len(ignored) - _FEW} further endings" if len(ignored) > _FEW else ""
+        hint = ""
+        if any(ending in VIDEO_SUFFIXES for ending in ignored):
+            hint += "; videos are samples where an encoder takes them, such as diffusers-video-vae"
+        extras = sorted({extra_for(EXTRA_SUFFIXES[ending]) for ending in ignored if ending in EXTRA_SUFFIXES})
+        if extras:
+            hint += f"; pip install 'precook[{','.join(extras)}]' to read some of them"
+        yield f"{concept.concept.name}: {format_count(ignored.total(), 'file')} ignored: {listed}{more}{hint}"
+
+
+def _ending(ending: str, count: int) -> str:
+    return f"{count:,} .{ending}" if ending else f"{count:,} without an ending"
 
 
 def _caption_notes(concepts: Sequence[ConceptSamples]) -> Iterator[str]:

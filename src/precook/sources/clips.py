@@ -80,6 +80,8 @@ def read_clip(content: bytes) -> ClipFacts:
     """The facts of a clip; all its frames are decoded. `RefusedError` if it is none, is cut off or damaged."""
     if video_format(content) is not None:
         return _read_video(content)
+    if content and file_format(content) is None:
+        raise RefusedError("not a picture or a video of a kind that is read here, by its first bytes")
     image, facts = open_picture(content)
     times = FrameTimes(np.zeros(1, np.int64), 1, 1)
     alpha = facts.alpha

@@ -35,7 +35,7 @@ from precook.memo.memo import Memory
 from precook.report import Reporter
 from precook.sources.caption_rule import CaptionRule
 from precook.sources.documents import DocumentRule
-from precook.sources.pictures import read_facts
+from precook.sources.pictures import read_facts, reads
 from precook.sources.walk import Listing
 from precook.threads import ThreadPool
 from precook.values import Bytes, Digest, Flags, Numbers
@@ -52,6 +52,7 @@ _NOTES = 36
 """The byte of a caption's row that says what a plan tells about its file."""
 PILLOW = "/".join(
     [PIL.__version__, *(name for name in ("avif", "webp") if name in features.modules and features.check_module(name))]
+    + [name for name in ("HEIF", "JXL") if reads(name)]
 )
 """Which Pillow this is, and what it was built with: another one may read what this one refuses."""
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "tif", "tiff", "gif")
 """Ends of the names of picture files; a file is taken for what its first bytes announce."""
+EXTRA_SUFFIXES = {"heic": "HEIF", "heif": "HEIF", "hif": "HEIF", "jxl": "JXL"}
+"""The same of formats that an extra reads: such files are pictures where that is installed."""
 VIDEO_SUFFIXES = ("mp4", "m4v", "mov", "mkv", "webm", "avi")
 """Ends of the names of video files; they, too, are taken for what their first bytes announce."""
 
@@ -33,6 +35,7 @@ _BMP_DEPTHS = frozenset({1, 4, 8, 16, 24, 32})
 _BMP_UNCOMPRESSED = frozenset({0, 3})
 
 _BOX_HEADER = 8
+_HEIF_BRANDS = ([b"heic"], [b"heix"], [b"heim"], [b"heis"], [b"mif1"])
 _MOVIE_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"moof", b"wide", b"free", b"skip", b"pnot"})
 """What an MP4 or QuickTime file may begin with."""
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
@@ -50,6 +53,8 @@ def file_format(content: bytes) -> str | None:
             return name
     if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
         return "WEBP"
+    if is_heif(content):
+        return "HEIF"
     return "AVIF" if {b"avif", b"avis"} & set(media_brands(content)) else None
 
 
@@ -76,7 +81,7 @@ def video_format(content: bytes) -> str | None:
         return "matroska"
     if content.startswith(b"RIFF") and content[8:12] == b"AVI ":
         return "avi"
-    if content[4:8] in _MOVIE_BOXES and not is_heif(content) and file_format(content) is None:
+    if content[4:8] in _MOVIE_BOXES and file_format(content) is None:
         return "mov"
     return None
 
@@ -90,8 +95,9 @@ def why_video_cut_off(content: bytes) -> str | None:
 
 
 def is_heif(content: bytes) -> bool:
-    """Whether an ISO media file holds pictures, HEIC for example, and no film; AVIF is told by `file_format`."""
-    return bool({b"heic", b"heix", b"heim", b"heis", b"mif1"} & set(media_brands(content)[:1]))
+    """Whether an ISO media file holds pictures, as HEIC does, and neither a film nor an AVIF."""
+    brands = media_brands(content)
+    return brands[:1] in _HEIF_BRANDS and not {b"avif", b"avis"} & set(brands)
 
 
 def media_brands(content: bytes) -> list[bytes]:
@@ -311,6 +317,7 @@ _SIGNATURES: dict[str, bytes | tuple[bytes, ...]] = {
     "GIF": (b"GIF87a", b"GIF89a"),
     "BMP": b"BM",
     "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "JXL": (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n"),
 }
 _CHECKS: dict[str, Callable[[bytes], str | None]] = {
     "JPEG": _jpeg,
@@ -320,4 +327,5 @@ _CHECKS: dict[str, Callable[[bytes], str | None]] = {
     "BMP": _bmp,
     "TIFF": _tiff,
     "AVIF": _avif,
+    "HEIF": _avif,
 }

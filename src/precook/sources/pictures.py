@@ -5,6 +5,8 @@ Every function takes the file's bytes, changes nothing outside and may run in ma
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import io
 import math
 import re
@@ -25,7 +27,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from precook.errors import printable
-from precook.sources.formats import file_format, media_brands, png_chunks, why_cut_off
+from precook.sources.formats import file_format, media_brands, png_chunks, video_format, why_cut_off
 from precook.values import Pixels
 
 VERSION = 1
@@ -47,6 +49,14 @@ with suppress(ImportError):  # Pillow before 11.3 has no AVIF
 
     _READERS["AVIF"] = AvifImageFile
 
+_EXTRAS = {
+    "HEIF": ("heif", "pillow_heif", "pillow_heif.as_plugin", "HeifImageFile"),
+    "JXL": ("jxl", "pillow_jxl", "pillow_jxl.JpegXLImagePlugin", "JXLImageFile"),
+}
+"""Formats that Pillow reads with an extra of ours: its name, its package, and where in that the reader is."""
+_NAMES = {"HEIF": "HEIC", "JXL": "JPEG XL"}
+_UPRIGHT = frozenset(_EXTRAS)
+"""Formats whose decoders turn pictures themselves: by their standards, what EXIF says beside that is not applied."""
 _FORMATS = "JPEG, PNG, WebP, AVIF, BMP, TIFF or GIF"
 
 _FAILURES = (
@@ -83,6 +93,16 @@ SWAPPED = frozenset({5, 6, 7, 8})
 _FROM_RIGHT, _FROM_BELOW = frozenset({2, 3, 6, 7}), frozenset({3, 4, 7, 8})
 """Orientations whose pictures have at the left, or at the top, what is at the other end of a side in the file."""
 _ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
+
+
+def reads(name: str) -> bool:
+    """Whether a format is read here: some need an extra."""
+    return name in _READERS or (name in _EXTRAS and importlib.util.find_spec(_EXTRAS[name][1]) is not None)
+
+
+def extra_for(name: str) -> str:
+    """The extra of ours that reads a format, such as the jxl of `pip install 'precook[jxl]'`."""
+    return _EXTRAS[name][0]
 
 
 class RefusedError(ValueError):
@@ -183,10 +203,12 @@ def open_picture(content: bytes) -> tuple[ImageFile.ImageFile, Facts]:
         raise RefusedError(f"cut off: {why}")
     if why := _why_damaged(content):
         raise RefusedError(f"damaged: {why}")
-    if name not in _READERS or (name in {"WEBP", "AVIF"} and not features.check(name.lower())):
+    if name in _EXTRAS and not reads(name):
+        raise RefusedError(f"{_NAMES[name]}, and its reader is not installed: pip install 'precook[{extra_for(name)}]'")
+    if not reads(name) or (name in {"WEBP", "AVIF"} and not features.check(name.lower())):
         raise RefusedError(f"the installed Pillow cannot read {name}: install a newer one, or convert the file")
     with refuse_failures(f"not a readable {name}"):
-        image = _READERS[name](io.BytesIO(content))
+        image = _reader(name)(io.BytesIO(content))
         if isinstance(image, TiffImageFile):
             # `size` comes before or after the orientation, depending on Pillow's version.
             width, height = int(image.tag_v2[_WIDTH]), int(image.tag_v2[_HEIGHT])
@@ -202,6 +224,13 @@ def open_picture(content: bytes) -> tuple[ImageFile.ImageFile, Facts]:
         width, height = height, width
     alpha = image.mode in _ALPHA_MODES or "transparency" in image.info
     return image, Facts(width, height, orientation, alpha)
+
+
+def _reader(name: str) -> Callable[[IO[bytes]], ImageFile.ImageFile]:
+    if name not in _READERS:
+        _, _, module, kind = _EXTRAS[name]
+        _READERS[name] = getattr(importlib.import_module(module), kind)
+    return _READERS[name]
 
 
 @contextmanager
@@ -233,8 +262,8 @@ def _why_not_read(content: bytes) -> str:
 def _other_format(content: bytes) -> str | None:
     if {b"heic", b"heix", b"hevc", b"mif1", b"msf1"} & set(media_brands(content)):
         return "HEIC"
-    if content.startswith((b"\xff\x0a", b"\0\0\0\x0cJXL ")):
-        return "JPEG XL"
+    if video_format(content) is not None:
+        return "a video"
     Image.init()
     for name, (_, accepts) in list(Image.OPEN.items()):
         # The errors that Pillow itself takes for "no".
@@ -271,6 +300,8 @@ def _why_not_rgb(image: ImageFile.ImageFile) -> str | None:
 def _orientation(image: ImageFile.ImageFile, content: bytes) -> int:
     """The orientation that EXIF gives, or XMP where EXIF gives none; 1 if that is nonsense."""
     value: object
+    if image.format in _UPRIGHT:
+        return 1
     if isinstance(image, TiffImageFile):
         value = image.tag_v2.get(_ORIENTATION)
     elif isinstance(image, PngImageFile):
@@ -325,7 +356,7 @@ def _load(image: ImageFile.ImageFile, content: bytes, reduction: int) -> None:
     if lenient or ImageFile.LOAD_TRUNCATED_IMAGES:
         # Somebody told Pillow, for the whole process, to fill in what is missing. So decode once more, where damage is
         # an error all the same. What is left out below never fills in.
-        for codec, box, offset, args in tiles if image.format not in {"WEBP", "AVIF"} else []:
+        for codec, box, offset, args in tiles if image.format not in {"WEBP", "AVIF", *_EXTRAS} else []:
             if codec in {"libtiff", "bmp_rle"}:
                 continue
             data: bytes | memoryview = memoryview(content)[offset:]

@@ -14,7 +14,8 @@ import numpy as np
 from precook.config.concept import ColumnName, Concept, FileName, FixedText
 from precook.sources.captions import from_file_name
 from precook.sources.documents import DocumentTable
-from precook.sources.formats import SUFFIXES, VIDEO_SUFFIXES
+from precook.sources.formats import EXTRA_SUFFIXES, SUFFIXES, VIDEO_SUFFIXES
+from precook.sources.pictures import reads
 from precook.sources.tables import SourceTable
 from precook.sources.walk import Listing, list_names, mark_outside, walk
 from precook.values import Numbers
@@ -56,10 +57,15 @@ class SampleFiles:
         return [text] if text else []
 
 
+def picture_suffixes() -> tuple[str, ...]:
+    """Ends of the names of pictures that can be read here."""
+    return (*SUFFIXES, *(suffix for suffix, name in EXTRA_SUFFIXES.items() if reads(name)))
+
+
 def folder_files(concept: Concept, root: Path, *, clips: bool = False) -> SampleFiles:
     """List a folder and pair what lies in it; videos are samples where something wants `clips`."""
     sidecar = concept.sidecar_extension
-    roles: dict[str, int] = dict.fromkeys((*SUFFIXES, *(VIDEO_SUFFIXES if clips else ())), PICTURE)
+    roles: dict[str, int] = dict.fromkeys((*picture_suffixes(), *(VIDEO_SUFFIXES if clips else ())), PICTURE)
     if sidecar is not None:
         roles[_suffix(sidecar)] = CAPTION
     further = {name: picture.path for name, picture in concept.further.items() if picture.path is not None}

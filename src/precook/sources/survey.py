@@ -13,10 +13,11 @@ from precook.errors import SourceError, printable
 from precook.fs.read import read_small
 from precook.report import SILENT, Reporter, Task
 from precook.sources.facts import LARGEST
-from precook.sources.formats import SUFFIXES
+from precook.sources.formats import VIDEO_SUFFIXES
 from precook.sources.pictures import RefusedError, read_facts
-from precook.sources.sample_files import CAPTION, NOT_SAMPLES, PICTURE, mask_path
+from precook.sources.sample_files import CAPTION, NOT_SAMPLES, PICTURE, mask_path, picture_suffixes
 from precook.sources.walk import walk
+from precook.units import format_count
 
 _MEASURED = 100
 """Pictures whose size is read: enough to tell the usual one."""
@@ -24,7 +25,6 @@ _LONGEST_NAME = 200
 _MASKS = ("{stem}-masklabel.png", "{stem}-mask.png", "{stem}_mask.png")
 _MASK_FOLDERS = ("masks/", "mask/", "../masks/", "../mask/")
 _MASK_PATTERNS = (*_MASKS, *(f"{folder}{name}" for folder in _MASK_FOLDERS for name in ("{stem}.png", "{name}")))
-_ROLES = {**dict.fromkeys(SUFFIXES, PICTURE), "txt": CAPTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,16 @@ def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surve
     if folder.is_file():
         hint = "name the folder that holds the pictures; a table goes into the config, as the path of a concept"
         raise SourceError(folder, "not a folder", hint=hint)
-    listing = walk(folder, _ROLES, recursive=True)
+    listing = walk(folder, {**dict.fromkeys(picture_suffixes(), PICTURE), "txt": CAPTION}, recursive=True)
     paths = [listing.path(row) for row in range(len(listing.names))]
     files = {path for path, regular in zip(paths, listing.regular().tolist(), strict=True) if regular}
     # A FIFO or a link to nothing counts as a picture, as it does in a plan, which says what is wrong with it.
     pictures = [path for path, role in zip(paths, listing.roles, strict=True) if role == PICTURE]
     groups = _groups([path for path in pictures if not _stem(path).endswith(NOT_SAMPLES)])
     if not groups:
-        hint = f"pictures end in {', '.join('.' + suffix for suffix in SUFFIXES)}; hidden files do not count"
+        hint = f"pictures end in {', '.join('.' + suffix for suffix in picture_suffixes())}; hidden files do not count"
+        if videos := sum(listing.ignored[suffix] for suffix in VIDEO_SUFFIXES):
+            hint = f"{format_count(videos, 'video')} in there: docs/guides/video.md has a config for them"
         if listing.problems:
             path, reason = listing.problems[0]
             hint = f"{printable(path)}: {printable(reason)}"

@@ -167,19 +167,21 @@ class EncoderTests:
 
 
 def example_items(inputs: Sequence[str]) -> list[Item]:
-    """Small items of these inputs: pictures and masks of two sizes, texts of several lengths."""
+    """Small items of these inputs: pictures, masks and clips of two sizes, texts of several lengths."""
     texts = ("a cat", "a dog on a mat", "", "two birds, far away, over the sea", "a cat")
     if tuple(inputs) == ("text",):
         return [Item(text=text) for text in texts]
     random = np.random.default_rng(0)
     items = []
     for text, (height, width) in zip(texts, ((64, 64), (64, 64), (64, 96), (64, 64), (64, 96)), strict=True):
-        shapes = {name: (height, width) if name == "mask" else (height, width, 3) for name in inputs if name != "text"}
+        forms: dict[str, tuple[int, ...]] = {"mask": (height, width), "video": (5, height, width, 3)}
+        shapes = {name: forms.get(name, (height, width, 3)) for name in inputs if name != "text"}
         pixels = {name: random.integers(0, 256, shape, np.uint8) for name, shape in shapes.items()}
         items.append(
             Item(
                 image=pixels.pop("image", None),
                 mask=pixels.pop("mask", None),
+                video=pixels.pop("video", None),
                 text=text if "text" in inputs else None,
                 original_size=(2 * height + 8, 2 * width),
                 crop=(4, 0),
@@ -191,7 +193,7 @@ def example_items(inputs: Sequence[str]) -> list[Item]:
 
 
 def _batches(items: Sequence[Item]) -> list[list[tuple[int, Item]]]:
-    """Items with their numbers, in the batches of a build: pictures and masks of equal size stand together."""
+    """Items with their numbers, in the batches of a build: pictures, masks and clips of equal size stand together."""
     batches: dict[object, list[tuple[int, Item]]] = {}
     for number, item in enumerate(items):
         sizes = tuple(array.shape for array in item.pixels)

@@ -19,8 +19,8 @@ from precook.integrations.adopt.mgds import INDEX, VARIATION, find_disk_cache, f
 from precook.report import Reporter
 from precook.sources.captions import MAX_BYTES, CaptionError, decode_caption
 from precook.sources.facts import LARGEST
-from precook.sources.formats import SUFFIXES
 from precook.sources.pictures import RefusedError, read_facts
+from precook.sources.sample_files import picture_suffixes
 from precook.store.store import Store
 from precook.values import Digest
 
@@ -132,10 +132,11 @@ def find_usable(
 def find_pictures(folder: Path) -> dict[PictureName, list[Path]]:
     """Pictures by their folder and stem."""
     pictures: dict[PictureName, list[Path]] = {}
+    suffixes = picture_suffixes()
     for root, files in _walk(folder):
         for name in files:
             stem, _, suffix = name.rpartition(".")
-            if stem and suffix.lower() in SUFFIXES:
+            if stem and suffix.lower() in suffixes:
                 pictures.setdefault((root, stem), []).append(root / name)
     return pictures
 
