@@ -13,9 +13,10 @@ import numpy as np
 
 from precook.errors import DamagedEntryError, FeedError, MissingEntryError, PrecookError, ReadOnlyError
 from precook.feed.buffers import Buffers
-from precook.feed.collate import Collator, Copies
+from precook.feed.collate import Collator, Copies, find_lengths
 from precook.feed.content import EntryColumn, FeedContent
 from precook.feed.options import FeedOptions
+from precook.feed.packing import collate_packed, split_rows
 from precook.feed.posterior import draw_latents, has_moments
 from precook.feed.sampler import Items
 from precook.identity.digest import digest
@@ -57,6 +58,7 @@ class BatchMaker:
         self._seed = options.seed
         self._tensors = options.tensors
         self._on_missing = options.on_missing
+        self._pack = options.pack
         self._maker = maker
         self._lock = threading.Lock()
         self._named: set[bytes] = set()
@@ -113,6 +115,11 @@ class BatchMaker:
     def joined(self) -> set[str]:
         """Encoders whose entries lie end to end in a batch."""
         return {name for name, collator in self._collators.items() if collator.joins}
+
+    def lengths(self, encoder: str) -> Numbers:
+        """How many tokens each text has, by the rows of its encoder's column; 0 where that is not known."""
+        collator = self._collators[encoder]
+        return find_lengths(collator.column, collator.entries)
 
     def entries(self, encoder: str) -> EntryTable:
         """Where an encoder's entries lie."""
@@ -187,7 +194,13 @@ class BatchMaker:
         batch: dict[str, Any] = {}
         copies: Copies = []
         for name, collator in self._collators.items():
-            batch.update(collator.collate(self._rows(collator.column, items, members), sizes, buffers, copies))
+            rows = self._rows(collator.column, items, members)
+            if self._pack is not None and items.rows is not None:
+                starts = split_rows(members, items.rows[members])
+                entries = collator.entries
+                batch.update(collate_packed(collator.column, entries, rows, starts, self._pack, buffers, copies))
+                continue
+            batch.update(collator.collate(rows, sizes, buffers, copies))
             if name in self._moments and batch[name] is not None:
                 images = content.images[samples]
                 if collator.column.of_further:

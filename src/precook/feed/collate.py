@@ -439,6 +439,20 @@ def _row_axis(leaves: Iterable[LeafColumn]) -> int | None:
     return None if single else 0
 
 
+def find_lengths(column: EntryColumn, entries: EntryTable) -> Numbers:
+    """How many tokens each entry of a text encoder has; 0 where there is none, or nothing that counts them."""
+    tables, rows = entries.locate(np.arange(len(entries.keys)))
+    lengths = np.zeros(len(entries.keys), np.int64)
+    for number in np.unique(tables[tables >= 0]).tolist():
+        chosen = np.flatnonzero(tables == number)
+        for leaf in entries.tables[number].table.leaves[:1]:
+            axis = _token_axis(column, leaf)
+            if axis is not None:
+                shapes = leaf.shapes[rows[chosen]] if leaf.shapes is not None else np.array([leaf.shape])
+                lengths[chosen] = shapes[:, axis]
+    return lengths
+
+
 def _token_axis(column: EntryColumn, leaf: LeafColumn) -> int | None:
     if column.kind == "transformers-tokens" and leaf.rank:
         return 0

@@ -22,6 +22,7 @@ from precook.feed.epoch import Epoch
 from precook.feed.fields import Fields
 from precook.feed.live import Live
 from precook.feed.options import FeedOptions
+from precook.feed.packing import choose_column
 from precook.feed.position import Position, Reached
 from precook.feed.ranks import Ranks, find_ranks
 from precook.feed.sampler import Schedule, check_epoch, schedule
@@ -33,6 +34,7 @@ from precook.plan.wanted import first_of_each
 from precook.store.snapshot import Snapshot
 from precook.store.store import Store
 from precook.units import format_count
+from precook.values import Numbers
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +77,7 @@ class Feed:
         if bare and options.caption_dropout:
             hint = "set text.empty_prompt in the config and build (`precook plan` tells if it failed), or feed without "
             raise FeedError(f"{bare[0]}: the empty prompt is not among the entries", hint=hint + "caption_dropout")
+        _check_lengths(content, options)
         self.ranks = ranks or find_ranks(options.rank, options.world_size)
         self.store = store
         self.content = content
@@ -229,6 +232,8 @@ class Feed:
                     last=options.last,
                     dropout=options.caption_dropout,
                     pad=options.pad,
+                    lengths=self._lengths,
+                    pack=options.pack,
                 )
                 if not made.steps:
                     hint = (
@@ -238,6 +243,17 @@ class Feed:
                 self._schedules[epoch] = made
                 self._release_memory()
             return self._schedules[epoch]
+
+    @cached_property
+    def _lengths(self) -> Numbers | None:
+        """How long the texts are, where batches depend on it."""
+        if self.options.pack is None and not self.options.by_length:
+            return None
+        lengths = self.batches.lengths(self.content.columns[0].name)
+        if self.options.pack is not None and (cut := int((lengths > self.options.pack).sum())):
+            dataset, texts = self.content.dataset, format_count(cut, "text")
+            _log.warning("%s: %s cut to %s tokens, which is all that a row has", dataset, texts, self.options.pack)
+        return lengths
 
     def _release_memory(self) -> None:
         """What was needed for a moment for each of very many samples goes: 50 bytes an entry would stay."""
@@ -329,6 +345,8 @@ class Feed:
         parts = [made.members, made.ends, made.order, made.items.samples, made.items.cuts]
         if any(column.per != "cut" for column in self.content.columns):
             parts.append(made.items.lines)  # else they are known only where somebody has kept the captions
+        if made.items.rows is not None:
+            parts.append(made.items.rows)
         content = b"".join(np.ascontiguousarray(part, "<i8").tobytes() for part in parts) + self.content.ids.tobytes()
         known = self._fingerprints[epoch] = derived_digest(_CONTEXT, content).hex()
         return known
@@ -377,6 +395,20 @@ class Feed:
             options = dataclasses.replace(options, on_missing="error")
         # Who has said the ranks goes along: a process that was started to be another one must not believe them.
         return partial(Feed, ranks=self.ranks), (self.store, self.content, options)
+
+
+def _check_lengths(content: FeedContent, options: FeedOptions) -> None:
+    """Refuse to pack, or to order by length, what has none."""
+    if options.pack is None and not options.by_length:
+        return
+    if options.pack is not None:
+        choose_column(content.columns, content.dataset)
+    if content.has_pictures:
+        message = f"{content.dataset}: pictures stand together by size, and only texts by length"
+        raise FeedError(message, hint="leave out by_length")
+    if options.on_missing == "encode":
+        message = "how long texts are is known only when they are encoded"
+        raise FeedError(message, hint="run `precook build` first, and feed without encoding")
 
 
 def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:

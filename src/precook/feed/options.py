@@ -34,6 +34,10 @@ class FeedOptions:
     """How often the empty prompt stands in for the caption."""
     pad: Mapping[str, Pad] | None = None
     """By encoder: to the `longest` of a batch, to a fixed length, or not at all: `list`, or `join` end to end."""
+    pack: int | None = None
+    """Of token ids: lay texts into rows of so many tokens, `batch_size` of them in a batch."""
+    by_length: bool = False
+    """Texts of about the same length stand together in a batch, so that little is padded."""
     tensors: Library = "torch"
     prefetch: int = 4
     """Batches that are made ahead, at the most."""
@@ -47,6 +51,7 @@ class FeedOptions:
             object.__setattr__(self, name, int(getattr(self, name)))  # of numpy, too: a state is plain data
         if self.batch_size < 1 or self.prefetch < 1 or self.threads < 0:
             raise FeedError("batch_size and prefetch must be 1 or more, threads 0 or more")
+        self._check_pack()
         if not 0 <= self.caption_dropout <= 1:
             raise FeedError(f"caption_dropout is a share from 0 to 1, not {self.caption_dropout}")
         for name, kinds in (("last", Last), ("on_missing", OnMissing), ("tensors", Library)):
@@ -55,3 +60,11 @@ class FeedOptions:
         for name, pad in (self.pad or {}).items():
             if pad not in ("longest", "list", "join") and (type(pad) is not int or pad < 1):
                 raise FeedError(f'pad of {name} is "longest", "list", "join" or a length, not {pad!r}')
+
+    def _check_pack(self) -> None:
+        if self.pack is None:
+            return
+        if not isinstance(self.pack, Integral) or self.pack < 1:
+            raise FeedError(f"pack is a number of tokens, 1 or more, not {self.pack!r}")
+        if self.pad or self.by_length:
+            raise FeedError("packed texts are not padded", hint="leave out pad and by_length, or pack")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from numbers import Integral
 from typing import Any
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from precook.errors import FeedError
 from precook.feed.content import FeedContent
 from precook.feed.options import Last, Pad
+from precook.feed.packing import pack_all
 from precook.sources.draws import Purpose, draw, pick
 from precook.values import Bytes, Numbers
 
@@ -41,6 +42,8 @@ class Items:
     """Which cut of its picture; -1 for a text alone."""
     lines: Numbers
     """Which of all captions; -1 for the empty prompt."""
+    rows: Numbers | None = None
+    """Where texts are packed: which row each stands in."""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -96,7 +99,7 @@ def draw_items(content: FeedContent, *, seed: int, epoch: int, dropout: float = 
     return Items(samples, draws, cuts, lines)
 
 
-def schedule(
+def schedule(  # noqa: PLR0913 - all that decides an epoch, each by its name
     content: FeedContent,
     *,
     seed: int,
@@ -106,15 +109,23 @@ def schedule(
     last: Last = "keep",
     dropout: float = 0.0,
     pad: Mapping[str, Pad] | None = None,
+    lengths: Numbers | None = None,
+    pack: int | None = None,
 ) -> Schedule:
     """The batches of an epoch, in random order: one size each, as many for every rank, the same size at each step.
 
-    Pictures at their own size count as one size where a batch takes them so; `pad` may say that it does.
+    Pictures at their own size count as one size where a batch takes them so; `pad` may say that it does. With the
+    `lengths` of all texts, those of about one length count as one size; or they are packed into rows of `pack` tokens.
     """
     items = draw_items(content, seed=seed, epoch=epoch, dropout=dropout)
     # By the sample, not by its picture: equal pictures need not stand together.
     bits = draw(content.ids[items.samples], Purpose.ORDER, number=items.draws, seed=seed)
+    if pack is not None and lengths is not None:
+        return _packed(items, bits, lengths[items.lines], pack, batch_size, ranks, last)
     sizes = content.buckets(pad)[items.cuts] if content.has_pictures else np.zeros(len(items), np.int64)
+    if lengths is not None and not content.has_pictures:
+        # A quarter of an octave: in a batch the longest text is a fifth longer than the shortest.
+        sizes = np.ceil(4 * np.log2(np.maximum(lengths[items.lines], 1))).astype(np.int64)
     buckets, bucket = np.unique(sizes, return_inverse=True)
     # By the cut last: two cuts of one sample may have the same size, and then they share their bits.
     order = np.lexsort((items.cuts, bits, bucket))
@@ -136,6 +147,22 @@ def schedule(
         np.argsort(draw(names, Purpose.STEPS, number=epoch, seed=seed), kind="stable"),
         ranks,
     )
+
+
+def _packed(
+    items: Items, bits: npt.NDArray[np.uint64], lengths: Numbers, size: int, batch_size: int, ranks: int, last: Last
+) -> Schedule:
+    """The batches of an epoch whose texts are packed: rows in random order, so many of them in a batch."""
+    packed = pack_all(np.argsort(bits, kind="stable"), lengths, size)
+    rows = np.empty(len(items), np.int64)
+    for number, members in enumerate(packed):
+        rows[members] = number
+    order = np.argsort(bits[[int(members[0]) for members in packed]], kind="stable")
+    sizes, shown = share_out(order, batch_size, ranks, last)
+    counts = np.array([len(members) for members in packed], np.int64)[shown]
+    members = np.concatenate([np.zeros(0, np.int64), *(packed[number] for number in shown.tolist())])
+    ends = np.append(0, np.cumsum(counts))[np.append(0, np.cumsum(sizes))]
+    return Schedule(replace(items, rows=rows), members, ends, np.arange(len(sizes) // ranks), ranks)
 
 
 def share_out(members: Numbers, batch_size: int, ranks: int, last: Last) -> tuple[Numbers, Numbers]:
