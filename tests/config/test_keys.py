@@ -74,6 +74,10 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "concepts.0.repeats": (2.0, set()),
     "concepts.0.samples": (1, set()),
     "concepts.0.loss_weight": (0.5, set()),
+    "concepts.0.image": ({"flip": "none"}, PICTURES),
+    "concepts.0.text": ({"variations": 1}, TEXTS),
+    "concepts.0.enabled": (True, set()),
+    "concepts.0.validation": (True, set()),
     # how pictures are cut
     "image.resolutions": ([96], PICTURES),
     "image.step": (32, PICTURES),

@@ -154,6 +154,7 @@ FREE = {
     "Settings": {"store", "dataset", "keep", "stamps"},
     "Concept": {
         *("name", "path", "recursive", "outside", "missing_mask", "image_column", "repeats", "samples", "loss_weight"),
+        *("enabled", "validation"),
     },
     "ImageSettings": {"upscale", "extreme_aspect", "pick"},
     "DiffusersVae": {"slicing", "compile", "device_memory"},
@@ -233,6 +234,7 @@ def test_the_schema_accepts_what_the_reader_accepts(read: Reader) -> None:
 
 UNSEEN = (
     # What the schema cannot say: rules that join fields, codecs, the sense of a pattern, floats that JSON has not.
+    *("is for all concepts together", "none of them is enabled"),
     *("a column needs", "cannot stand beside", "less than step", "multiples of step", "unknown text encoding"),
     *("unknown placeholder", "without its partner", "the mask of", "finite", "null character", "not valid Unicode"),
     *(

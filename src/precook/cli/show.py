@@ -112,7 +112,7 @@ def _with_remembered(paths: list[str], store: Store, config: Path | None, digest
             raise
         return []  # nobody has named it, and the store speaks for itself
     trust = settings.stamps == "trust"
-    return trace_files(settings.concepts, place.parent, store.memory(), digests, trust=trust)
+    return trace_files(settings.used_concepts, place.parent, store.memory(), digests, trust=trust)
 
 
 def _source_document(source: EntrySource) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from precook.config.field_types import (
 )
 from precook.config.further_pictures import FurtherPicture, FurtherPictures, checked_pattern, numbered
 from precook.config.messages import described, did_you_mean, either, quoted
+from precook.config.sections import ImageOverrides, TextOverrides
 from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn, TextFiles, TextsField
 
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
@@ -350,6 +351,29 @@ class Concept(Section):
         default=1.0,
         allow_inf_nan=False,
         description="Weight of its samples in the loss, as the batch tells it.",
+        json_schema_extra=NOT_IN_KEYS,
+    )
+
+    image: ImageOverrides | None = Field(
+        default=None,
+        title="Image",
+        description="How its pictures are cut, where that is not as the file says.",
+        examples=[{"flip": "none"}],
+    )
+    text: TextOverrides | None = Field(
+        default=None,
+        title="Text",
+        description="Which of its texts are encoded, where that is not as the file says.",
+        examples=[{"variations": 1}],
+    )
+    enabled: bool = Field(
+        default=True,
+        description="false: leave the whole concept out, and do not even look at its files.",
+        json_schema_extra=NOT_IN_KEYS,
+    )
+    validation: bool = Field(
+        default=False,
+        description="true: its samples are built with the others, and shown only by a feed for validation.",
         json_schema_extra=NOT_IN_KEYS,
     )
 

@@ -23,7 +23,7 @@ from precook.config.field_types import (
 )
 from precook.config.further_pictures import OWN
 from precook.config.messages import did_you_mean, quoted
-from precook.config.sections import ImageSettings, TextSettings, VideoSettings
+from precook.config.sections import ImageSettings, TextSettings, VideoSettings, override
 
 BATCH_NAMES = ("sample", "concept", "path", "caption", "loss_weight", "size", "original_size", "crop", "target_size")
 """What a batch holds beside the encoders' results."""
@@ -110,9 +110,36 @@ class Settings(Section):
         json_schema_extra=NOT_IN_KEYS,
     )
 
+    @property
+    def used_concepts(self) -> tuple[Concept, ...]:
+        """The concepts that are enabled."""
+        return tuple(concept for concept in self.concepts if concept.enabled)
+
+    def image_of(self, concept: Concept) -> ImageSettings:
+        """How the pictures of a concept are cut."""
+        return override(self.image, concept.image)
+
+    def text_of(self, concept: Concept) -> TextSettings:
+        """Which texts of a concept are encoded."""
+        return override(self.text, concept.text)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Settings:
+        flaws = [
+            Flaw(flaw.message, flaw.hint, ("concepts", number, "image", *flaw.path))
+            for number, concept in enumerate(self.concepts)
+            if concept.image is not None
+            for flaw in self.image_of(concept).flaws()
+        ]
+        if not self.used_concepts:
+            flaws.append(Flaw("none of them is enabled", "remove `enabled: false` from one", ("concepts",)))
+        if flaws:
+            raise refusal(*flaws)
+        return self
+
     @model_validator(mode="after")
     def _known_pictures(self) -> Settings:
-        known = {name for concept in self.concepts for name in concept.further}
+        known = {name for concept in self.used_concepts for name in concept.further}
         flaws = []
         for name, section in self.encoders.items():
             given = getattr(section, "of", OWN)

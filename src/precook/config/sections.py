@@ -7,9 +7,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+from typing_extensions import Self
 
 from precook.config.field_types import (
     NOT_IN_KEYS,
@@ -43,6 +52,7 @@ Permission = Literal["allow", "refuse"]
 Extreme = Literal["crop", "refuse"]
 Pick = Literal["one", "each"]
 ClipStart = Literal["first", "middle", "random"]
+_Settings = TypeVar("_Settings", bound=Section)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +208,8 @@ class ImageSettings(Section):
         red, green, blue = bytes.fromhex(digits)
         return red, green, blue
 
-    @model_validator(mode="after")
-    def _agree(self) -> ImageSettings:
+    def flaws(self) -> list[Flaw]:
+        """What does not go together."""
         flaws = []
         for number, size in enumerate(self.sizes):
             path = ("resolutions", number)
@@ -212,7 +222,11 @@ class ImageSettings(Section):
                 flaws.append(Flaw(message, "raise max_pixels, or lower multiple_of", ("max_pixels",)))
             if not size.exact and not size.native and size.width < self.step:
                 flaws.append(Flaw(f"{size.width} is less than step, {self.step}", "raise it, or lower step", path))
-        if flaws:
+        return flaws
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if flaws := self.flaws():
             raise refusal(*flaws)
         return self
 
@@ -269,3 +283,48 @@ class VideoSettings(Section):
     def rate(self) -> int:
         """Thousandths of frames per second; 0 for every frame."""
         return 0 if isinstance(self.fps, str) else int(Fraction(str(self.fps)) * _THOUSAND)
+
+
+def _written(section: Section, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    """The fields that were written: only they take the place of the file's."""
+    return {name: value for name, value in dump(section).items() if name in section.model_fields_set}
+
+
+def _refuse_for_all(section: Section, name: str, home: str) -> None:
+    if name in section.model_fields_set:
+        hint = f"write it under {home}, at the left margin"
+        raise refusal(Flaw("is for all concepts together, and not for one of them", hint, (name,)))
+
+
+class ImageOverrides(ImageSettings):
+    """How the pictures of one concept are cut: what is written here, and for the rest what the file says."""
+
+    @model_serializer(mode="wrap")
+    def _spelled(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _written(self, dump)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        # Whether its fields go together is seen when those of the file stand beside them.
+        _refuse_for_all(self, "pick", "image")
+        return self
+
+
+class TextOverrides(TextSettings):
+    """Which texts of one concept are encoded: what is written here, and for the rest what the file says."""
+
+    @model_serializer(mode="wrap")
+    def _spelled(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _written(self, dump)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        _refuse_for_all(self, "empty_prompt", "text")
+        return self
+
+
+def override(settings: _Settings, overrides: Section | None) -> _Settings:
+    """Settings of the file with those of a concept in their places."""
+    if overrides is None:
+        return settings
+    return settings.model_copy(update={name: getattr(overrides, name) for name in overrides.model_fields_set})

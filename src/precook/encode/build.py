@@ -154,7 +154,7 @@ def plan_build(
     memory = memory or store.memory()
     encodings = _look_at_models(specs, store, memory, write=write, report=report)
     for encoding in encodings:
-        specs[encoding.name].check_texts(encoding, settings.concepts)
+        specs[encoding.name].check_texts(encoding, settings.used_concepts)
     concepts = collect_sources(settings, base, encodings, store, memory, write=write, report=report)
     plan = make_plan(settings, base, encodings, concepts, store, memory, write=write, lease=lease)
     return BuildPlan(plan, specs)
@@ -223,7 +223,7 @@ class Build:
         check_dataset(Layout(plan.store.path), settings.dataset)
         if not plan.samples.count and not plan.failed:
             # An error, as a folder that is not there: a dataset is never emptied by a drive that is not mounted.
-            folders = ", ".join(printable(plan.base / concept.path) for concept in settings.concepts)
+            folders = ", ".join(printable(plan.base / concept.path) for concept in settings.used_concepts)
             hint = "is the drive mounted? What was built before is as it was"
             raise IncompleteError(f"{settings.dataset} has no samples: no pictures in {folders}", hint=hint)
         if not self._options.crowded and not plan.forecast.fits:

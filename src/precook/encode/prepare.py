@@ -89,8 +89,6 @@ class Unit:
     """What of its sample is read: several encoders with the same inputs share it."""
     entries: Sequence[PlannedEntry]
     """Of one encoder or of several."""
-    background: tuple[int, int, int]
-    """What shows through where a picture is transparent."""
     nbytes: int
     """Memory that preparing it takes, roughly."""
 
@@ -128,7 +126,7 @@ class Unit:
                 with times.measured("reading"):
                     files[name] = _content(_path(concept, number, name), part.input)
         with times.measured("decoding") if files else nullcontext():
-            decoded = _Decoded(files, self.background)
+            decoded = _Decoded(files, concept.image.rgb)
             for name in self.encoding.inputs:
                 if first.parts[name].frames is not None:
                     frames = self.samples.times(first.sample)
@@ -231,16 +229,14 @@ def _content(path: str, planned: bytes) -> bytes:
     return content
 
 
-def make_units(
-    samples: Samples, encoding: Encoding, entries: Sequence[PlannedEntry], background: tuple[int, int, int]
-) -> list[Unit]:
+def make_units(samples: Samples, encoding: Encoding, entries: Sequence[PlannedEntry]) -> list[Unit]:
     """Entries by the files they come from, in the order of the first of each; all take the same parts of a sample."""
     groups: dict[object, list[PlannedEntry]] = {}
     for entry in entries:
         # A white mask and the empty prompt come from no file, and each is on its own.
         alone = entry.sample is None or (len(entry.parts) == 1 and entry.first.white)
         groups.setdefault((entry.encoder, entry.key) if alone else _file(samples, entry), []).append(entry)
-    return [Unit(samples, encoding, group, background, _memory(samples, group)) for group in groups.values()]
+    return [Unit(samples, encoding, group, _memory(samples, group)) for group in groups.values()]
 
 
 def _file(samples: Samples, entry: PlannedEntry) -> object:

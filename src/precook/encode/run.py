@@ -195,7 +195,7 @@ def _give(
                 for run, some in zip(runs, window, strict=True)
                 for entry in run.encoder.entries(run.take(some).tolist())
             ]
-            if not reader.add(make_units(plan.samples, encoding, ours, plan.settings.image.rgb)):
+            if not reader.add(make_units(plan.samples, encoding, ours)):
                 return
         reader.finish()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,22 @@ from precook.config.sections import NATIVE
 from precook.errors import FeedError, printable
 from precook.feed.options import Pad
 from precook.identity.digest import digest
-from precook.store.snapshot_content import FrozenEos, SnapshotContent
+from precook.store.snapshot_content import (
+    FrozenEos,
+    LineColumns,
+    PairColumns,
+    PictureColumns,
+    SampleColumns,
+    SnapshotContent,
+    Texts,
+)
 from precook.values import Bytes, Flags, Numbers
 
 PROCESSOR = "transformers-processor"
 """The kind of encoder that makes of pictures of any size what a model takes in one batch."""
 
 _REBUILD = "train with what made this snapshot, or build or import the dataset again"
+_Columns = TypeVar("_Columns", SampleColumns, PictureColumns, LineColumns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +246,62 @@ def _own_size(content: SnapshotContent) -> Flags:
     """Which cuts are pictures at their own size."""
     native = [number for number, name in enumerate(content.image.resolutions) if name == NATIVE]
     return np.isin(content.pictures.target[:, 0], native)
+
+
+def choose_samples(content: SnapshotContent, *, validation: bool) -> SnapshotContent:
+    """The samples that are for validation, or those that are not, as if there were no others."""
+    flags = np.array([concept.validation for concept in content.concepts], bool)
+    if validation and not flags.any():
+        hint = "write `validation: true` in a concept of the config, and build"
+        raise FeedError(f"{content.dataset} has no concept for validation", hint=hint)
+    if not flags.any():
+        return content
+    keep = flags[content.samples.concept] == validation
+    cuts, lines = keep[content.pictures.sample], keep[content.lines.sample]
+    numbers = (np.cumsum(keep) - 1).astype(np.int32)
+    captions, order = content.captions, content.lines.order
+    pairs, pair_keys = content.pairs, content.pair_keys
+    if pairs is not None:
+        shown = cuts[pairs.cut]
+        # The number of all captions stands for the empty prompt.
+        line_of = np.append(np.cumsum(lines) - 1, lines.sum()).astype(np.int32)
+        cut_of = (np.cumsum(cuts) - 1).astype(np.int32)
+        pairs = PairColumns(cut_of[pairs.cut[shown]], line_of[pairs.line[shown]], pairs.extra)
+        pair_keys = {name: keys[shown] for name, keys in pair_keys.items()}
+    further = content.pictures.further
+    return replace(
+        content,
+        samples=_rows(content.samples, keep),
+        pictures=replace(
+            _rows(content.pictures, cuts),
+            sample=numbers[content.pictures.sample[cuts]],
+            further=None if further is None else {name: sizes[cuts] for name, sizes in further.items()},
+        ),
+        picture_keys={name: keys[cuts] for name, keys in content.picture_keys.items()},
+        lines=replace(
+            _rows(content.lines, lines),
+            sample=numbers[content.lines.sample[lines]],
+            # Numbers without gaps, in the same order.
+            order=None if order is None else np.argsort(np.argsort(order[lines])).astype(np.int32),
+        ),
+        line_keys={name: keys[lines] for name, keys in content.line_keys.items()},
+        paths=None if content.paths is None else _texts(content.paths, keep),
+        # Older snapshots may have a column of captions without any.
+        captions=_texts(captions, lines) if captions is not None and len(captions) else captions,
+        pairs=pairs,
+        pair_keys=pair_keys,
+    )
+
+
+def _rows(columns: _Columns, keep: Flags) -> _Columns:
+    """Some rows of every column."""
+    parts = {field.name: getattr(columns, field.name) for field in fields(columns)}
+    taken: dict[str, Any] = {name: part[keep] for name, part in parts.items() if isinstance(part, np.ndarray)}
+    return replace(columns, **taken)
+
+
+def _texts(texts: Texts, keep: Flags) -> Texts:
+    return Texts.join([texts[row] for row in np.flatnonzero(keep).tolist()])
 
 
 def _falls(column: npt.NDArray[Any]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from precook.encode.registry import EncoderSpec
 from precook.errors import FeedError, printable
 from precook.feed.batch import HINT, BatchMaker, EntryMaker
-from precook.feed.content import FeedContent
+from precook.feed.content import FeedContent, choose_samples
 from precook.feed.device import check_device
 from precook.feed.epoch import Epoch
 from precook.feed.fields import Fields
@@ -72,7 +72,8 @@ class Feed:
             raise FeedError(f"pad: no encoder {min(unknown)!r} in {content.dataset}")
         if not content.count:
             hint = "`precook plan` says what is left out, and why; is the drive mounted?"
-            raise FeedError(f"{content.dataset} has no samples to feed", hint=hint)
+            purpose = "validate with" if options.validation else "feed"
+            raise FeedError(f"{content.dataset} has no samples to {purpose}", hint=hint)
         bare = [column.name for column in content.columns if column.per != "cut" and column.empty < 0]
         if bare and options.caption_dropout:
             hint = "set text.empty_prompt in the config and build (`precook plan` tells if it failed), or feed without "
@@ -419,7 +420,7 @@ def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:
         raise FeedError("a snapshot has no sources to encode from", hint=hint)
     if snapshot.store is None:
         raise FeedError("this snapshot was read without its store", hint="use store.snapshot(...)")
-    return Feed(snapshot.store, FeedContent(snapshot.content), chosen)
+    return Feed(snapshot.store, FeedContent(choose_samples(snapshot.content, validation=chosen.validation)), chosen)
 
 
 def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSpec], captions: bool) -> Feed:
@@ -438,4 +439,5 @@ def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSp
     # Of texts alone, a batch would hold all that is in the sources once more.
     captions = captions and bool(plan.samples.pictured.any())
     _, content = snapshot_content(plan, plan.special_tokens(), missing=encode, captions=captions)
-    return Feed(plan.store, FeedContent(content), options, maker=Live(plan, specs) if encode else None)
+    chosen = FeedContent(choose_samples(content, validation=options.validation))
+    return Feed(plan.store, chosen, options, maker=Live(plan, specs) if encode else None)

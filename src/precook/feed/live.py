@@ -60,7 +60,7 @@ class Live:
         row_of = {planned.wants.keys[row].tobytes(): row for row in rows.tolist()}
         entries, encoding = planned.entries(list(row_of.values())), planned.wants.encoding
         times = StageTimes({})  # nobody asks
-        for unit in make_units(planned.samples, encoding, entries, self._plan.settings.image.rgb):
+        for unit in make_units(planned.samples, encoding, entries):
             for prepared in unit.prepare(times):
                 key = prepared.entry.key
                 if isinstance(prepared, Job):

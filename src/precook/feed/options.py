@@ -38,6 +38,8 @@ class FeedOptions:
     """Of token ids: lay texts into rows of so many tokens, `batch_size` of them in a batch."""
     by_length: bool = False
     """Texts of about the same length stand together in a batch, so that little is padded."""
+    validation: bool = False
+    """Show the samples of concepts that are for validation, which no other feed shows."""
     tensors: Library = "torch"
     prefetch: int = 4
     """Batches that are made ahead, at the most."""

@@ -241,7 +241,10 @@ def _manifest(snapshot: Snapshot, shards: dict[str, _ShardWriter]) -> dict[str, 
         "precook_shards": FORMAT,
         "dataset": snapshot.file.dataset,
         "concepts": [
-            {name: getattr(concept, name) for name in ("name", "loss_weight", "repeats", "samples")}
+            {
+                **{name: getattr(concept, name) for name in ("name", "loss_weight", "repeats", "samples")},
+                **({"validation": True} if concept.validation else {}),
+            }
             for concept in content.concepts
         ],
         "encoders": {

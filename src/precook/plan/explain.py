@@ -173,7 +173,7 @@ def _describe_form(plan: PlannedDataset, sample: int, entry: PlannedEntry) -> st
     """Which form of the sample an entry is made of: one of its captions, or a cut of its picture or mask."""
     if entry.target is None:
         return _describe_line(plan, sample, entry.line or 0)
-    form = _describe_cut(plan, entry)
+    form = _describe_cut(plan, sample, entry)
     if TEXT not in entry.parts:
         return form
     return f"{form}, {'the empty prompt' if entry.line is None else _describe_line(plan, sample, entry.line)}"
@@ -193,13 +193,14 @@ def _describe_line(plan: PlannedDataset, sample: int, line: int) -> str:
     return f"line {line + 1}: {shown}" if shown else f"line {line + 1}"
 
 
-def _describe_cut(plan: PlannedDataset, entry: PlannedEntry) -> str:
+def _describe_cut(plan: PlannedDataset, sample: int, entry: PlannedEntry) -> str:
     assert entry.target is not None
     if entry.geometry is None:
         return "without its pictures"
     width, height = entry.geometry.target
-    resolution = plan.settings.image.resolutions[entry.target.resolution]
-    variation = f", variation {entry.target.variation}" if plan.settings.image.variations > 1 else ""
+    resolution = plan.targets.resolutions[entry.target.resolution]
+    variations = plan.samples.in_concept(sample)[0].image.variations
+    variation = f", variation {entry.target.variation}" if variations > 1 else ""
     frames = next((part.frames for part in entry.parts.values() if part.frames), None)
     taken = "" if frames is None else f", {format_count(frames.count, 'frame')} from {frames.start}"
     return f"{resolution} as {width}x{height}{taken}{variation}"

@@ -97,10 +97,16 @@ def snapshot_content(
         encoders[name] = FrozenEncoder(encoding.input, encoding.recipe.form.decode("ascii"), tokens.pad, tokens.eos)
     content = SnapshotContent(
         dataset=settings.dataset,
-        image=FrozenImage(list(settings.image.resolutions), settings.image.variations, settings.image.pick),
+        image=FrozenImage(
+            list(plan.targets.resolutions),
+            max(concept.image.variations for concept in samples.by_concept),
+            settings.image.pick,
+        ),
         concepts=[
-            FrozenConcept(concept.name, concept.loss_weight, concept.repeats, concept.samples)
-            for concept in settings.concepts
+            FrozenConcept(
+                concept.name, concept.loss_weight, concept.repeats, concept.samples, validation=concept.validation
+            )
+            for concept in (planned.concept for planned in samples.by_concept)
         ],
         encoders=encoders,
         samples=SampleColumns(id=ids, image=samples.images[chosen], concept=samples.concepts[chosen].astype(np.int32)),

@@ -92,16 +92,15 @@ def collect_sources(
             collect_samples(
                 concept,
                 base,
-                settings.image,
+                settings,
                 memory,
-                trust=settings.stamps == "trust",
                 taken=taken,
                 save=save,
                 report=report,
             )
             if concept.texts is None
-            else collect_texts(concept, base, memory, trust=settings.stamps == "trust", save=save, report=report)
-            for concept in settings.concepts
+            else collect_texts(concept, base, settings, memory, save=save, report=report)
+            for concept in settings.used_concepts
         ]
     finally:
         save()  # whatever was read need not be read again
@@ -110,7 +109,7 @@ def collect_sources(
 
 def _check_further(settings: Settings, encodings: Sequence[Encoding]) -> None:
     """Refuse an encoder that takes a picture which no concept has."""
-    known = {name for concept in settings.concepts for name in concept.further}
+    known = {name for concept in settings.used_concepts for name in concept.further}
     problems = []
     for encoding in encodings:
         for part in encoding.inputs:
@@ -139,7 +138,7 @@ def make_plan(
     """
     samples = Samples(concepts)
     targets = cut_samples(samples, settings.image, settings.video)
-    wanted = [want(encoding, samples, targets, settings.image, settings.text, memory) for encoding in encodings]
+    wanted = [want(encoding, samples, targets, settings.text, memory) for encoding in encodings]
     plan = Plan(settings, base, store, memory, samples, targets, {})
     return look_up(plan, wanted, memory, write=write, lease=lease)
 

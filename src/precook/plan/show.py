@@ -31,7 +31,7 @@ def _lines(plan: PlannedDataset) -> Iterator[str]:
     lost = sum(failure.encoder is None for failure in plan.failed)
     of_tables = any(concept.files.documents is not None for concept in plan.samples.by_concept)
     left_out = f", {format_count(lost, 'source' if of_tables else 'file')} left out" if lost else ""
-    concepts = format_count(len(plan.settings.concepts), "concept")
+    concepts = format_count(len(plan.samples.by_concept), "concept")
     yield f"{plan.settings.dataset}: {format_count(count, 'sample')} in {concepts}{left_out}"
     yield ""
     rows = [
@@ -102,7 +102,12 @@ def _notes(plan: PlannedDataset) -> Iterator[str]:
         yield f"{format_count(count, 'sample')} left out at {resolution} only"
     yield from _clip_notes(plan)
     yield from _ignored_notes(plan.samples.by_concept)
+    for left_out in plan.settings.concepts:
+        if not left_out.enabled:
+            yield f"{left_out.name}: not enabled, and not looked at"
     for concept in plan.samples.by_concept:
+        if concept.concept.validation and concept.count:
+            yield f"{concept.concept.name}: {format_count(concept.count, 'sample')} for validation"
         found = len(concept.files.pictures)
         noun = "picture" if concept.passages is None else "text"
         if not found:

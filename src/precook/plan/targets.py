@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from precook.config.further_pictures import OWN, VIDEO
-from precook.config.sections import ImageSettings, VideoSettings
+from precook.config.sections import ImageSettings, Resolution, VideoSettings
 from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
 from precook.sources.draws import Purpose, draw
 from precook.sources.frame_choice import EVERY, FrameTimes, capacity, choose_frames
-from precook.sources.geometry import SOURCE, Cuts, GeometryRows, cut_rows
+from precook.sources.geometry import COLUMNS, SOURCE, TARGET, Cuts, GeometryRows, cut_rows
 from precook.sources.samples import ConceptSamples, FurtherColumns, SourceProblem
 from precook.units import format_count
 from precook.values import Bytes, Flags, Numbers
@@ -30,7 +30,7 @@ class Target:
     """One form in which every sample is kept: a resolution, and which draw of crop and flip."""
 
     resolution: int
-    """Its number in the config."""
+    """Its number among the resolutions of all concepts."""
     variation: int
 
 
@@ -58,6 +58,9 @@ class Samples:
         names = dict.fromkeys(name for concept in by_concept for name in concept.further)
         self.further = {name: _joined_further(by_concept, name) for name in names}
         """Further pictures that something takes, by name."""
+        backgrounds = np.array([concept.image.rgb for concept in by_concept], np.uint8)
+        self.backgrounds: Bytes = np.repeat(backgrounds.reshape(-1, 3), counts, axis=0)
+        """What shows through each picture that is transparent."""
 
     @property
     def count(self) -> int:
@@ -73,6 +76,15 @@ class Samples:
         """The samples of a sample's concept, and its number among them."""
         concept = int(self.concepts[sample])
         return self.by_concept[concept], sample - int(self.starts[concept])
+
+    def cut_alike(self) -> Iterator[tuple[ImageSettings, int, int]]:
+        """Consecutive samples that are cut by the same settings: those, the first sample, and the last one plus one."""
+        start = 0
+        for number, concept in enumerate(self.by_concept):
+            if number + 1 == len(self.by_concept) or self.by_concept[number + 1].image != concept.image:
+                stop = int(self.starts[number + 1])
+                yield concept.image, start, stop
+                start = stop
 
     @cached_property
     def repeats(self) -> Numbers:
@@ -128,6 +140,8 @@ class Samples:
 class Targets:
     """Samples and how they are cut: a block of rows for each target, in the order of the targets."""
 
+    resolutions: tuple[int | str, ...]
+    """The resolutions of all concepts, as the config has them."""
     all: tuple[Target, ...]
     cuts: tuple[GeometryRows, ...]
     """For each target a row for each sample."""
@@ -149,40 +163,45 @@ class Targets:
         return self.cuts if picture in (OWN, VIDEO) else self.further[picture]
 
 
-def cut_samples(samples: Samples, settings: ImageSettings, video: VideoSettings) -> Targets:
-    """Work out how every sample is cut for every target and, of clips, which frames are taken."""
-    targets, cuts = [], []
-    # What has no picture is never cut; it has a row all the same.
-    sizes = samples.sizes if samples.pictured.all() else np.where(samples.pictured[:, None], samples.sizes, _ANY_SIZE)
-    for number, resolution in enumerate(settings.sizes):
-        for variation in range(settings.variations):
-            targets.append(Target(number, variation))
-            cuts.append(cut_rows(sizes, samples.images, settings, resolution=resolution, variation=variation))
+def cut_samples(samples: Samples, image: ImageSettings, video: VideoSettings) -> Targets:
+    """Work out how every sample is cut for every target of its concept and, of clips, which frames are taken.
+
+    `image` is what the file says for all concepts.
+    """
+    settings = [concept.image for concept in samples.by_concept]
+    resolutions = _resolutions(image.resolutions, settings)
+    variations = max(each.variations for each in settings)
+    targets = [Target(number, variation) for number in range(len(resolutions)) for variation in range(variations)]
+    cuts = [
+        _cut(samples, samples.sizes, samples.pictured, resolutions[target.resolution], target.variation)
+        for target in targets
+    ]
     choices: list[Numbers] = []
     if samples.clips is not None:
-        chosen = [_choices(samples, video, settings.seed, variation) for variation in range(settings.variations)]
+        chosen = [_choices(samples, video, variation) for variation in range(variations)]
         choices = [chosen[target.variation] for target in targets]
-        for sample in np.flatnonzero(chosen[0][:, 1] == 0).tolist() if chosen else []:
+        for sample in np.flatnonzero(chosen[0][:, 1] == 0).tolist():
             for cut in cuts:
                 cut.refused[sample] = _why_short(samples.clips[sample], video)
     refused = [dict(cut.refused) for cut in cuts]
-    further = {name: _cut_further(samples, name, targets, cuts, settings, refused) for name in samples.further}
-    usable = [samples.pictured.copy() for _ in cuts]
-    for reasons, flags in zip(refused, usable, strict=True):
-        flags[list(reasons)] = False
+    further = {name: _cut_further(samples, name, targets, cuts, resolutions, refused) for name in samples.further}
+    # What a concept does not want has no size.
+    usable = [cut.rows[:, TARGET].all(axis=1) & samples.pictured for cut in cuts]
+    reasons: dict[int, str] = {}
+    lost: dict[str, set[int]] = {}
+    for target, refusals, flags in zip(targets, refused, usable, strict=True):
+        flags[list(refusals)] = False
+        reasons = refusals | reasons
+        lost.setdefault(str(resolutions[target.resolution]), set()).update(refusals)
     kept = np.any(usable, axis=0) | ~samples.pictured
-    nowhere = np.flatnonzero(~kept)
+    nowhere = np.flatnonzero(~kept).tolist()
     problems = []
-    for sample in nowhere.tolist():
+    for sample in nowhere:
         concept, number = samples.in_concept(sample)
-        problems.append(SourceProblem(concept.concept.name, concept.path(number), refused[0][sample]))
-    partly = {}
-    for number, given in enumerate(settings.resolutions):
-        reasons = refused[number * settings.variations]
-        lost = sum(bool(samples.pictured[sample]) for sample in reasons) - len(nowhere)
-        if lost:
-            partly[str(given)] = lost
+        problems.append(SourceProblem(concept.concept.name, concept.path(number), reasons[sample]))
+    partly = {given: len(some.difference(nowhere)) for given, some in lost.items() if some.difference(nowhere)}
     return Targets(
+        resolutions,
         tuple(targets),
         tuple(cut.rows for cut in cuts),
         tuple(usable),
@@ -194,32 +213,62 @@ def cut_samples(samples: Samples, settings: ImageSettings, video: VideoSettings)
     )
 
 
+def _cut(samples: Samples, sizes: Numbers, there: Flags, resolution: int | str, variation: int) -> Cuts:
+    """How a picture of each sample that has it is cut for one target; of a concept without that target, all is zero.
+
+    Drawn by the sample's own picture: all its pictures are mirrored, or none.
+    """
+    # What has no picture is never cut; it has a row all the same.
+    sizes = sizes if there.all() else np.where(there[:, None], sizes, _ANY_SIZE)
+    whole = Cuts(np.zeros((samples.count, COLUMNS), np.int32), {})
+    for image, start, stop in samples.cut_alike():
+        if resolution in image.resolutions and variation < image.variations:
+            part, size = slice(start, stop), Resolution.of(resolution)
+            cut = cut_rows(sizes[part], samples.images[part], image, resolution=size, variation=variation)
+            whole.rows[part] = cut.rows
+            whole.refused.update(
+                {start + sample: reason for sample, reason in cut.refused.items() if there[start + sample]}
+            )
+    return whole
+
+
+def _resolutions(first: Sequence[int | str], settings: Sequence[ImageSettings]) -> tuple[int | str, ...]:
+    """The resolutions that concepts have, each once.
+
+    Those of the file come first, in its order, and then all others by size: so what one concept has never turns around
+    two of another, by whose order an epoch draws one.
+    """
+    used = {resolution for image in settings for resolution in image.resolutions}
+    others = [(size.width * size.height, str(value), value) for value in used for size in (Resolution.of(value),)]
+    return (
+        *(value for value in first if value in used),
+        *(value for *_, value in sorted(others, key=lambda other: other[:2]) if value not in first),
+    )
+
+
 def _cut_further(
     samples: Samples,
     name: str,
     targets: Sequence[Target],
     cuts: Sequence[Cuts],
-    settings: ImageSettings,
+    resolutions: Sequence[int | str],
     refused: Sequence[dict[int, str]],
 ) -> tuple[GeometryRows, ...]:
     """How one further picture of each sample is cut for every target; why some cannot be is added to `refused`."""
     columns = samples.further[name]
     own = [name in one.further and one.concept.further[name].fit == "own" for one in samples.by_concept]
-    chosen = np.flatnonzero(columns.present & np.array(own)[samples.concepts])
+    chosen = columns.present & np.array(own)[samples.concepts]
     blocks = []
     for target, main, reasons in zip(targets, cuts, refused, strict=True):
         # What lies over the sample's own picture: the same scaled size, whatever its own was.
         rows = main.rows.copy()
         rows[:, SOURCE] = columns.sizes
         rows[~columns.present] = 0
-        if len(chosen):
-            resolution, variation = settings.sizes[target.resolution], target.variation
-            # Drawn by the sample's own picture: both are mirrored, or none.
-            seeds = samples.images[chosen]
-            cut = cut_rows(columns.sizes[chosen], seeds, settings, resolution=resolution, variation=variation)
-            rows[chosen] = cut.rows
-            for row, reason in cut.refused.items():
-                reasons.setdefault(int(chosen[row]), f"{name}: {reason}")
+        if chosen.any():
+            cut = _cut(samples, columns.sizes, chosen, resolutions[target.resolution], target.variation)
+            rows[chosen] = cut.rows[chosen]
+            for sample, reason in cut.refused.items():
+                reasons.setdefault(sample, f"{name}: {reason}")
         blocks.append(rows)
     return tuple(blocks)
 
@@ -235,11 +284,13 @@ def _joined_further(by_concept: Sequence[ConceptSamples], name: str) -> FurtherC
     )
 
 
-def _choices(samples: Samples, video: VideoSettings, seed: int, variation: int) -> Numbers:
+def _choices(samples: Samples, video: VideoSettings, variation: int) -> Numbers:
     """Which frames are taken of each clip; zeros where it has too few."""
     assert samples.clips is not None, "asked for where there are clips"
     rows = np.zeros((samples.count, 3), np.int64)
-    bits = draw(samples.images, Purpose.START, number=variation, seed=seed).tolist()
+    bits: list[int] = []
+    for image, start, stop in samples.cut_alike():
+        bits += draw(samples.images[start:stop], Purpose.START, number=variation, seed=image.seed).tolist()
     for row, (times, one) in enumerate(zip(samples.clips, bits, strict=True)):
         choice = choose_frames(times, video.frames, video.rate, video.start, one)
         if choice is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from precook.config.further_pictures import OWN, VIDEO
-from precook.config.sections import ImageSettings, TextSettings
+from precook.config.sections import TextSettings
 from precook.identity.recipe import Recipe
 from precook.memo.columns import Kind
 from precook.memo.memo import Memory
@@ -81,19 +81,17 @@ class WantedEntries:
     """The first row with its key; the others share its entry."""
 
 
-def want(
-    encoding: Encoding, samples: Samples, targets: Targets, image: ImageSettings, text: TextSettings, memory: Memory
-) -> WantedEntries:
+def want(encoding: Encoding, samples: Samples, targets: Targets, text: TextSettings, memory: Memory) -> WantedEntries:
     """What an encoder needs for these samples."""
     layout = layout_of(encoding.inputs, clips=bool(targets.choices))
     if encoding.per == "line":
         rows, owners, lines = text_rows(samples, targets, text)
         numbers = np.full(len(rows), NOTHING)
     elif len(encoding.inputs) == 1:
-        rows, owners, numbers = _picture_rows(encoding.inputs[0], samples, targets, image)
+        rows, owners, numbers = _picture_rows(encoding.inputs[0], samples, targets)
         lines = np.full(len(rows), NOTHING)
     else:
-        rows, owners, numbers, lines = _combined_rows(encoding.inputs, samples, targets, image, text)
+        rows, owners, numbers, lines = _combined_rows(encoding.inputs, samples, targets, text)
     keys = _find_keys(rows, encoding, layout, memory)
     kind = key_kind(encoding.recipe.digest.bytes, layout)
     return WantedEntries(encoding, kind, rows, owners, numbers, lines, keys, first_of_each(keys))
@@ -104,7 +102,7 @@ def text_rows(samples: Samples, targets: Targets, settings: TextSettings) -> tup
     owners = np.repeat(np.arange(samples.count), samples.line_counts)
     starts = np.cumsum(samples.line_counts) - samples.line_counts
     parts = np.arange(len(owners)) - starts[owners]
-    keep = _kept_lines(samples, settings)
+    keep = _kept_lines(samples)
     keep &= targets.kept[owners]
     rows, owners, parts = (
         (samples.lines, owners, parts) if keep.all() else (samples.lines[keep], owners[keep], parts[keep])
@@ -116,9 +114,10 @@ def text_rows(samples: Samples, targets: Targets, settings: TextSettings) -> tup
     return rows, owners, parts
 
 
-def _kept_lines(samples: Samples, settings: TextSettings) -> Flags:
+def _kept_lines(samples: Samples) -> Flags:
     """Which of the samples' captions are kept: all, or so many of each, chosen by their text and never by position."""
-    if settings.variations == "all":
+    limits = [concept.text.variations for concept in samples.by_concept]
+    if set(limits) == {"all"}:
         return np.ones(len(samples.lines), bool)
     owners = np.repeat(np.arange(samples.count), samples.line_counts)
     bits = draw(samples.lines, Purpose.LINES, number=0, seed=0)
@@ -126,12 +125,11 @@ def _kept_lines(samples: Samples, settings: TextSettings) -> Flags:
     starts = np.cumsum(samples.line_counts) - samples.line_counts
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order)) - starts[owners[order]]
-    return ranks < settings.variations
+    most = np.array([len(order) if limit == "all" else min(limit, len(order)) for limit in limits], np.int64)
+    return np.asarray(ranks < most[samples.concepts[owners]])
 
 
-def _picture_rows(
-    part: str, samples: Samples, targets: Targets, settings: ImageSettings
-) -> tuple[Bytes, Numbers, Numbers]:
+def _picture_rows(part: str, samples: Samples, targets: Targets) -> tuple[Bytes, Numbers, Numbers]:
     """The cuts of one picture or mask of each sample that has it, with whose each is and for which target."""
     rows, owners, numbers = [], [], []
     there: Flags | None = None
@@ -139,7 +137,7 @@ def _picture_rows(
         there = samples.masked if part == MASK else samples.further[part].present
     for number, usable in enumerate(targets.usable):
         chosen = usable if there is None else usable & there
-        made = _part_rows(part, samples, targets, settings, number, None if chosen.all() else np.flatnonzero(chosen))
+        made = _part_rows(part, samples, targets, number, None if chosen.all() else np.flatnonzero(chosen))
         rows.append(made)
         owners.append(np.flatnonzero(chosen))
         numbers.append(np.full(len(made), number))
@@ -148,30 +146,28 @@ def _picture_rows(
     return np.concatenate(rows), np.concatenate(owners), np.concatenate(numbers)
 
 
-def _part_rows(
-    part: str, samples: Samples, targets: Targets, settings: ImageSettings, target: int, chosen: Numbers | None
-) -> Bytes:
+def _part_rows(part: str, samples: Samples, targets: Targets, target: int, chosen: Numbers | None) -> Bytes:
     """What keys of one picture or mask of some samples, or all, are made of for a target."""
     some: Any = slice(None) if chosen is None else chosen
     if part == MASK:
         return picture_rows(samples.masks[some], targets.cuts[target][some], white=~samples.has_mask[some])
-    cuts = targets.cuts_of(part)[target][some]
+    cuts, backgrounds = targets.cuts_of(part)[target][some], samples.backgrounds[some]
     if part in _FILES:
-        rows = picture_rows(samples.images[some], cuts, alphas=samples.alphas[some], background=settings.rgb)
+        rows = picture_rows(samples.images[some], cuts, alphas=samples.alphas[some], backgrounds=backgrounds)
         return clip_rows(rows, _taken(part, samples, targets.choices[target])[some]) if targets.choices else rows
     columns = samples.further[part]
-    rows = picture_rows(columns.images[some], cuts, alphas=columns.alphas[some], background=settings.rgb)
+    rows = picture_rows(columns.images[some], cuts, alphas=columns.alphas[some], backgrounds=backgrounds)
     rows[~columns.present[some], -1] = _ABSENT
     return rows
 
 
 def _combined_rows(
-    inputs: Sequence[str], samples: Samples, targets: Targets, image: ImageSettings, text: TextSettings
+    inputs: Sequence[str], samples: Samples, targets: Targets, text: TextSettings
 ) -> tuple[Bytes, Numbers, Numbers, Numbers]:
     """Every combination of several inputs, with whose it is, for which target, and with which caption."""
     owners_of_lines = np.repeat(np.arange(samples.count), samples.line_counts)
     starts = np.cumsum(samples.line_counts) - samples.line_counts
-    kept = _kept_lines(samples, text)
+    kept = _kept_lines(samples)
     empty = np.frombuffer(EMPTY, np.uint8)
     rows, owners, numbers, lines = [], [], [], []
     for number, usable in enumerate(targets.usable):
@@ -185,9 +181,7 @@ def _combined_rows(
             chosen = np.concatenate([owners_of_lines[places], bare])
             line = np.concatenate([places - starts[owners_of_lines[places]], np.full(len(bare), NOTHING)])
             texts = np.concatenate([samples.lines[places], np.broadcast_to(empty, (len(bare), 32))])
-        blocks = [
-            texts if part == TEXT else _part_rows(part, samples, targets, image, number, chosen) for part in inputs
-        ]
+        blocks = [texts if part == TEXT else _part_rows(part, samples, targets, number, chosen) for part in inputs]
         rows.append(np.concatenate(blocks, axis=1))
         owners.append(chosen)
         numbers.append(np.full(len(chosen), number))
@@ -320,18 +314,19 @@ def picture_rows(
     cuts: GeometryRows,
     *,
     alphas: Flags | None = None,
-    background: tuple[int, int, int] = (0, 0, 0),
+    backgrounds: Bytes | None = None,
     white: Flags | None = None,
 ) -> Bytes:
-    """What keys of pictures (with `alphas`) or masks (with `white`) are made of, a row each.
+    """What keys of pictures (with `alphas` and `backgrounds`) or masks (with `white`) are made of, a row each.
 
     The background is a part only of pictures that it shows through.
     """
     rows = np.zeros((len(digests), _BACKGROUND.stop), np.uint8)
     rows[:, :32] = digests
     rows[:, _GEOMETRY] = np.ascontiguousarray(cuts, "<i4").view(np.uint8)
-    if alphas is not None:
-        rows[alphas, _BACKGROUND.start : _BACKGROUND.start + 4] = np.array([*background, 1], np.uint8)
+    if alphas is not None and backgrounds is not None:
+        rows[alphas, _BACKGROUND.start : _BACKGROUND.start + 3] = backgrounds[alphas]
+        rows[alphas, _BACKGROUND.start + 3] = 1
     if white is not None:
         rows[white, :32] = 0
         rows[white, -1] = _WHITE

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from precook.config.concept import ColumnName, Concept
-from precook.config.sections import ImageSettings
+from precook.config.schema import Settings
+from precook.config.sections import ImageSettings, TextSettings
 from precook.fs.read import read_small
 from precook.fs.stamps import SIZE
 from precook.fs.trust import FileSystem
@@ -91,6 +92,10 @@ class ConceptSamples:
     """The samples of one concept, a row each."""
 
     concept: Concept
+    image: ImageSettings
+    """How its pictures are cut."""
+    text: TextSettings
+    """Which of its texts are encoded."""
     files: SampleFiles
     rows: Numbers
     """Rows of `files` that are samples."""
@@ -229,22 +234,20 @@ class ConceptSamples:
 def collect_samples(
     concept: Concept,
     base: Path,
-    settings: ImageSettings,
+    settings: Settings,
     memory: Memory,
     *,
-    trust: bool,
     taken: Collection[str],
     save: Callable[[], None],
     report: Reporter,
 ) -> ConceptSamples:
     """Find a concept's samples and collect the facts about their files.
 
-    `trust` believes stamps on every file system. `taken` are the inputs of all encoders: of masks and further pictures
-    only those are looked at that one takes, and only where one takes videos are these samples. `save` is called now and
-    then while files are read.
+    `taken` are the inputs of all encoders: of masks and further pictures only those are looked at that one takes, and
+    only where one takes videos are these samples. `save` is called now and then while files are read.
     """
     listed = list_files(concept, base, clips="video" in taken)
-    file_system = FileSystem.of(listed.root, trust=trust)
+    file_system = FileSystem.of(listed.root, trust=settings.stamps == "trust")
     collection = _Collection(concept, listed.files, settings, memory, file_system, save, report)
     collection.problems += [SourceProblem(concept.name, path, reason) for path, reason in listed.problems]
     return collection.collect(taken)
@@ -284,7 +287,7 @@ class _Collection:
         self,
         concept: Concept,
         files: SampleFiles,
-        settings: ImageSettings,
+        settings: Settings,
         memory: Memory,
         file_system: FileSystem,
         save: Callable[[], None],
@@ -294,7 +297,8 @@ class _Collection:
         self._concept = concept
         self._rule = CaptionRule.of(concept)
         self._files = files
-        self._settings = settings
+        self._image = settings.image_of(concept)
+        self._text = settings.text_of(concept)
         self._memory = memory
         self._file_system = file_system
         self._save = save
@@ -327,6 +331,8 @@ class _Collection:
             lines = lines[np.repeat(keep, counts)]
         return ConceptSamples(
             concept=self._concept,
+            image=self._image,
+            text=self._text,
             files=files,
             rows=chosen[keep],
             images=pictures.digests[keep],
@@ -378,7 +384,7 @@ class _Collection:
         yield from pictures.problems.items()
         # Without multiplying: a header may claim sides whose product has more than 64 bits.
         width, height = sizes.T
-        limit = self._settings.most_pixels
+        limit = self._image.most_pixels
         for number in np.flatnonzero(width > limit // np.maximum(height, 1)).tolist():
             try:
                 check_pixels(Facts(int(width[number]), int(height[number]), 1, alpha=False), limit)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from precook.config.concept import Concept
+from precook.config.schema import Settings
 from precook.config.texts import TextFiles
 from precook.fs.trust import FileSystem
 from precook.memo.memo import Memory
@@ -20,7 +21,7 @@ from precook.values import Bytes, Numbers
 
 
 def collect_texts(
-    concept: Concept, base: Path, memory: Memory, *, trust: bool, save: Callable[[], None], report: Reporter
+    concept: Concept, base: Path, settings: Settings, memory: Memory, *, save: Callable[[], None], report: Reporter
 ) -> ConceptSamples:
     """Find the texts of a concept without pictures and what each is known by; files that are remembered stay closed."""
     root = base / concept.path
@@ -29,7 +30,7 @@ def collect_texts(
         files = document_files(concept, root)
         problems = list(files.listing.problems)
         chosen, counts, digests = _read_files(
-            concept, files, memory, problems, FileSystem.of(root, trust=trust), save, report
+            concept, files, memory, problems, FileSystem.of(root, trust=settings.stamps == "trust"), save, report
         )
     else:
         table = read_documents(root, concept.texts)
@@ -42,6 +43,8 @@ def collect_texts(
     count = len(digests)
     return ConceptSamples(
         concept=concept,
+        image=settings.image_of(concept),
+        text=settings.text_of(concept),
         files=files,
         rows=np.repeat(chosen, counts),
         images=digests,

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from precook.values import Bytes, Numbers
 
-FORMAT = 1
+FORMAT = 2
+"""The newest that is read. Only what older readers must not take for something else is written as such: a concept for
+validation, whose samples they would train on."""
 Small = npt.NDArray[np.int32]
 
 
@@ -35,6 +37,8 @@ class FrozenConcept:
     loss_weight: float
     repeats: float
     samples: int | None = None
+    validation: bool = False
+    """Whether its samples are shown by feeds for validation, and by no others."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -201,7 +205,7 @@ class SnapshotContent:
     def tree(self) -> dict[str, Any]:
         """The tree that is stored. The order of its parts never changes: equal content must give equal bytes."""
         tree = {
-            "format": FORMAT,
+            "format": 2 if any(concept.validation for concept in self.concepts) else 1,
             "dataset": self.dataset,
             "image": as_plain(self.image),
             "concepts": [as_plain(concept) for concept in self.concepts],
@@ -301,6 +305,8 @@ def as_plain(part: Any) -> dict[str, Any]:
     for name in ("pad", "eos", "original", "crop", "frames", "further", "order"):
         if form.get(name, 0) is None:
             del form[name]
+    if form.get("validation") is False:
+        del form["validation"]
     if "eos" in form:
         form["eos"] = as_plain(form["eos"])
     return {**form, **part.extra}
@@ -396,6 +402,8 @@ def _concept(form: Any) -> FrozenConcept:
         type(weight) in (int, float) and lowest <= weight <= _MAX_WEIGHT for weight, lowest in weights
     ):
         _refuse("one of its concepts has no name or no weights")
+    if type(concept.validation) is not bool:
+        _refuse("one of its concepts does not say whether it is for validation")
     if concept.samples is not None and not _is_whole(concept.samples, _MAX_SHOWN):
         _refuse("one of its concepts shows no number of samples")
     return concept

@@ -1,0 +1,147 @@
+"""Concepts for validation: built with the others, and shown by a feed of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precook
+from precook.maintain.bundle import export_bundle, import_bundle
+from precook.store import snapshot
+from tests.support.projects import Watched, picture, project
+
+TRAIN = {"name": "train", "path": "train"}
+CHECK = {"name": "check", "path": "check", "validation": True}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Two folders with four and three pictures, with two captions each."""
+    for seed, (name, count) in enumerate({"train": 4, "check": 3}.items()):
+        for number in range(count):
+            picture(tmp_path / name / f"{number}.png", 10 * seed + number)
+            (tmp_path / name / f"{number}.txt").write_text(f"{name} {number}\n{name} {number} again\n")
+    return tmp_path
+
+
+def opened(base: Path, *concepts: dict[str, Any], **sections: Any) -> precook.Project:
+    return project(base, concepts=list(concepts), **sections)
+
+
+def shown(feed: Any, epochs: int = 3) -> list[tuple[Any, ...]]:
+    """What each batch of some epochs holds, but for tensors."""
+    return [
+        (batch["concept"], batch["sample"], batch.get("caption"), batch["pixels"].tolist())
+        for epoch in range(epochs)
+        for batch in feed.epoch(epoch)
+    ]
+
+
+def names(feed: Any) -> list[str]:
+    return sorted(name for concepts, *_ in shown(feed, 1) for name in concepts)
+
+
+def test_a_build_makes_both_and_each_feed_shows_its_own(base: Path) -> None:
+    """Training feeds never show a sample for validation, and feeds for validation show nothing else."""
+    with opened(base, TRAIN, CHECK) as made:
+        plan = made.plan()
+        assert "check: 3 samples for validation" in str(plan)
+        plan.build()
+        assert not made.plan().missing
+        for source in (made, made.store.snapshot("test")):
+            assert names(source.feed(batch_size=2, seed=0)) == ["train"] * 4
+            assert names(source.feed(batch_size=2, seed=0, validation=True)) == ["check"] * 3
+
+
+@pytest.mark.parametrize("keep", [[], ["paths", "captions"]])
+def test_training_is_as_if_there_were_no_validation(base: Path, keep: list[str]) -> None:
+    """The very same batches, whether the other concept is there or not; a state goes on, too."""
+    sections = {"keep": keep, "store": "cache"}
+    with opened(base, TRAIN, **sections) as made:
+        made.build()
+        feed = made.feed(batch_size=2, seed=5)
+        alone = shown(feed)
+        for _ in zip(feed.epoch(3), range(1), strict=False):
+            state = feed.state_dict()
+    for concepts in ((TRAIN, CHECK), (CHECK, TRAIN)):
+        with opened(base, *concepts, **sections) as made:
+            made.build()
+            assert shown(made.feed(batch_size=2, seed=5)) == alone
+            feed = made.feed(batch_size=2, seed=5)
+            feed.load_state_dict(state)
+            assert len(list(feed.epoch(3))) == 1
+
+
+def test_a_validation_feed_is_as_if_there_were_nothing_else(base: Path) -> None:
+    """Its batches are those that the concept alone would give."""
+    with opened(base, TRAIN, CHECK) as made:
+        made.build()
+        beside = shown(made.feed(batch_size=2, seed=5, validation=True))
+    with opened(base, {**CHECK, "validation": False}) as made:
+        made.build()
+        assert shown(made.feed(batch_size=2, seed=5)) == beside
+
+
+def test_the_flag_costs_no_entry(base: Path) -> None:
+    """Turning a concept into one for validation, and back, encodes nothing."""
+    with opened(base, TRAIN, CHECK) as made:
+        made.build()
+    with opened(base, TRAIN, {**CHECK, "validation": False}) as made:
+        assert not any(made.build().encoded.values())
+        assert names(made.feed(batch_size=2, seed=0)) == ["check"] * 3 + ["train"] * 4
+
+
+def test_without_such_a_concept_there_is_no_such_feed(base: Path) -> None:
+    """The error says what to write, from a project and from a snapshot."""
+    with opened(base, TRAIN) as made:
+        made.build()
+        for source in (made, made.store.snapshot("test")):
+            with pytest.raises(precook.FeedError, match="no concept for validation") as caught:
+                source.feed(batch_size=2, validation=True)
+            assert "validation: true" in (caught.value.hint or "")
+
+
+def test_nothing_but_validation_is_nothing_to_train_on(base: Path) -> None:
+    """A feed for training refuses, and does not show it all the same."""
+    with opened(base, CHECK) as made:
+        made.build()
+        with pytest.raises(precook.FeedError, match="test has no samples to feed"):
+            made.feed(batch_size=2)
+
+
+def test_a_live_feed_encodes_what_it_shows_and_no_more(base: Path) -> None:
+    """With `on_missing="encode"` a training feed makes no entry of a sample for validation."""
+    encoder = Watched("image")
+    made = opened(base, TRAIN, CHECK, encoders={"pixels": encoder})
+    with made, made.feed(batch_size=4, seed=0, on_missing="encode") as feed:
+        assert len(list(feed.epoch(0))) == 1
+    assert len(encoder.items) == 4
+
+
+def test_an_exported_dataset_keeps_them_apart(base: Path, tmp_path: Path) -> None:
+    """The archive of a dataset brings the flag along."""
+    with opened(base, TRAIN, CHECK) as made:
+        made.build()
+        export_bundle(made.store, "test", tmp_path / "test.tar")
+    with precook.open(tmp_path / "other") as there, (tmp_path / "test.tar").open("rb") as archive:
+        import_bundle(there, archive)
+        imported = there.snapshot("test")
+        assert names(imported.feed(batch_size=2)) == ["train"] * 4
+        assert names(imported.feed(batch_size=2, validation=True)) == ["check"] * 3
+
+
+def test_older_readers_refuse_the_snapshot(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that does not know the flag would train on these samples: it says that it is too old instead."""
+    with opened(base, TRAIN, CHECK) as made:
+        made.build()
+    monkeypatch.setattr(snapshot, "FORMAT", 1)
+    with precook.open(base / "cache") as store, pytest.raises(precook.PrecookError, match="2"):
+        store.snapshot("test")
+    monkeypatch.undo()
+    with opened(base, TRAIN, store="plain") as made:
+        made.build()
+    monkeypatch.setattr(snapshot, "FORMAT", 1)
+    with precook.open(base / "plain") as store:
+        assert store.snapshot("test").samples == 4
