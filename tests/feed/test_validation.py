@@ -145,3 +145,39 @@ def test_older_readers_refuse_the_snapshot(base: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(snapshot, "FORMAT", 1)
     with precook.open(base / "plain") as store:
         assert store.snapshot("test").samples == 4
+
+
+class Both(Watched):
+    """A user's encoder of a picture, its control and its caption, which keeps what it was given."""
+
+    inputs = ("image", "control", "text")
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda item: {"text": item.text or "", "red": int(item.images["control"][0, 0, 0])})
+
+
+def test_entries_of_pictures_with_texts_stay_together(base: Path) -> None:
+    """Of an encoder that takes both, each feed has its own pairs, the empty prompt's among them."""
+    for name in ("train", "check"):
+        for number, path in enumerate(sorted((base / name).glob("*.png"))):
+            picture(base / f"{name}-control" / path.name, 50 + number, (40, 40 + 8 * number))
+    images = {
+        name: {"control": {"path": f"../{name}-control/{{stem}}.png", "fit": "own"}} for name in ("train", "check")
+    }
+    train, check = {**TRAIN, "images": images["train"]}, {**CHECK, "images": images["check"]}
+    options = {"batch_size": 1, "seed": 2, "caption_dropout": 0.4}
+    alone = []
+    for concept in (train, {**check, "validation": False}):
+        with opened(base, concept, encoders={"both": Both()}) as made:
+            made.build()
+            feed = made.feed(**options)
+            alone.append([(batch["sample"], batch["both"]) for epoch in range(3) for batch in feed.epoch(epoch)])
+    assert any(both[0]["text"] == "" for _, both in alone[0])
+    assert any(both[0]["text"] != "" for _, both in alone[0])
+    with opened(base, check, train, encoders={"both": Both()}) as made:
+        made.build()
+        for source in (made, made.store.snapshot("test")):
+            for validation, expected in zip((False, True), alone, strict=True):
+                feed = source.feed(**options, validation=validation)
+                shown = [(batch["sample"], batch["both"]) for epoch in range(3) for batch in feed.epoch(epoch)]
+                assert str(shown) == str(expected)

@@ -34,10 +34,10 @@ def opened(base: Path, *concepts: dict[str, Any], **sections: Any) -> precook.Pr
 def cuts(plan: precook.Plan, concept: str) -> list[tuple[tuple[int, int], bool]]:
     """Size and flip of every cut of a concept's pictures."""
     return [
-        (entry.parts.geometry.target, entry.parts.geometry.flip)
+        (entry.geometry.target, entry.geometry.flip)
         for state in (plan.ready, plan.missing)
         for entry in state.of("pixels")
-        if entry.concept == concept and entry.parts.geometry is not None
+        if entry.concept == concept and entry.geometry is not None
     ]
 
 
