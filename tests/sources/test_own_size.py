@@ -132,6 +132,22 @@ def test_pictures_that_cannot_keep_their_shape_are_told_and_the_others_go_on(tmp
         assert batch["mask"].shape == (1, 1, 15, 25)
 
 
+def test_a_control_picture_of_another_size_is_resampled_as_asked_for(tmp_path: Path) -> None:
+    """It is laid over a page that keeps its size: the page is not resampled, and the control by the filter."""
+    picture(tmp_path / "data/a.png", 1, (90, 66))
+    picture(tmp_path / "control/a.png", 2, (45, 33))
+    concepts = [{"name": "pages", "path": "data", "images": {"control": "../control/{stem}.png"}}]
+    encoders = {"control": {"uses": "image", "of": "control"}}
+    for resampling in ("bicubic", "bilinear"):
+        image = {"resolutions": "native", "resampling": resampling}
+        with project(tmp_path, concepts=concepts, image=image, encoders=encoders) as owner:
+            assert owner.build().encoded == {"control": 1}
+            (batch,) = owner.feed(batch_size=1, tensors="numpy").epoch(0)
+        with Image.open(tmp_path / "control/a.png") as opened:
+            direct = opened.convert("RGB").resize((90, 66), getattr(Image.Resampling, resampling.upper()))
+        assert np.array_equal(batch["control"][0], np.asarray(direct))
+
+
 def test_other_settings_of_a_store_stay_in_use(tmp_path: Path) -> None:
     """Pictures at their own size and cut ones lie beside each other: nothing is made twice."""
     picture(tmp_path / "data/a.png", 1, (96, 64))

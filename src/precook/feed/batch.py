@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -212,7 +211,7 @@ class BatchMaker:
         batch["sample"] = [digits[begin : begin + 64] for begin in range(0, len(digits), 64)]
         batch["concept"] = [content.names[number] for number in concepts.tolist()]
         if content.paths is not None:
-            batch["path"] = [os.fsdecode(content.paths[sample]) for sample in samples.tolist()]
+            batch["path"] = [content.paths[sample].decode("utf-8", "surrogateescape") for sample in samples.tolist()]
         if content.captions is not None:
             text, edges = content.captions
             spans = zip(lines.tolist(), edges[lines].tolist(), edges[lines + 1].tolist(), strict=True)

@@ -16,7 +16,17 @@ from precook.identity.canonical import canonical
 from precook.identity.digest import derived_digest
 from precook.sources.draws import Purpose, draw
 from precook.sources.frame_choice import EVERY, FrameTimes, capacity, choose_frames
-from precook.sources.geometry import COLUMNS, SOURCE, TARGET, Cuts, GeometryRows, cut_rows
+from precook.sources.geometry import (
+    COLUMNS,
+    RESAMPLING,
+    SCALED,
+    SOURCE,
+    TARGET,
+    Cuts,
+    GeometryRows,
+    cut_rows,
+    own_filters,
+)
 from precook.sources.samples import ConceptSamples, FurtherColumns, SourceProblem
 from precook.units import format_count
 from precook.values import Bytes, Flags, Numbers
@@ -263,6 +273,11 @@ def _cut_further(
         # What lies over the sample's own picture: the same scaled size, whatever its own was.
         rows = main.rows.copy()
         rows[:, SOURCE] = columns.sizes
+        if Resolution.of(resolutions[target.resolution]).native:
+            # The sample's own picture need not be scaled there, and this one may.
+            for image, start, stop in samples.cut_alike():
+                part = slice(start, stop)
+                rows[part, RESAMPLING] = own_filters(columns.sizes[part], rows[part, SCALED], image)
         rows[~columns.present] = 0
         if chosen.any():
             cut = _cut(samples, columns.sizes, chosen, resolutions[target.resolution], target.variation)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import count, islice, takewhile
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,11 @@ RESAMPLINGS: tuple[Resampling, ...] = get_args(Resampling)
 COLUMNS = 10
 """Numbers in a row: source, scaled, crop, target (two each), flip, resampling."""
 SOURCE = slice(0, 2)
+SCALED = slice(2, 4)
 TARGET = slice(6, 8)
-"""Where in a row the widths and heights of the picture and of its target stand."""
+"""Where in a row the widths and heights of the picture, as it is scaled and of its target stand."""
+RESAMPLING = 9
+"""Where in a row the number of the filter stands."""
 MAX_BUCKETS = 1 << 18
 """About twice what the largest resolution has with the smallest step and the usual `max_aspect`."""
 _REDUCTIONS = (2, 4, 8)
@@ -205,13 +208,20 @@ def _own_rows(sizes: Numbers, digests: Bytes, settings: ImageSettings, variation
         down=settings.rounding == "down",
     )
     refused = _own_refusals(sizes, fitting, settings)
-    # What is not scaled is not resampled: so the filter decides nothing, and stands in no key.
-    filters = RESAMPLINGS.index(settings.resampling), RESAMPLINGS.index("nearest")
-    resampling = np.where((fitting != sizes).any(axis=1), *filters)
+    resampling = own_filters(sizes, fitting, settings)
     flip = _flips(digests, settings, variation)
     rows = np.concatenate([sizes, fitting, np.zeros_like(sizes), fitting, flip[:, None], resampling[:, None]], axis=1)
     rows[list(refused)] = 0
     return Cuts(rows.astype(np.int32), refused)
+
+
+def own_filters(sizes: Numbers, scaled: npt.NDArray[Any], settings: ImageSettings) -> Numbers:
+    """How pictures of these sizes are resampled where they keep them: what is not scaled is the same by any filter.
+
+    So the filter that was asked for stands in the keys of those alone that it makes a difference to.
+    """
+    filters = RESAMPLINGS.index(settings.resampling), RESAMPLINGS.index("nearest")
+    return np.where((scaled != sizes).any(axis=1), *filters)
 
 
 def own_sizes(sizes: Numbers, *, multiple_of: int, max_pixels: int, down: bool = False) -> Numbers:
