@@ -388,3 +388,20 @@ def test_ranks_and_resume(tmp_path: Path) -> None:
         again = owner.feed(batch_size=3)
         again.load_state_dict(state)
         assert equal(rest, again.epoch(0))
+
+
+def test_a_concept_of_pages_beside_one_of_cut_pictures(tmp_path: Path) -> None:
+    """One concept keeps its sizes and another is cut: their batches stay apart, and each says what is true."""
+    saved(pages(tmp_path, 4) / "processor", QWEN)
+    for number in range(4):
+        picture(tmp_path / f"photos/q{number}.png", 60 + number, (96 + number, 64))
+    concepts: list[dict[str, Any]] = [
+        {"name": "pages", "path": "data", "image": {"resolutions": "native", "multiple_of": 2}},
+        {"name": "photos", "path": "photos"},
+    ]
+    encoders = {"inputs": {"uses": "transformers-processor", "model": "processor"}}
+    with project(tmp_path, concepts=concepts, image={"resolutions": ["64x64"]}, encoders=encoders) as owner:
+        assert owner.build().encoded == {"inputs": 8}
+        for feed in (owner.feed(batch_size=4), owner.store.snapshot("test").feed(batch_size=4)):
+            told = {tuple(batch["concept"]): batch["size"] for batch in feed.epoch(0)}
+            assert told == {("pages",) * 4: None, ("photos",) * 4: (64, 64)}
