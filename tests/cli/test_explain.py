@@ -66,8 +66,8 @@ class TestExplain:
     @pytest.mark.parametrize(
         ("path", "message", "hint"),
         [
-            ("precook.yaml", "no source of pets", "name a picture, caption or mask"),
-            ("data/cats", "no source of pets", "name a picture, caption or mask"),
+            ("precook.yaml", "no source of pets", "name a picture, text, caption or mask"),
+            ("data/cats", "no source of pets", "name a picture, text, caption or mask"),
             ("data/cats/nothing.png", "no such file", "paths start at the current directory"),
         ],
     )

@@ -21,6 +21,15 @@ from tests.support.projects import dataset, picture, text_folder, vae_folder
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]")
 
 
+COMPLETION = {"prompt": "prompt", "completion": "completion"}
+MESSAGES = {"messages": "messages"}
+
+
+def switched(line: str) -> str:
+    """A setting that stands behind a #, without it."""
+    return re.sub(r"^(  (?:  )+)#(?=\w+: \S)", r"\1", line)
+
+
 def settings_in(path: Path) -> Settings:
     """What a config file says."""
     return read_config(path)[0]
@@ -301,7 +310,10 @@ class TestInit:
         [
             (["nowhere"], 1, "nowhere: no such folder", "is the drive mounted"),
             (["empty"], 1, "empty: no pictures in there", "pictures end in .jpg"),
-            (["empty/table.csv"], 1, "empty/table.csv: not a folder", "a table goes into the config"),
+            (["empty/table.csv"], 1, "empty/table.csv: no column of texts that is known among none", "column"),
+            (["pictures.csv"], 1, "pictures.csv: a table of pictures, not of texts", "a concept"),
+            (["notes.doc"], 1, "notes.doc: not a folder", "a table of texts"),
+            (["texts.csv", "--for", "sdxl"], 2, "--for names a model of pictures", "--text names a tokenizer"),
             (["data", "--vae", "nowhere"], 2, "--vae nowhere: no such folder", "download the model first"),
             (["data", "--text", "nowhere"], 2, "--text nowhere: no such folder", "download the model first"),
             (["data", "--dataset", "two words"], 2, "dataset: must be 1 to 64 letters", ""),
@@ -315,6 +327,9 @@ class TestInit:
         Folders.bare(here)
         (here / "empty").mkdir()
         (here / "empty" / "table.csv").touch()
+        (here / "pictures.csv").write_text("image,text\n")
+        (here / "texts.csv").write_text("text\na cat\n")
+        (here / "notes.doc").touch()
         ended = run("init", *args)
         assert (ended.code, ended.out) == (code, "")
         assert ended.err.startswith(f"error: {message}")
@@ -326,6 +341,57 @@ class TestInit:
         ended = run("init")
         assert (ended.code, ended.out) == (2, "")
         assert "name the folder of pictures" in ended.err
+
+    @pytest.mark.parametrize(
+        ("name", "content", "texts", "told"),
+        [
+            ("train.jsonl", '{"text": "a cat"}\n{"text": null}\n', {"column": "text"}, "1 text (column text)"),
+            ("train.csv", "id,prompt,completion\n1,a,b\n", COMPLETION, "1 text (columns prompt and completion)"),
+            (
+                "train.ndjson",
+                '{"messages": [{"role": "user", "content": "a"}]}\n',
+                MESSAGES,
+                "1 text (conversations in",
+            ),
+            ("notes/a.txt", "a text", "files", "1 text (files that end in .txt)"),
+            ("notes/a.md", "# a text", "files", "1 text (files that end in .md)"),
+        ],
+    )
+    def test_texts_without_pictures_have_a_config_too(
+        self, here: Path, name: str, content: str, texts: object, told: str
+    ) -> None:
+        """A table by its columns, a folder by its files: the config is accepted, plans, and keeps token ids."""
+        file = here / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+        text_folder(here / "tokenizer")
+        (here / "tokenizer/chat_template.jinja").write_text("{{ messages }}")
+        ended = run("init", name.partition("/")[0], "--text", "tokenizer")
+        assert ended.code == 0, ended.err
+        assert told in ended.out
+        settings = settings_in(here / "precook.yaml")
+        (concept,) = settings.concepts
+        assert concept.model_dump()["texts"] == texts
+        assert {name: one.uses for name, one in settings.encoders.items()} == {"tokens": "transformers-tokens"}
+        planned = run("plan", "--json")
+        assert planned.code in (0, 3), planned.err
+        assert json.loads(planned.out)["samples"] == 1
+
+    def test_the_file_for_texts_shows_what_texts_have(self, here: Path) -> None:
+        """Settings at their defaults can be switched on without being refused, and nothing speaks of pictures."""
+        (here / "train.jsonl").write_text('{"text": "a cat"}\n')
+        assert "put a tokenizer there" in run("init", "train.jsonl").err
+        content = (here / "precook.yaml").read_text()
+        assert "captions:" not in content
+        assert "resolutions:" not in content
+        lines = [
+            line if re.match(r" *#(?:revision|subfolder|version|samples|passages):", line) else switched(line)
+            for line in content.splitlines()
+        ]
+        (here / "other.yaml").write_text("\n".join(lines))
+        assert (
+            settings_in(here / "other.yaml").concepts[0].texts == settings_in(here / "precook.yaml").concepts[0].texts
+        )
 
     def test_the_schema_is_printed(self, here: Path) -> None:
         """--schema needs no folder and prints the JSON schema that editors take."""

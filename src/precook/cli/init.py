@@ -1,4 +1,4 @@
-"""`precook init`: a config file for a folder of pictures."""
+"""`precook init`: a config file for a folder of pictures, or for texts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from precook.errors import EncodeError, PrecookError, printable
 from precook.units import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from precook.config.template import FoundConcept, Proposal, TemplateFacts
     from precook.sources.survey import SurveyedConcept
 
@@ -33,7 +35,10 @@ _USUAL = 512
 
 def command(  # noqa: PLR0913 - each parameter is an option of the command
     folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="Where the pictures lie.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER", help="Where the pictures or texts lie; or a table of texts.", show_default=False
+        ),
     ] = None,
     *,
     target: Annotated[
@@ -59,7 +64,7 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the config, for editors.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a folder of pictures and write a config for it.
+    """Look at a folder of pictures, or at texts without pictures, and write a config for them.
 
     With --for the config keeps what training that model needs, and says why each setting is what it is.
     """
@@ -70,7 +75,7 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
         output.line()
         return
     if folder is None:
-        raise typer.BadParameter("name the folder of pictures", param_hint="FOLDER")
+        raise typer.BadParameter("name the folder of pictures, or of texts", param_hint="FOLDER")
     _check_target(target, force=force)
     for option, single in (("--vae", vae), ("--text", text)):
         if single is not None and not single.is_dir():
@@ -118,10 +123,13 @@ def _look_at(
     from precook.sources.survey import folder_name, relative_path, survey
 
     surveyed = survey(folder, base, report=progress.reporter())
+    if model is not None and any(each.concept.texts is not None for each in surveyed):
+        raise usage_error("--for names a model of pictures, and there are texts alone", "--text names a tokenizer")
     resolution = _resolution(surveyed)
     proposal = None if model is None else _propose(model, base, vae=vae, resolution=resolution)
     if dataset is None:
-        dataset = re.sub(r"[^A-Za-z0-9._-]+", "-", folder_name(folder)).strip("-._")[:64] or "dataset"
+        name = folder.stem if folder.is_file() else folder_name(folder)
+        dataset = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:64] or "dataset"
     facts = TemplateFacts(
         dataset=dataset,
         concepts=tuple(each.concept for each in surveyed),
@@ -204,6 +212,13 @@ def _show(target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], e
             f"  {setting.name} {yaml_text(setting.value)}: {setting.reason}" for setting in facts.proposal.settings
         ]
         output.text("\n".join(map(printable, [facts.proposal.sentence, *reasons])))
+    if facts.texts_alone:
+        output.text(printable(f"wrote {target}: dataset {facts.dataset}; encoders: {', '.join(encoders)}"))
+        if facts.text is None:
+            hint = "the file names models/text: put a tokenizer there, or write where it lies; --text DIR names it"
+            output.hint(hint)
+        _hint_at_plan(target)
+        return
     size = _size(facts)
     sides = size if isinstance(size, str) else f"{size} pixels a side"
     output.text(printable(f"wrote {target}: dataset {facts.dataset}, {sides}; encoders: {', '.join(encoders)}"))
@@ -224,6 +239,10 @@ def _show(target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], e
             " --for MODEL names a pipeline of diffusers, --vae DIR and --text DIR a VAE and a text encoder alone,"
             " and the file shows every other encoder"
         )
+    _hint_at_plan(target)
+
+
+def _hint_at_plan(target: Path) -> None:
     named = "" if target == DEFAULT_CONFIG else f" --config {shlex.quote(str(target))}"
     output.hint(f"`precook plan{named}` shows what a build would do")
 
@@ -231,6 +250,8 @@ def _show(target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], e
 def _sentence(survey: SurveyedConcept) -> str:
     """What was found of a concept, in a sentence."""
     concept = survey.concept
+    if concept.texts is not None:
+        return f"{concept.name}: {format_count(concept.images, 'text')} ({_source(concept.texts)})"
     captions = {"filename": "file names for captions", "none": "no captions"}
     parts = [
         format_count(concept.images, "picture"),
@@ -244,6 +265,15 @@ def _sentence(survey: SurveyedConcept) -> str:
     return f"{concept.name}: {', '.join(parts)}"
 
 
+def _source(texts: Mapping[str, Any]) -> str:
+    """Where texts were found, in a few words."""
+    source = texts["texts"]
+    if source == "files":
+        return f"files that end in {texts.get('caption_extension', '.txt')}"
+    kind = "conversations in column" if "messages" in source else "column" if len(source) == 1 else "columns"
+    return f"{kind} {' and '.join(source.values())}"
+
+
 def _part(number: int, concept: FoundConcept) -> str:
     return "all" if number == concept.images else f"{number:,}"
 
@@ -255,10 +285,13 @@ def _document(
         "config": str(target),
         "dataset": facts.dataset,
         "store": facts.store,
-        "resolution": _size(facts),
+        "resolution": None if facts.texts_alone else _size(facts),
         "encoders": encoders,
         "concepts": [
-            {
+            {"name": survey.concept.name, "path": survey.concept.path, "count": survey.concept.images}
+            | dict(survey.concept.texts)
+            if survey.concept.texts is not None
+            else {
                 "name": survey.concept.name,
                 "path": survey.concept.path,
                 "pictures": survey.concept.images,

@@ -41,7 +41,7 @@ _MAX_SAMPLES = 1 << 62
 _NAME = 200
 _MAX_TAGS = 1 << 20
 
-_OF_PICTURES = {"captions", "prefix", "suffix", "trigger", "tags", "masks", "missing_mask", "images", "image_column"}
+OF_PICTURES = {"captions", "prefix", "suffix", "trigger", "tags", "masks", "missing_mask", "images", "image_column"}
 """Fields that say something of pictures."""
 
 MissingMask = Literal["white", "error"]
@@ -423,6 +423,6 @@ class Concept(Section):
             yield Flaw("a column needs a table, and path is a folder", f"tables end in {either(TABLES)}", ("texts",))
         if isinstance(self.texts, MessagesColumn | CompletionColumns) and self.passages is not None:
             yield Flaw("only texts are split, no conversations and no completions", "remove it", ("passages",))
-        for name in sorted(self.model_fields_set & _OF_PICTURES):
+        for name in sorted(self.model_fields_set & OF_PICTURES):
             if getattr(self, name) != type(self).model_fields[name].default:
                 yield Flaw("is for pictures, and this concept has texts alone", "remove it, or texts", (name,))

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from precook.config.check import check
-from precook.config.concept import Concept
+from precook.config.concept import OF_PICTURES, Concept
 from precook.config.encoders import ENCODERS, EncoderSection, kind_of
 from precook.config.field_types import Section
 from precook.config.messages import quoted
@@ -47,20 +47,25 @@ _BLOCKS: dict[str, dict[str, Any]] = {
     "mine": {"uses": "my_package.my_module:MyEncoder"},
 }
 """The encoders as they stand in the file, behind a #, until somebody switches them on."""
+_OF_TEXTS = ("text", "tokens", "mine")
+"""Those that can make something of texts without pictures."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundConcept:
-    """A folder or table of pictures, as `init` found it."""
+    """A folder of pictures, or a folder or table of texts, as `init` found it."""
 
     name: str
     path: str
     images: int
+    """How many of them there are."""
     captions: Literal["sidecar", "filename", "none"]
     masks: str | None
     """The pattern of their masks' names."""
     min_side: int
     max_side: int
+    texts: Mapping[str, Any] | None = None
+    """Where there are texts alone: `texts`, and `caption_extension` where it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,11 @@ class TemplateFacts:
     proposal: Proposal | None = None
     """For the model that was named; it stands in the place of `vae`, `text` and `resolution`."""
 
+    @property
+    def texts_alone(self) -> bool:
+        """Whether there are no pictures."""
+        return all(concept.texts is not None for concept in self.concepts)
+
 
 def write_config(facts: TemplateFacts) -> str:
     """The text of a config file for what was found; reading it gives exactly that back.
@@ -165,6 +175,16 @@ def _escaped(char: str) -> str:
 
 def _settings(facts: TemplateFacts) -> dict[str, Any]:
     """What the file says, comments aside."""
+    if facts.texts_alone:
+        # Batches of the feed are for a language model then, which is to learn where a text ends.
+        tokens = {**_BLOCKS["tokens"], "model": facts.text or _BLOCKS["tokens"]["model"], "eos": "on"}
+        concepts = [{"name": one.name, "path": one.path, **(one.texts or {})} for one in facts.concepts]
+        return {
+            "store": facts.store,
+            "dataset": facts.dataset,
+            "concepts": concepts,
+            "encoders": {"tokens": tokens},
+        }
     proposal = facts.proposal
     encoders: dict[str, Any] = {} if proposal is None else {name: dict(it) for name, it in proposal.encoders.items()}
     if facts.vae is not None:
@@ -210,14 +230,8 @@ def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
     yield from _heading("concepts")
     for number, (concept, given) in enumerate(zip(facts.concepts, settings["concepts"], strict=True)):
         yield from _indented("  ", _concept_lines(concept, given, every=number == 0))
-    for name, section in (("image", ImageSettings), ("text", TextSettings)):
-        yield from _heading(name)
-        if facts.proposal is not None and name == "image":
-            yield from _indented("  ", _comments(_reasons(facts.proposal, "")))
-        yield from _indented("  ", _fields(section, settings[name]))
-    yield from _indented("#", [line for line in _heading("video") if line != ("", "")])
-    defaults = {name: field.default for name, field in VideoSettings.model_fields.items()}
-    yield from _indented("#  ", _fields(VideoSettings, defaults))
+    if not facts.texts_alone:
+        yield from _picture_lines(facts, settings)
     yield from _heading("encoders")
     yield from _indented("  ", _texts(*_ENCODERS_HEAD))
     if facts.proposal is not None:
@@ -225,6 +239,8 @@ def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
     used = {kind_of(given) for given in settings["encoders"].values()}
     for name, block in _BLOCKS.items():
         switched_on = name in settings["encoders"]
+        if facts.texts_alone and name not in _OF_TEXTS:
+            continue
         if not switched_on and kind_of(block) in used:
             continue  # it stands there under another name
         given = settings["encoders"].get(name, block)
@@ -235,6 +251,18 @@ def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
         yield from _indented("  " if switched_on else "  #", lines)
     yield from _texts("")
     yield from (_setting(name, fields[name], settings) for name in ("keep", "stamps"))
+
+
+def _picture_lines(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
+    """How pictures are cut, and which of their captions are kept."""
+    for name, section in (("image", ImageSettings), ("text", TextSettings)):
+        yield from _heading(name)
+        if facts.proposal is not None and name == "image":
+            yield from _indented("  ", _comments(_reasons(facts.proposal, "")))
+        yield from _indented("  ", _fields(section, settings[name]))
+    yield from _indented("#", [line for line in _heading("video") if line != ("", "")])
+    defaults = {name: field.default for name, field in VideoSettings.model_fields.items()}
+    yield from _indented("#  ", _fields(VideoSettings, defaults))
 
 
 def _reasons(proposal: Proposal, encoder: str) -> Iterator[str]:
@@ -252,6 +280,16 @@ def _heading(name: str) -> Iterator[_Line]:
 
 def _concept_lines(concept: FoundConcept, given: Mapping[str, Any], *, every: bool) -> Iterator[_Line]:
     """One concept; the first one shows every setting."""
+    if concept.texts is not None:
+        yield from _texts("# 1 text" if concept.images == 1 else f"# {concept.images:,} texts")
+        first, *others = (
+            line
+            for line in _fields(Concept, given, every=every)
+            if line[0].strip("#").partition(":")[0] not in OF_PICTURES
+        )
+        yield from _indented("- ", [first])
+        yield from _indented("  ", others)
+        return
     pictures = "1 picture" if concept.images == 1 else f"{concept.images:,} pictures"
     sides = f", sides from {concept.min_side} to {concept.max_side} pixels" if concept.max_side else ""
     yield from _texts(f"# {pictures}{sides}")

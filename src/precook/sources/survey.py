@@ -16,6 +16,7 @@ from precook.sources.facts import LARGEST
 from precook.sources.formats import VIDEO_SUFFIXES
 from precook.sources.pictures import RefusedError, read_facts
 from precook.sources.sample_files import CAPTION, NOT_SAMPLES, PICTURE, mask_path, picture_suffixes
+from precook.sources.text_survey import survey_files, survey_table
 from precook.sources.walk import walk
 from precook.units import format_count
 
@@ -32,11 +33,11 @@ class SurveyedConcept:
     """A concept as it was found, and how much of it there is."""
 
     concept: FoundConcept
-    captioned: int
+    captioned: int = 0
     """Pictures with a caption beside them."""
-    masked: int
+    masked: int = 0
     """Pictures with a mask."""
-    usual_side: int
+    usual_side: int = 0
     """The side of a square as large as the usual picture; 0 where none could be read."""
 
 
@@ -51,17 +52,19 @@ class _FileGroup:
 def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[SurveyedConcept]:
     """The concepts in a folder: each of its folders that holds pictures, or the folder itself if pictures lie in it.
 
-    `base` is where the config file will lie; paths are relative to it. `SourceError` where there are no pictures.
+    Without pictures, the texts of a folder or of a table are one. `base` is where the config file will lie; paths are
+    relative to it. `SourceError` where there are neither.
     """
     if folder.is_file():
-        hint = "name the folder that holds the pictures; a table goes into the config, as the path of a concept"
-        raise SourceError(folder, "not a folder", hint=hint)
+        return [SurveyedConcept(survey_table(folder, relative_path(folder, base)))]
     listing = walk(folder, {**dict.fromkeys(picture_suffixes(), PICTURE), "txt": CAPTION}, recursive=True)
     paths = [listing.path(row) for row in range(len(listing.names))]
     files = {path for path, regular in zip(paths, listing.regular().tolist(), strict=True) if regular}
     # A FIFO or a link to nothing counts as a picture, as it does in a plan, which says what is wrong with it.
     pictures = [path for path, role in zip(paths, listing.roles, strict=True) if role == PICTURE]
     groups = _groups([path for path in pictures if not _stem(path).endswith(NOT_SAMPLES)])
+    if not groups and (texts := survey_files(listing, folder_name(folder), relative_path(folder, base))):
+        return [SurveyedConcept(texts)]
     if not groups:
         hint = f"pictures end in {', '.join('.' + suffix for suffix in picture_suffixes())}; hidden files do not count"
         if videos := sum(listing.ignored[suffix] for suffix in VIDEO_SUFFIXES):
