@@ -149,7 +149,7 @@ def _path_facts(paths: Sequence[str], *, known: bool) -> Iterator[tuple[str, Lin
         yield "", f"and {len(paths) - _MOST_OWNERS:,} more"
     if known and not paths:
         reason = "not known: its snapshot keeps no paths, and no file that is remembered here has this content"
-        yield "source", Span(reason, "dim")
+        yield "source", Span(f"{reason}; `precook explain` looks at the sources", "dim")
 
 
 def _refuse_two(store: Store, samples: Sequence[SnapshotSample], digits: str) -> None:
