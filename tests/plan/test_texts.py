@@ -10,7 +10,7 @@ import pytest
 
 import precook
 from precook.sources.documents import DocumentRule
-from tests.support.projects import Watched, Words, picture, reasons
+from tests.support.projects import Watched, Words, picture, reasons, text_folder
 from tests.support.texts import text_project, write_table
 
 COLUMN = {"column": "text"}
@@ -45,6 +45,49 @@ class TestSources:
         else:
             write_table(tmp_path / name, [{"text": text, "other": 1} for text in texts])
         assert made(tmp_path, COLUMN, path=name) == sorted(texts)
+
+    @pytest.mark.parametrize("name", ["train.csv", "train.parquet"])
+    def test_conversations_of_any_table(self, tmp_path: Path, name: str) -> None:
+        """In Parquet lists of objects, where null stands for what a message does not have; in a .csv, JSON."""
+        messages = [{"role": "user", "content": "a cat"}, {"role": "assistant", "content": None, "tool_calls": ["x"]}]
+        if name.endswith(".csv"):
+            quoted = json.dumps(messages).replace('"', '""')
+            (tmp_path / name).write_text(f'messages\n"{quoted}"\nno list\n')
+        else:
+            arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+            rows = [messages, [{"role": "nobody", "content": "x"}]]
+            pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"messages": rows}), tmp_path / name)
+        encoder = Watched(make=lambda item: 1)
+        encoder.documents = True  # type: ignore[attr-defined]
+        with text_project(tmp_path, {"messages": "messages"}, path=name, encoders=words(encoder)) as project:
+            report = project.build()
+        assert [failure.path for failure in report.failed] == [f"{name}, row 2"]
+        (item,) = encoder.items
+        assert item.document is not None
+        assert item.document.parts == {"messages": messages}
+
+    def test_what_is_kept_can_be_read_again(self, tmp_path: Path) -> None:
+        """With `keep`, batches of a snapshot have the texts and where they stood; without, neither."""
+        write_table(tmp_path / "train.jsonl", [{"text": " a cat"}, {"text": "a dog"}])
+        with text_project(tmp_path, COLUMN, encoders=words(), keep=["captions", "paths"]) as project:
+            project.build()
+            with project.store.snapshot("test").feed(batch_size=2) as feed:
+                (batch,) = feed.epoch(0)
+        found = dict(zip(batch["caption"], batch["path"], strict=True))
+        assert {text: path.rpartition("/")[2] for text, path in found.items()} == {
+            " a cat": "train.jsonl, row 1",
+            "a dog": "train.jsonl, row 2",
+        }
+
+    def test_a_feed_encodes_what_is_missing(self, tmp_path: Path) -> None:
+        """Texts in one piece and in passages are made when a batch needs them, and stored."""
+        write_table(tmp_path / "train.jsonl", [{"text": "First one.\n\nSecond one."}, {"text": "Third."}])
+        encoder = Watched()
+        with text_project(tmp_path, COLUMN, encoders=words(encoder), passages={"size": 16}) as project:
+            with project.feed(batch_size=2, on_missing="encode") as feed:
+                assert sum(len(batch["sample"]) for batch in feed.epoch(0)) == 3
+            assert not project.plan().missing
+        assert sorted(item.text or "" for item in encoder.items) == ["First one.", "Second one.", "Third."]
 
     def test_files_of_a_folder(self, tmp_path: Path) -> None:
         """Each file is one text, whatever lines it has, in the encoding that the config names."""
@@ -226,6 +269,33 @@ class TestBadInput:
         ):
             project.plan()
 
+    def test_texts_that_go_into_no_batch_together(self, tmp_path: Path) -> None:
+        """Completions have labels and other texts have none: what to write is said before anything is encoded."""
+        write_table(tmp_path / "train.jsonl", [{"text": "a cat", "prompt": "a", "completion": "cat"}])
+        text_folder(tmp_path / "text")
+        concepts = [
+            {"name": "texts", "path": "train.jsonl", "texts": COLUMN},
+            {"name": "completions", "path": "train.jsonl", "texts": {"prompt": "prompt", "completion": "completion"}},
+        ]
+        for labels, refused in (("auto", True), ("completion", False)):
+            encoders = {"tokens": {"uses": "transformers-tokens", "model": "text", "labels": labels}}
+            with precook.Project(base=tmp_path, dataset="test", concepts=concepts, encoders=encoders) as project:
+                if refused:
+                    with pytest.raises(precook.ConfigError, match="set labels: completion"):
+                        project.plan()
+                else:
+                    assert len(project.plan().missing) == 2
+
+    def test_a_tokenizer_without_a_template_is_refused(self, tmp_path: Path) -> None:
+        """Where there are conversations, before any of them is encoded."""
+        write_table(tmp_path / "train.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
+        text_folder(tmp_path / "text")
+        with (
+            text_project(tmp_path, {"messages": "messages"}) as project,
+            pytest.raises(precook.ConfigError, match="the tokenizer has no chat template"),
+        ):
+            project.plan()
+
     @pytest.mark.parametrize(
         ("concept", "message"),
         [
@@ -302,7 +372,7 @@ class TestTables:
             assert "train.jsonl, row 3" in str(plan.explain(tmp_path / "train.jsonl"))
 
     def test_a_snapshot_trains_without_the_table(self, tmp_path: Path) -> None:
-        """Same batches of a project and of its snapshot, and after an export."""
+        """Same batches of a project and of its snapshot."""
         write_table(tmp_path / "train.jsonl", [{"text": f"text {number}"} for number in range(5)])
         with text_project(tmp_path, COLUMN, encoders=words()) as project:
             project.build()

@@ -70,12 +70,13 @@ def write_table(path: Path, rows: Iterable[object]) -> Path:
 
 
 def text_project(
-    base: Path, texts: Any, *, path: str = "train.jsonl", encoders: Any = None, **concept: Any
+    base: Path, texts: Any, *, path: str = "train.jsonl", encoders: Any = None, keep: Any = (), **concept: Any
 ) -> precook.Project:
     """A project whose only concept has texts alone."""
     return precook.Project(
         base=base,
         dataset="test",
         concepts=[{"name": "texts", "path": path, "texts": texts, **concept}],
+        keep=list(keep),
         encoders=encoders or {"tokens": {"uses": "transformers-tokens", "model": "text"}},
     )

@@ -217,9 +217,14 @@ class EncoderSpec:
         advice = f"{_COMPARE}, {self._renewal()} makes them anew"
         return Encoding(self.name, inputs, recipe, self.versions(inputs), advice, documents, of)
 
-    def check_texts(self, encoding: Encoding, concepts: Iterable[Concept]) -> None:
-        """Refuse an encoder that can make nothing of a concept of texts alone."""
+    def check_texts(self, encoding: Encoding, concepts: Sequence[Concept]) -> None:
+        """Refuse an encoder that can make nothing of a concept of texts alone, or nothing that goes into one batch."""
         where = ("encoders", self.name)
+        section = self.definition
+        in_parts = [isinstance(concept.texts, MessagesColumn | CompletionColumns) for concept in concepts]
+        if isinstance(section, TransformersTokens) and section.labels == "auto" and any(in_parts) > all(in_parts):
+            message = "some concepts have texts with labels and others without, which go into no batch together"
+            raise self.origin.error((*where, "labels"), message, hint="set labels: completion, so that all have them")
         for concept in concepts:
             if concept.texts is None:
                 continue
