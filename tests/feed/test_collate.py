@@ -214,5 +214,5 @@ def test_entries_may_go_while_their_shapes_are_compared(
         return found
 
     monkeypatch.setattr(places, "locate", locate_and_lose)
-    column = EntryColumn("words", True, "test", {}, columns(keys), empty=-1, pad=None, eos=None)
+    column = EntryColumn("words", "line", "text", "test", {}, columns(keys), empty=-1, pad=None, eos=None)
     assert list(find_axes(column, places, np.zeros(3, np.int64)).values()) == [[0]]
