@@ -77,7 +77,7 @@ class EntryColumn:
     @property
     def of_further(self) -> bool:
         """Whether it was made of further pictures, which some samples may not have."""
-        return self.per == "cut" and self.input not in ("image", "mask")
+        return self.per == "cut" and self.input not in ("image", "mask", "video")
 
 
 class PairRows:
