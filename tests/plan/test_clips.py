@@ -306,3 +306,13 @@ class Own:
     def encode(self, batch): return [item.video.mean(axis=(1, 2)) for item in batch]
     def unload(self): pass
 """
+
+
+def test_a_clip_of_one_frame_is_not_the_picture_that_another_encoder_takes_of_it(tmp_path: Path) -> None:
+    """Two encoders of one class and one identity, of which one takes clips: each has entries of its own."""
+    write_clip(tmp_path / "data/a.mp4", clip(9), "a dance")
+    encoders = {"clip": Watched("video", frames_of), "still": Watched("image")}
+    with clips(tmp_path, encoders=encoders, video={"frames": [1], "fps": 16}) as owner:
+        assert owner.build().encoded == {"clip": 1, "still": 1}
+        batch = fed(owner)["a dance"]
+        assert (tuple(batch["clip"].shape), tuple(batch["still"].shape)) == ((1, 1, 48, 64, 3), (1, 48, 64, 3))

@@ -466,3 +466,16 @@ def test_a_single_text_or_picture_keeps_its_key(tmp_path: Path) -> None:
         opened.build()
     with project(tmp_path, concepts=concept(name="things"), encoders=encoders) as opened:
         assert not opened.plan().missing
+
+
+@pytest.mark.parametrize("folder", ["data", "data/more"])
+def test_a_control_without_its_target_is_no_target_where_both_lie_in_one_folder(tmp_path: Path, folder: str) -> None:
+    """Wherever in the concept that is, and whether or not all others have their controls."""
+    for number, name in enumerate(("a", "a_control", "b", "lost_control")):
+        picture(tmp_path / folder / f"{name}.png", number)
+    control = {"path": "{stem}_control.png", "optional": True}
+    with project(tmp_path, concepts=concept(control), encoders={"pixels": PIXELS, "control": CONTROL}) as owner:
+        plan = owner.plan()
+        assert {Path(entry.path or "").name for entry in plan.missing} == {"a.png", "b.png"}
+        (failure,) = plan.failed
+        assert (Path(failure.path or "").name, failure.reason) == ("lost_control.png", "no picture for this control")

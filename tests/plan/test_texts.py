@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import precook
+from precook.config.texts import PassageSettings
 from precook.sources.documents import DocumentRule
+from precook.sources.passages import split_passages
 from tests.support.projects import Watched, Words, picture, reasons, text_folder
 from tests.support.texts import text_project, write_table
 
@@ -258,6 +260,17 @@ class TestBadInput:
             project.plan()
         assert "encoders.pixels" in str(told.value)
 
+    def test_messages_that_are_nested_too_deeply(self, tmp_path: Path) -> None:
+        """In a cell of a .csv as well, the row is told, and the others go on."""
+        good = json.dumps([{"role": "user", "content": "a cat"}]).replace('"', '""')
+        (tmp_path / "train.csv").write_text(f'messages\n"{good}"\n"{"[" * 100_000}"\n')
+        encoder = Watched(make=lambda item: 1)
+        encoder.documents = True  # type: ignore[attr-defined]
+        with text_project(tmp_path, {"messages": "messages"}, path="train.csv", encoders=words(encoder)) as project:
+            (failure,) = project.plan().failed
+            assert failure.path == "train.csv, row 2"
+            assert len(project.plan().missing) == 1
+
     def test_an_encoder_that_knows_no_messages_is_refused(self, tmp_path: Path) -> None:
         """A class that only takes texts is not given something else."""
         write_table(tmp_path / "train.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
@@ -352,6 +365,42 @@ class TestPassages:
             assert reasons(plan) == {("words", "content changed"): 1}
             assert len(plan.explain(file).samples) == 4
             assert "text 'Drei three.': missing" in str(plan.explain(entry.path))
+
+    @pytest.mark.parametrize("by", ["paragraphs", "headings"])
+    def test_lines_end_as_they_do_on_any_system(self, by: Any) -> None:
+        """The two characters that end a line on Windows are no blank line."""
+        text = "P1 first line\nP1 second line\n\nP2 first line\nP2 second line"
+        settings = PassageSettings(by=by, size=50)
+        passages = list(split_passages(text, settings))
+        assert passages == text.split("\n\n")
+        for end in ("\r\n", "\r"):
+            assert list(split_passages(text.replace("\n", end), settings)) == [
+                passage.replace("\n", end) for passage in passages
+            ]
+
+    def test_a_text_is_read_once_for_all_its_passages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A snapshot that keeps them, and an explanation: to read it anew for each takes hours."""
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/a.txt").write_text("\n\n".join(f"Paragraph {number}." for number in range(50)))
+        options: Any = {
+            "base": tmp_path,
+            "dataset": "test",
+            "concepts": [{"name": "texts", "path": "data", "texts": "files", "passages": {"size": 16}}],
+            "encoders": words(),
+            "keep": ["captions"],
+        }
+        with precook.Project(**options) as project:
+            read: list[bytes] = []
+            real = DocumentRule.read
+            monkeypatch.setattr(DocumentRule, "read", lambda rule, content: read.append(content) or real(rule, content))
+            assert project.build().encoded == {"words": 50}
+            assert len(read) < 10
+            with project.store.snapshot("test").feed(batch_size=1) as feed:
+                kept = {batch["caption"][0]: bytes(batch["words"][0].tolist()).decode() for batch in feed.epoch(0)}
+            assert kept == {f"Paragraph {number}.": f"Paragraph {number}." for number in range(50)}
+            plan, before = project.plan(), len(read)
+            assert "Paragraph 49" in str(plan.explain(tmp_path / "data/a.txt"))
+            assert len(read) == before + 1
 
 
 class TestTables:

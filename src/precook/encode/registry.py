@@ -196,8 +196,9 @@ class EncoderSpec:
         except (Exception, SystemExit) as error:
             raise self.origin.error(where, f"identity() failed: {raised(error)}") from error
         try:
-            # By their names an encoder tells several inputs apart; one is what it is, whatever its name.
-            several = {"inputs": list(inputs)} if len(inputs) > 1 else {}
+            # By their names an encoder tells several inputs apart; one is what it is, whatever its name. But a clip of
+            # one frame is no picture, although the same bytes go in.
+            several = {"inputs": list(inputs)} if len(inputs) > 1 or VIDEO in inputs else {}
             recipe = Recipe(kind, {"identity": identity, **several, **self._given_version(), **_reading(inputs)})
         except IdentityError as error:
             message = f"identity() is not plain data: {error.message}"

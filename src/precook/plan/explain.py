@@ -15,6 +15,7 @@ from precook.identity.versions import VersionChange, compare_versions, describe_
 from precook.plan.dataset import PlannedDataset
 from precook.plan.entries import EncoderPlan, PlannedEntry
 from precook.plan.reasons import Why
+from precook.plan.source_texts import SourceTexts
 from precook.plan.targets import Samples
 from precook.plan.trace import as_digits, trace_samples
 from precook.plan.wanted import TEXT
@@ -82,12 +83,13 @@ def explain(plan: PlannedDataset, path: Path) -> Explanation:
     Where there is no such file, digits are those of an entry's key or of a sample.
     """
     wanted = os.path.abspath(path)  # noqa: PTH100 - links stay as they are
-    samples = tuple(_sample_state(plan, sample) for sample in _samples_at(plan.samples, wanted))
+    texts = SourceTexts(plan.samples)
+    samples = tuple(_sample_state(plan, sample, texts) for sample in _samples_at(plan.samples, wanted))
     problems = _problems_at(plan, wanted)
     note = ""
     if not samples and not problems and (digits := as_digits(path)) and not os.path.lexists(wanted):
         traced = trace_samples(plan, digits)
-        samples, note = tuple(_sample_state(plan, sample) for sample in traced.samples), traced.note
+        samples, note = tuple(_sample_state(plan, sample, texts) for sample in traced.samples), traced.note
         if not samples:
             hint = "`precook show` finds what snapshots name; paths start at the current directory"
             raise SourceError(path, f"no file, and no entry or sample of {plan.settings.dataset} begins so", hint=hint)
@@ -133,23 +135,25 @@ def _problems_at(plan: PlannedDataset, wanted: str) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _sample_state(plan: PlannedDataset, sample: int) -> SampleState:
+def _sample_state(plan: PlannedDataset, sample: int, texts: SourceTexts) -> SampleState:
     concept, number = plan.samples.in_concept(sample)
     return SampleState(
         path=concept.full_path(number),
         concept=concept.concept.name,
         sample=plan.samples.id(sample).hex(),
         image=plan.samples.images[sample].tobytes().hex(),
-        entries=tuple(state for encoder in plan.encoders.values() for state in _entry_states(plan, encoder, sample)),
+        entries=tuple(
+            state for encoder in plan.encoders.values() for state in _entry_states(plan, encoder, sample, texts)
+        ),
     )
 
 
-def _entry_states(plan: PlannedDataset, encoder: EncoderPlan, sample: int) -> Iterator[EntryState]:
+def _entry_states(plan: PlannedDataset, encoder: EncoderPlan, sample: int, texts: SourceTexts) -> Iterator[EntryState]:
     wants = encoder.wants
     failures = {wants.keys[row].tobytes(): reason for row, reason in encoder.failures.items()}
     for row in np.flatnonzero(wants.samples == sample).tolist():
         entry = encoder.entry(row)
-        form = _describe_form(plan, sample, entry)
+        form = _describe_form(plan, sample, entry, texts)
         if encoder.ready_rows[row]:
             made = _made(plan, entry.key)
             changes = tuple(compare_versions(made, wants.encoding.versions))
@@ -169,23 +173,22 @@ def _made(plan: PlannedDataset, key: Key) -> dict[str, str]:
         return {}  # gone since it was looked up; the next plan says so
 
 
-def _describe_form(plan: PlannedDataset, sample: int, entry: PlannedEntry) -> str:
+def _describe_form(plan: PlannedDataset, sample: int, entry: PlannedEntry, texts: SourceTexts) -> str:
     """Which form of the sample an entry is made of: one of its captions, or a cut of its picture or mask."""
     if entry.target is None:
-        return _describe_line(plan, sample, entry.line or 0)
+        return _describe_line(plan, sample, entry.line or 0, texts)
     form = _describe_cut(plan, sample, entry)
     if TEXT not in entry.parts:
         return form
-    return f"{form}, {'the empty prompt' if entry.line is None else _describe_line(plan, sample, entry.line)}"
+    line = "the empty prompt" if entry.line is None else _describe_line(plan, sample, entry.line, texts)
+    return f"{form}, {line}"
 
 
-def _describe_line(plan: PlannedDataset, sample: int, line: int) -> str:
-    concept, number = plan.samples.in_concept(sample)
+def _describe_line(plan: PlannedDataset, sample: int, line: int, texts: SourceTexts) -> str:
     try:
-        texts = concept.texts(number)
+        text = texts.find(sample, line)
     except (OSError, CaptionError):
-        texts = []
-    text = texts[line] if line < len(texts) else None
+        text = None
     form = text if text is None or isinstance(text, str) else text.form
     shown = "" if form is None else f"{form if len(form) <= _WIDTH else form[: _WIDTH - 1] + '…'!r}"
     if not plan.samples.pictured[sample]:

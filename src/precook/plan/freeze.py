@@ -12,6 +12,7 @@ import numpy as np
 from precook.errors import IncompleteError, SourceChangedError
 from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import History
+from precook.plan.source_texts import SourceTexts
 from precook.plan.targets import Samples
 from precook.plan.wanted import NOBODY, NOTHING, text_rows
 from precook.sources.captions import CaptionError
@@ -252,18 +253,19 @@ def _lines(plan: PlannedDataset, row_of: Numbers, *, with_captions: bool) -> _Li
 
 def _captions(plan: PlannedDataset, lines: _Lines) -> Texts:
     """The texts themselves; one that is no longer what was planned is refused."""
-    captions = []
-    columns = (lines.samples.tolist(), lines.numbers.tolist(), lines.digests)
-    for sample, line, planned in zip(*columns, strict=True):
-        concept, number = plan.samples.in_concept(sample)
+    captions = [b""] * len(lines.rows)
+    texts, owners = SourceTexts(plan.samples), lines.samples.tolist()
+    # File by file: the samples stand in the order of their identities, and so do the passages of a text.
+    for row in sorted(range(len(owners)), key=lambda row: texts.file(owners[row])):
+        concept, number = plan.samples.in_concept(owners[row])
         place = Path(concept.caption_path(number) or concept.file_path(number))
         try:
-            texts = concept.texts(number)
+            text = texts.find(owners[row], int(lines.numbers[row]))
         except (OSError, CaptionError) as error:
             raise SourceChangedError(place) from error
-        if line >= len(texts) or text_digest(text := texts[line]) != planned.tobytes():
+        if text is None or text_digest(text) != lines.digests[row].tobytes():
             raise SourceChangedError(place)
-        captions.append((text if isinstance(text, str) else text.form).encode("utf-8"))
+        captions[row] = (text if isinstance(text, str) else text.form).encode("utf-8")
     return Texts.join(captions)
 
 

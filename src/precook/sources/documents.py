@@ -7,7 +7,7 @@ it. A conversation, or a prompt with its completion, is a text in parts; what be
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ class DocumentRule:
         """What is remembered of a file under this rule is remembered under this name."""
         split = self.passages
         rule = "whole" if split is None else f"{split.by}/{split.size}/{split.overlap}"
-        return f"documents/1/{self.encoding}/{rule}"
+        return f"documents/2/{self.encoding}/{rule}"
 
     def read(self, content: bytes) -> CaptionTexts:
         """The texts in a text file: one, or its passages; `CaptionError` where it is none."""
@@ -162,7 +162,7 @@ def _messages(value: object, column: str, *, or_text: bool = False) -> list[dict
         # Cells of .csv and .tsv are texts.
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RowError(f"text in column {quoted(column)}: write a list of messages there") from None
     if value is None:
         what = "text and no messages" if or_text else "messages"
@@ -206,9 +206,13 @@ def _check_parts(content: list[object], where: str) -> None:
 
 
 def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        inner: Iterable[object] = [*value, *value.values()] if isinstance(value, dict) else value
-        for part in inner:
-            yield from _strings(part)
+    """All texts in plain data; without calling itself, for it may be nested deeper than Python calls go."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += value

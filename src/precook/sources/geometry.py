@@ -313,7 +313,9 @@ def _own_refusals(sizes: Numbers, fitting: Numbers, settings: ImageSettings) -> 
             )
     if settings.extreme_aspect == "refuse":
         most, least = Fraction(str(settings.max_aspect)).as_integer_ratio()
-        for row in np.flatnonzero(sizes.max(axis=1) * least > sizes.min(axis=1) * most).tolist():
+        # As numbers of Python: those of an aspect with many digits have no room in 64 bits.
+        longer, shorter = sizes.max(axis=1).astype(object), sizes.min(axis=1).astype(object)
+        for row in np.flatnonzero(longer * least > shorter * most).tolist():
             aspect = f"image.max_aspect, {settings.max_aspect}"
             refused[row] = f"more elongated than {aspect}, and image.extreme_aspect is refuse"
     for row in np.flatnonzero((fitting == 0).any(axis=1)).tolist():

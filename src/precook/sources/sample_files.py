@@ -230,8 +230,11 @@ def _strays(listing: Listing, pictures: Numbers, pattern: str, taken: set[str]) 
     if len(parts) != 2 or "{" in place:  # noqa: PLR2004 - before and after the only placeholder
         return
     begin, end = parts
-    folders = {folder for folder, start, stop in listing.folders if np.any((pictures >= start) & (pictures < stop))}
-    listed = {folder: (start, stop) for folder, start, stop in listing.folders}
+    starts = [start for _, start, _ in listing.folders]
+    numbers = np.unique(np.searchsorted(starts, pictures, side="right") - 1)
+    folders = {listing.folders[number][0] for number in numbers.tolist()}
+    # The first of a name: files that were looked for by name stand behind those that the walk has listed.
+    listed = {folder: (start, stop) for folder, start, stop in reversed(listing.folders)}
     for folder in sorted(folders):
         target = os.path.normpath(os.path.join(folder, place))  # noqa: PTH118
         inside = "" if target == "." else f"{target}/"
