@@ -218,7 +218,9 @@ class TestRefused:
         with pytest.raises(precook.FeedError, match="known only when they are encoded"):
             built.feed(batch_size=2, pack=16, on_missing="encode")
 
-    @pytest.mark.parametrize("options", [{"pack": 0}, {"pack": "16"}, {"pack": 16, "by_length": True}])
+    @pytest.mark.parametrize(
+        "options", [{"pack": 0}, {"pack": "16"}, {"pack": True}, {"pack": 10**30}, {"pack": 16, "by_length": True}]
+    )
     def test_options_that_make_no_sense(self, built: precook.Project, options: dict[str, Any]) -> None:
         """A row has a token at least, and packed texts are not padded."""
         with pytest.raises(precook.FeedError, match=r"pack is a number|not padded"):

@@ -119,6 +119,7 @@ class TestJson:
             ('{"caption": ["a", {}]}', "an object in a list in field 'caption'"),
             ('{"caption": "a", "caption": "b"}', "field 'caption' stands there twice"),
             ('{"caption": NaN}', "NaN is not JSON"),
+            ('{"caption": ["a"' + ', "a"' * 100_000 + "]}", "100,001 captions, and a file has at most 100,000"),
             ('{"caption": "a\\u0000"}', "a NUL character"),
             ("[" * 100_000, "nested too deeply"),
             ('{"caption": ' + "1" * 5000 + "}", "unusable JSON"),
@@ -351,6 +352,14 @@ class TestTags:
         captioned(tmp_path, a="one, sks, two, three", b="four, five, [trigger]")
         found = texts(tmp_path, trigger="sks", prefix="photo of ", tags={"dropout": 0.5, "variations": 20})
         assert all(text.split(", ")[0] == "photo of sks" and text.count("sks") == 1 for text in found)
+
+    def test_a_longer_tag_that_has_the_trigger_stands_in_its_place(self) -> None:
+        """The word is not put in front once more."""
+        rule = CaptionRule(trigger="sks", tags=TagSettings(dropout=0.5, variations=20))
+        for caption in ("four, [trigger] asleep, five", "four, sks asleep, five, sks"):
+            found = rule.complete([caption]).texts
+            assert all(text.split(", ")[0] == "sks asleep" and text.count("sks") == 1 for text in found)
+            assert len(set(found)) > 1
 
     @pytest.mark.parametrize(
         ("separator", "caption", "expected"),

@@ -15,6 +15,8 @@ Last = Literal["keep", "drop", "wrap"]
 OnMissing = Literal["error", "encode", "skip"]
 Pad = Literal["longest", "list", "join"] | int
 """To the longest of a batch, to so many, or not at all: a list of tensors, or one in which they lie end to end."""
+_MOST_PACKED = 1 << 24
+"""Tokens of a row, at the most: it is in memory as a whole, whatever is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class FeedOptions:
     def _check_pack(self) -> None:
         if self.pack is None:
             return
-        if not isinstance(self.pack, Integral) or self.pack < 1:
-            raise FeedError(f"pack is a number of tokens, 1 or more, not {self.pack!r}")
+        if not isinstance(self.pack, Integral) or isinstance(self.pack, bool) or not 1 <= self.pack <= _MOST_PACKED:
+            raise FeedError(f"pack is a number of tokens, 1 to {_MOST_PACKED}, not {self.pack!r}")
+        object.__setattr__(self, "pack", int(self.pack))
         if self.pad or self.by_length:
             raise FeedError("packed texts are not padded", hint="leave out pad and by_length, or pack")

@@ -91,7 +91,8 @@ class CaptionRule:
             return f"1/{self.encoding}"
         tags = None if self.tags is None else self.tags.model_dump()
         parts = [self.encoding, self.form, self.field, self.prefix, self.suffix, self.trigger, tags]
-        return f"2/{digest(canonical(parts)).hex}"
+        # Of tags with a trigger the first version put that in front of tags which had it already.
+        return f"{3 if tags and self.trigger else 2}/{digest(canonical(parts)).hex}"
 
     @property
     def bare(self) -> str:
@@ -139,9 +140,12 @@ class CaptionRule:
     def _variations(self, tags: list[str], settings: TagSettings) -> Iterator[str]:
         """The texts of one caption: drawn by its tags, the number of the variation and the seed."""
         tags = [tag for tag in tags if tag != self.trigger]
+        # A longer tag may have it, where it took the place of [trigger]: then that tag stands in front.
+        front = next((tag for tag in tags if self._has_trigger(tag)), self.trigger)
+        tags = [tag for tag in tags if tag != front]
         first, rest = tags[: settings.keep_first], tags[settings.keep_first :]
-        if self.trigger:
-            first = [self.trigger, *first]
+        if front:
+            first = [front, *first]
         content = np.frombuffer(digest("\n".join(tags)).bytes, np.uint8).reshape(1, 32)
         numbers = (np.arange(settings.texts)[:, None] << 32) + np.arange(len(rest))
         orders = np.broadcast_to(np.arange(len(rest)), numbers.shape)
@@ -159,9 +163,10 @@ class CaptionRule:
         if not self.trigger:
             return caption
         caption = caption.replace(_PLACE, self.trigger)
-        if re.search(rf"(?<!\w){re.escape(self.trigger)}(?!\w)", caption):
-            return caption
-        return f"{self.trigger}, {caption}"
+        return caption if self._has_trigger(caption) else f"{self.trigger}, {caption}"
+
+    def _has_trigger(self, text: str) -> bool:
+        return bool(self.trigger and re.search(rf"(?<!\w){re.escape(self.trigger)}(?!\w)", text))
 
     def _framed(self, caption: str) -> str:
         return f"{self.prefix}{caption}{self.suffix}".strip()
@@ -181,6 +186,8 @@ def _from_json(text: str, field: str, tags: TagSettings | None) -> list[str]:
         texts.append(checked(caption).strip())
     if tags is not None and listed:
         return [tags.joint.join(texts)] if texts else []
+    if len(texts) > MAX_LINES:
+        raise CaptionError(f"{len(texts):,} captions, and a file has at most {MAX_LINES:,}: name another file")
     return [text for text in texts if text]
 
 
