@@ -1,0 +1,80 @@
+"""Tables of texts: any bytes are texts, conversations or completions, or refused by a `SourceError`.
+
+The first byte of an input says which format it is, as for tables of pictures.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+
+from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn
+from precook.errors import SourceError
+from precook.sources.documents import ROLES, Document, read_documents, split_text, text_digest
+from tests.fuzz.frame import Target
+from tests.fuzz.fuzz_table import SUFFIXES, folder, mutate, pa
+
+if pa is not None:
+    from pyarrow import parquet
+
+MESSAGES = [
+    {"role": "user", "content": "a cat?", "name": None},
+    {"role": "assistant", "content": [{"type": "text", "text": "é\u2028"}], "name": "cat"},
+]
+ROWS = [
+    {"text": "a cat\n\n# on a mat", "messages": MESSAGES[:1], "prompt": "a", "completion": " cat"},
+    {"text": None, "messages": [], "prompt": "", "completion": ""},
+    {"text": " \n", "messages": [{"role": "narrator", "content": "x"}], "prompt": "é", "completion": None},
+]
+SOURCES = (
+    TextColumn(column="text"),
+    MessagesColumn(messages="messages"),
+    CompletionColumns(prompt="prompt", completion="completion"),
+    CompletionColumns(prompt="messages", completion="messages"),
+)
+
+
+def check(data: bytes) -> bool:
+    """Read a table in every way, and split what it holds."""
+    path = folder() / f"texts{SUFFIXES.get(data[:1], '.jsonl')}"
+    path.write_bytes(data[1:])
+    read = False
+    for source in SOURCES:
+        try:
+            table = read_documents(path, source)
+        except SourceError as error:
+            assert error.hint
+            continue
+        read = True
+        assert len(table.numbers) == len(table.texts)
+        assert all(problem.reason and problem.number > 0 for problem in table.problems)
+        for text in table.texts[:100]:
+            assert len(text_digest(text)) == 32
+            if isinstance(text, Document):
+                for part in text.parts.values():
+                    assert isinstance(part, str) or all(message["role"] in ROLES for message in part)
+            else:
+                passages = split_text(text, PassageSettings(by="headings", size=16, overlap=4))
+                assert text.strip()
+                assert passages
+                assert all(0 < len(passage) <= 16 and passage in text for passage in passages)
+    return read
+
+
+def seeds() -> list[bytes]:
+    """The same rows in each format."""
+    found = [b"j" + "\n".join(map(json.dumps, ROWS)).encode()]
+    found.append(b"j" + "\n".join(json.dumps({**row, "messages": MESSAGES}) for row in ROWS).encode())
+    cells = [['"{}"'.format(json.dumps(value).replace('"', '""')) for value in row.values()] for row in ROWS]
+    found.append(b"c" + "\r\n".join(",".join(line) for line in [[*ROWS[0]], *cells]).encode())
+    if pa is not None:
+        plain = [{**row, "messages": MESSAGES[:1]} for row in ROWS]
+        for compression in ("none", "gzip"):
+            file = io.BytesIO()
+            parquet.write_table(pa.Table.from_pylist(plain), file, compression=compression)
+            found.append(b"p" + file.getvalue())
+    return found
+
+
+WORDS = ("text", "messages", "prompt", "completion", "role", "content", "tool_calls", "PAR1", "system")
+TARGET = Target("documents", seeds, check, mutate, WORDS)
