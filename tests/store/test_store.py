@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precook
+from precook.fs import posix
 from precook.fs.read import read_small
-from precook.store import files
+from precook.store import files, reader
 from precook.store.index.index import Place
 from tests.support.trees import same, trees
 
@@ -605,3 +606,29 @@ def test_what_nobody_expected_in_a_put_is_an_error_of_ours(
     monkeypatch.setattr(files, "publish", fail)
     with pytest.raises(precook.PrecookError, match="boom"):
         store.put(recipe.key(1), np.arange(3))
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="this system does not tell what was written to")
+@pytest.mark.parametrize(("spares", "kept"), [(8, True), (3, False)])
+def test_mappings_that_nobody_wrote_to_are_used_again_after_much_was_read(
+    store: precook.Store, recipe: precook.Recipe, spares: int, monkeypatch: pytest.MonkeyPatch, *, kept: bool
+) -> None:
+    """Going through large entries again and again, a few packs are mapped no more often; of too many none is kept.
+
+    Whatever was written into a tensor stays there, and is never read again.
+    """
+    monkeypatch.setattr(reader, "_GIVEN", 1 << 20)
+    monkeypatch.setattr(reader, "_SPARES", spares)
+    for number in range(8):
+        store.put(recipe.key(number), np.full(1 << 15, number))
+    mapped = []
+    make = posix._Mapping
+    monkeypatch.setattr(posix, "_Mapping", lambda *args, **options: mapped.append(args) or make(*args, **options))
+    for _ in range(20):
+        assert [int(store.get(recipe.key(number))[-1]) for number in range(8)] == list(range(8))
+    assert (len(mapped) == 8) == kept
+    for _ in range(3):
+        for number in range(8):
+            array = store.get(recipe.key(number))
+            assert (array == number).all()
+            array[...] = 77

@@ -488,12 +488,15 @@ class TableFile:
         self.takers = [_taker(leaf, column) for leaf, column in columns]
         return self.takers
 
-    def forget(self) -> None:
-        """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live."""
+    def forget(self, *, spare: bool) -> None:
+        """Let go of what may have been written to; tensors that were handed out keep it alive as long as they live.
+
+        With `spare`, a mapping that nobody has written to is kept to be used again: it holds no memory of its own.
+        """
         with self.pack.guard.lock:
             self._gift, self._gift_givers = None, {}
-            # Also what was to be used again: a process may have so many mappings and no more.
-            self._spares.clear()
+            if not spare:
+                self._spares.clear()
 
     def _make_copiers(self, tensors: Library | None) -> Givers:
         leaves = zip(self.table.leaves, self.columns(), self.converters(tensors), strict=True)

@@ -25,6 +25,8 @@ from precook.values import Array, Key
 
 _GIVEN = 1 << 30
 """Bytes handed out before private mappings are let go: a bound on what tensors that were written to keep in memory."""
+_SPARES = 1000
+"""Tables of which a mapping is kept then to be used again: a process may have some ten thousand mappings, no more."""
 _READ_AHEAD = 64 << 20
 """Bytes announced to the system before a bulk read."""
 _WHOLE = 4 << 20
@@ -251,7 +253,7 @@ class Reader:
         if self._given > _GIVEN:
             tables, self._given_from, self._given = self._given_from, set(), 0
             for other in tables:
-                other.forget()
+                other.forget(spare=len(tables) <= _SPARES)
 
 
 def build_tree(table: TableFile, row: int, leaves: list[Any]) -> Tree:
