@@ -59,6 +59,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "concepts.0.name": ("renamed", set()),
     "concepts.0.path": ("copy", set()),
     "concepts.0.recursive": (False, set()),
+    "concepts.0.clips": ("folders", ALL),
     "concepts.0.outside": ("allow", set()),
     "concepts.0.captions": ({"text": "a thing"}, TEXTS),
     "concepts.0.caption_extension": (".caption", TEXTS),

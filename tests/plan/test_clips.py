@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import precook
 from precook.sources import clip_facts
@@ -316,3 +317,100 @@ def test_a_clip_of_one_frame_is_not_the_picture_that_another_encoder_takes_of_it
         assert owner.build().encoded == {"clip": 1, "still": 1}
         batch = fed(owner)["a dance"]
         assert (tuple(batch["clip"].shape), tuple(batch["still"].shape)) == ((1, 1, 48, 64, 3), (1, 48, 64, 3))
+
+
+def frame_folder(folder: Path, count: int, *, first: int = 1, size: tuple[int, int] = (64, 48)) -> Path:
+    """A folder of frames, numbered without zeros in front."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        Image.fromarray(frame(number, *size)).save(folder / f"frame-{first + number}.png")
+    return folder
+
+
+FOLDERS = [{"name": "things", "path": "data", "clips": "folders"}]
+
+
+def test_a_folder_of_frames_is_a_clip(tmp_path: Path) -> None:
+    """Frames come in the order of the numbers in their names, the caption lies beside the folder, and rates do not
+    matter.
+    """
+    frame_folder(tmp_path / "data/jump", 12)
+    (tmp_path / "data/jump.txt").write_text("a jump")
+    frame_folder(tmp_path / "data/more/run", 1)
+    (tmp_path / "data/more/run.txt").write_text("a run")
+    picture(tmp_path / "data/stray.png", 1)
+    with clips(tmp_path, concepts=FOLDERS, video={"frames": [1, 11], "fps": 24}) as owner:
+        plan = owner.plan()
+        assert "1 file ignored: 1 .png" in str(plan)
+        assert owner.build().encoded == {"clip": 2}
+        assert len(plan.explain(tmp_path / "data/jump").samples) == 1
+        found = fed(owner)
+    assert found["a jump"]["size"] == (11, 48, 64)
+    np.testing.assert_array_equal(found["a jump"]["clip"][0], np.stack([frame(number) for number in range(11)]))
+    np.testing.assert_array_equal(found["a run"]["clip"][0][0], frame(0))
+    captions = [{**FOLDERS[0], "captions": "filename"}]
+    with clips(tmp_path, concepts=captions, video={"frames": [1, 11], "fps": 8}) as owner:
+        assert not missing(owner.plan()), "another rate takes the same frames"
+        owner.build()
+        assert set(fed(owner)) == {"jump", "run"}
+
+
+def test_an_edited_frame_is_another_clip(tmp_path: Path) -> None:
+    """A frame that changes, comes or goes makes the clip another one; its name alone does not."""
+    folder = frame_folder(tmp_path / "data/jump", 6)
+    frame_folder(tmp_path / "data/run", 5, size=(96, 80))
+    with clips(tmp_path, concepts=FOLDERS) as owner:
+        owner.build()
+        (folder / "frame-6.png").rename(folder / "frame-7.png")
+        assert not missing(owner.plan())
+        Image.fromarray(frame(40)).save(folder / "frame-7.png")
+        assert reasons(owner.plan()) == {("clip", "content changed"): 1}
+        (folder / "frame-7.png").unlink()
+        assert missing(owner.plan()) == {"clip": 1}
+
+
+def test_a_bad_frame_leaves_its_clip_out(tmp_path: Path) -> None:
+    """A frame that cannot be read, or of another size, is named; the other clips go on."""
+    frame_folder(tmp_path / "data/good", 5)
+    bad = frame_folder(tmp_path / "data/bad", 5)
+    (bad / "frame-3.png").write_bytes(b"")
+    odd = frame_folder(tmp_path / "data/odd", 5)
+    Image.fromarray(frame(9, 32, 32)).save(odd / "frame-4.png")
+    with clips(tmp_path, concepts=FOLDERS) as owner:
+        told = {failure.path: failure.reason for failure in owner.plan().failed}
+        assert sorted(told.values()) == [
+            "frame-3.png: empty file",
+            "its frames have several sizes: frame-4.png is another than the first",
+        ]
+        assert owner.build().encoded == {"clip": 1}
+
+
+def test_encoders_of_pictures_take_the_first_frame_of_a_folder(tmp_path: Path) -> None:
+    """Also of a folder that holds one frame only."""
+    frame_folder(tmp_path / "data/jump", 5)
+    frame_folder(tmp_path / "data/still", 1, size=(96, 80))
+    encoders = {"clip": Watched("video", frames_of), "first": Watched("image")}
+    captions = [{**FOLDERS[0], "captions": "filename"}]
+    with clips(tmp_path, encoders=encoders, concepts=captions) as owner:
+        owner.build()
+        found = fed(owner)
+    for batch in found.values():
+        np.testing.assert_array_equal(batch["first"][0], batch["clip"][0][0])
+
+
+def test_the_mask_of_a_folder_lies_beside_it(tmp_path: Path) -> None:
+    """It is a mask, and neither a frame nor a folder's clip."""
+    frame_folder(tmp_path / "data/more/jump", 5)
+    picture(tmp_path / "data/more/jump-mask.png", 3, (64, 48))
+    concepts = [{**FOLDERS[0], "masks": "{stem}-mask.png", "missing_mask": "error"}]
+    encoders = {"clip": Watched("video", frames_of), "mask": {"uses": "mask", "factor": 8}}
+    with clips(tmp_path, encoders=encoders, concepts=concepts) as owner:
+        assert not owner.plan().failed
+        assert owner.build().encoded == {"clip": 1, "mask": 1}
+
+
+def test_folders_of_frames_have_no_further_pictures(tmp_path: Path) -> None:
+    """What a config cannot mean is refused with what to write."""
+    for fields in ({"path": "data.csv"}, {"images": {"control": "{stem}.png"}}):
+        with pytest.raises(precook.ConfigError, match="clips"):
+            clips(tmp_path, concepts=[{**FOLDERS[0], **fields}])

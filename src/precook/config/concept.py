@@ -46,6 +46,7 @@ OF_PICTURES = {"captions", "prefix", "suffix", "trigger", "tags", "masks", "miss
 
 MissingMask = Literal["white", "error"]
 Outside = Literal["refuse", "allow"]
+ClipForm = Literal["files", "folders"]
 
 
 class Sidecar(Section):
@@ -245,6 +246,10 @@ class Concept(Section):
     recursive: bool = Field(
         default=True, description="Look into the folders inside it, too.", json_schema_extra=NOT_IN_KEYS
     )
+    clips: Annotated[ClipForm, one_of(ClipForm)] = Field(
+        default="files",
+        description="What a clip is, where an encoder takes clips: one of the files, or of the folders: its frames.",
+    )
     outside: Annotated[Outside, one_of(Outside)] = Field(
         default="refuse",
         description="Files that links or the table name outside of its folder: refuse (leave them out) or allow.",
@@ -404,6 +409,9 @@ class Concept(Section):
             if is_column and not self.is_table
         ]
         flaws += self._text_flaws()
+        if self.clips == "folders" and (self.is_table or self.further):
+            what = "path is a table" if self.is_table else "it has images"
+            flaws.append(Flaw(f"folders of frames are looked for in a folder, and {what}", "write files", ("clips",)))
         if self.samples is not None and self.repeats != 1:
             flaws.append(Flaw("cannot stand beside repeats", "remove one of them", ("samples",)))
         if flaws:

@@ -27,6 +27,7 @@ from precook.sources.crop import cut, cut_mask
 from precook.sources.documents import DocumentText, text_digest
 from precook.sources.facts import LARGEST
 from precook.sources.frame_choice import FrameTimes, frame_numbers
+from precook.sources.frame_folder import FrameFolder
 from precook.sources.geometry import Geometry
 from precook.sources.pictures import DecodedPicture, RefusedError, decode_image, decode_mask
 from precook.sources.samples import EMPTY, ConceptSamples
@@ -119,12 +120,13 @@ class Unit:
             with times.measured("reading"):
                 found = concept.texts(number) if concept.passages is None else concept.document(number)
                 texts |= {text_digest(text): text for text in found}
-        files: dict[str, bytes] = {}
+        files: dict[str, bytes | FrameFolder] = {}
         for name in self.encoding.inputs:
             part = first.parts[name]
             if name != TEXT and not part.white and not part.absent:
+                folder = concept.frame_folder(number) if name in (OWN, VIDEO) else None
                 with times.measured("reading"):
-                    files[name] = _content(_path(concept, number, name), part.input)
+                    files[name] = folder or _content(_path(concept, number, name), part.input)
         with times.measured("decoding") if files else nullcontext():
             decoded = _Decoded(files, concept.image.rgb)
             for name in self.encoding.inputs:
@@ -172,7 +174,7 @@ class Unit:
 class _Decoded:
     """The files of a sample as pixels; each is decoded once for all that take it in one size."""
 
-    def __init__(self, files: dict[str, bytes], background: tuple[int, int, int]) -> None:
+    def __init__(self, files: dict[str, bytes | FrameFolder], background: tuple[int, int, int]) -> None:
         self._files = files
         self._background = background
         self._pictures: dict[tuple[str, int], DecodedPicture] = {}
@@ -189,9 +191,16 @@ class _Decoded:
             made = self._frames[name, part] = np.empty((part.frames.count, height, width, 3), np.uint8)
             for row, number in zip(made, frame_numbers(times, part.frames).tolist(), strict=True):
                 wanted.setdefault(number, []).append((row, part.geometry))
-        for number, picture in decode_frames(self._files[name], list(wanted), background=self._background):
+        for number, picture in self._decode(name, list(wanted)):
             for frame, geometry in wanted[number]:
                 frame[...] = cut(picture, geometry)
+
+    def _decode(self, name: str, numbers: Sequence[int]) -> Iterator[tuple[int, DecodedPicture]]:
+        """Some frames of a clip."""
+        file = self._files[name]
+        if isinstance(file, FrameFolder):
+            return file.decode(numbers, background=self._background)
+        return decode_frames(file, numbers, background=self._background)
 
     def frames(self, name: str, part: KeyParts) -> Pixels:
         """The frames of a clip that were cut before; for what takes a picture, the only one."""
@@ -205,11 +214,17 @@ class _Decoded:
                 width, height = geometry.target
                 return np.full((height, width), _WHITE, np.uint8)
             if self._mask is None:
-                self._mask = decode_mask(self._files[name])
+                file = self._files[name]
+                assert isinstance(file, bytes), "a mask is a file"
+                self._mask = decode_mask(file)
             return cut_mask(self._mask, geometry)
         place = name, geometry.reduction
         if (picture := self._pictures.get(place)) is None:
-            picture = decode_image(self._files[name], background=self._background, reduction=geometry.reduction)
+            file = self._files[name]
+            if isinstance(file, FrameFolder):
+                ((_, picture),) = self._decode(name, [0])  # a clip of one frame, for what takes a picture
+            else:
+                picture = decode_image(file, background=self._background, reduction=geometry.reduction)
             self._pictures[place] = picture
         return cut(picture, geometry)
 

@@ -47,6 +47,8 @@ LARGEST = 1 << 30
 """Bytes of a file that is read: several are in memory at once, and what is larger is no picture and no caption."""
 _MAX_HOLES = 64 << 20
 _PICTURE = struct.Struct("<IIBB5xB")
+ALPHA = 9
+"""The byte of a picture's row that says whether it has alpha."""
 _CAPTION = struct.Struct("<I32sB2xB")
 _NOTES = 36
 """The byte of a caption's row that says what a plan tells about its file."""
@@ -297,7 +299,7 @@ def picture_sizes(facts: Bytes) -> Numbers:
 
 def picture_alphas(facts: Bytes) -> Flags:
     """Which pictures have alpha."""
-    return facts[:, 9].astype(bool)
+    return facts[:, ALPHA].astype(bool)
 
 
 # Captions

@@ -28,7 +28,7 @@ class FrameTimes:
     ticks: Numbers
     """The time stamp of each, from that of the first on: 0 and then ever more."""
     numerator: int
-    """A tick lasts so many seconds, by the denominator."""
+    """A tick lasts so many seconds, by the denominator; 0 where nothing says how long a frame is shown."""
     denominator: int
 
     @property
@@ -64,7 +64,7 @@ def capacity(times: FrameTimes, rate: int) -> int:
     >>> capacity(FrameTimes(ticks, 1, 30), 16_000), capacity(FrameTimes(ticks, 1, 30), EVERY)
     (16, 30)
     """
-    if rate == EVERY:
+    if rate == EVERY or not times.numerator:
         return times.count
     last = int(times.ticks[-1]) * times.numerator * rate
     whole = _THOUSAND * times.denominator
@@ -78,6 +78,8 @@ def choose_frames(
 
     None where it has fewer than all of them. `bits` are 64 random ones, for `random`.
     """
+    if not times.numerator:
+        rate = EVERY
     most = capacity(times, rate)
     count = max((count for count in counts if count <= most), default=0)
     if not count:

@@ -42,6 +42,13 @@ class SampleFiles:
     """Further pictures, by name."""
     strays: tuple[tuple[str, str], ...] = ()
     """Files that lie where a further picture is looked for and belong to no picture: its name, and their paths."""
+    frames: tuple[Numbers, ...] | None = None
+    """Of clips that are folders: the frames of each, in their order; `pictures` are the first ones."""
+
+    def path(self, number: int) -> str:
+        """Where a picture lies, relative to the root or as it was given; of a clip that is a folder, that folder."""
+        path = self.listing.path(int(self.pictures[number]))
+        return path if self.frames is None else path.rpartition("/")[0]
 
     def given_texts(self, concept: Concept, number: int) -> list[str] | None:
         """A picture's captions from the table, the config or its name; None where they lie in a file of their own."""
@@ -50,8 +57,8 @@ class SampleFiles:
         if isinstance(concept.captions, FixedText):
             text = concept.captions.text.strip()
         elif isinstance(concept.captions, FileName):
-            name = self.listing.names[int(self.pictures[number])]
-            text = from_file_name(os.path.basename(name).rpartition(".")[0])  # noqa: PTH119
+            name = os.path.basename(self.path(number))  # noqa: PTH119
+            text = from_file_name(name.rpartition(".")[0] if self.frames is None else name)
         else:
             return None
         return [text] if text else []
@@ -64,6 +71,8 @@ def picture_suffixes() -> tuple[str, ...]:
 
 def folder_files(concept: Concept, root: Path, *, clips: bool = False) -> SampleFiles:
     """List a folder and pair what lies in it; videos are samples where something wants `clips`."""
+    if clips and concept.clips == "folders":
+        return _frame_folders(concept, root)
     sidecar = concept.sidecar_extension
     roles: dict[str, int] = dict.fromkeys((*picture_suffixes(), *(VIDEO_SUFFIXES if clips else ())), PICTURE)
     if sidecar is not None:
@@ -111,6 +120,53 @@ def folder_files(concept: Concept, root: Path, *, clips: bool = False) -> Sample
         further={name: others[name][samples] for name in further},
         strays=tuple((name, path) for path, name in strays.items()),
     )
+
+
+def _frame_folders(concept: Concept, root: Path) -> SampleFiles:
+    """Every folder of pictures as one clip: its frames in the order of their names, its caption beside the folder."""
+    sidecar = concept.sidecar_extension
+    roles: dict[str, int] = dict.fromkeys(picture_suffixes(), PICTURE)
+    if sidecar is not None:
+        roles[_suffix(sidecar)] = CAPTION
+    if isinstance(concept.masks, str):
+        roles.setdefault(_suffix(concept.masks), OTHER)
+    listing = walk(root, roles, recursive=True, outside=concept.outside == "allow")
+    row_of: dict[str, int] = {}
+    frames: list[Numbers] = []
+    folders: list[str] = []
+    for folder, start, stop in listing.folders:
+        text_rows, text_names = _with_role(listing, start, stop, CAPTION)
+        row_of |= {folder + name: row for name, row in zip(text_names, text_rows.tolist(), strict=True)}
+        rows, names = _without_labels(*_with_role(listing, start, stop, PICTURE))
+        frames.append(rows[sorted(range(len(names)), key=lambda one, names=names: _counted(names[one]))])  # type: ignore[misc]
+        folders.append(folder.rstrip("/"))
+    masks = np.full(len(folders), -1)
+    if isinstance(concept.masks, str):
+        paths = [_beside(folder, concept.masks) for folder in folders]
+        masks = _rows_of_paths(listing, paths, outside=concept.outside == "allow")
+        frames = [rows[~np.isin(rows, masks)] for rows in frames]
+    for rows in (rows for folder, rows in zip(folders, frames, strict=True) if not folder):
+        listing.ignored.update(listing.names[row].rpartition(".")[2].lower() for row in rows.tolist())
+    kept = [number for number, folder in enumerate(folders) if folder and len(frames[number])]
+    return SampleFiles(
+        listing,
+        np.array([frames[number][0] for number in kept], np.int64),
+        np.array([row_of.get(f"{folders[number]}{sidecar}", -1) for number in kept], np.int64),
+        masks[kept],
+        frames=tuple(frames[number] for number in kept),
+    )
+
+
+def _beside(folder: str, pattern: str) -> str:
+    """Where a pattern says that the mask of a clip lies that is a folder: from the folder around it."""
+    around, name = os.path.split(folder)
+    filled = pattern.replace("{stem}", "\0").replace("{name}", "\0").replace("\0", name)
+    return os.path.normpath(os.path.join(around, filled))  # noqa: PTH118
+
+
+def _counted(name: str) -> tuple[list[str | int], str]:
+    """What frames are ordered by: numbers in their names by their value, so that 10 comes after 9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)], name
 
 
 def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles:

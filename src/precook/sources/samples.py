@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from precook.sources.clip_facts import ClipReader, with_audio
 from precook.sources.documents import MAX_BYTES as MAX_DOCUMENT
 from precook.sources.documents import DocumentRule, DocumentText, split_text
 from precook.sources.facts import (
+    ALPHA,
     CaptionReader,
     FactReader,
     FileFacts,
@@ -38,6 +39,7 @@ from precook.sources.facts import (
     picture_sizes,
 )
 from precook.sources.frame_choice import FrameTimes
+from precook.sources.frame_folder import FrameFolder, frames_digest
 from precook.sources.pictures import Facts, RefusedError, check_pixels
 from precook.sources.sample_files import SampleFiles, folder_files, mask_path, table_files
 from precook.sources.tables import read_table
@@ -117,6 +119,8 @@ class ConceptSamples:
     masks: Bytes
     has_mask: Flags
     problems: tuple[SourceProblem, ...]
+    frame_digests: tuple[Bytes, ...] = ()
+    """Of clips that are folders, the digests of the frames of each."""
     clips: tuple[FrameTimes, ...] | None = None
     """When the frames of each sample are shown, where something wants clips."""
     with_sound: int = 0
@@ -139,7 +143,7 @@ class ConceptSamples:
 
     def path(self, sample: int) -> str:
         """The picture's path relative to the concept's folder, or as its table has it; of a text, its place."""
-        return self.listing.path(int(self.files.pictures[self.rows[sample]])) + self._place(sample)
+        return self.files.path(int(self.rows[sample])) + self._place(sample)
 
     def full_path(self, sample: int) -> str:
         """The picture's path; of a text also its place in that file: `data/train.jsonl, row 7`."""
@@ -147,11 +151,21 @@ class ConceptSamples:
 
     def file_path(self, sample: int) -> str:
         """The path of the file that holds the picture or the text."""
-        return self.listing.full_path(int(self.files.pictures[self.rows[sample]]))
+        path = self.files.path(int(self.rows[sample]))
+        return os.path.join(self.listing.root, path)  # noqa: PTH118 - plain strings: there are many
 
     def file_size(self, sample: int) -> int:
-        """Bytes of the picture's file."""
-        return int(self.listing.stamps[self.files.pictures[self.rows[sample]], SIZE])
+        """Bytes of the picture's file; of a clip that is a folder, of its largest frame."""
+        row = int(self.rows[sample])
+        rows = self.files.pictures[[row]] if self.files.frames is None else self.files.frames[row]
+        return int(self.listing.stamps[rows, SIZE].max())
+
+    def frame_folder(self, sample: int) -> FrameFolder | None:
+        """The frames of a clip that is a folder; None where it is a file."""
+        if self.files.frames is None:
+            return None
+        rows = self.files.frames[int(self.rows[sample])].tolist()
+        return FrameFolder(tuple(self.listing.full_path(row) for row in rows), self.frame_digests[sample])
 
     def order(self, sample: int) -> tuple[bytes, int, int]:
         """Where a sample stands in a list of its concept's sources: by path, row of a table and passage."""
@@ -314,7 +328,10 @@ class _Collection:
             row = int(files.pictures[number])
             self._leave_out(number, row, listing.problem(row))
         chosen = np.flatnonzero(self._usable)
-        if "video" in taken:
+        frames: list[Bytes] = []
+        if "video" in taken and files.frames is not None:
+            pictures, clips, frames = self._frame_folders(chosen)
+        elif "video" in taken:
             pictures, clips = self._clips(files.pictures[chosen])
         else:
             pictures, clips = self._facts(files.pictures[chosen], PictureReader()), None
@@ -349,7 +366,34 @@ class _Collection:
             clips=None if clips is None else tuple(compress(clips, keep.tolist())),
             with_sound=0 if clips is None else int(with_audio(pictures.facts)[keep].sum()),
             further={name: columns.of(keep) for name, columns in others.items()},
+            frame_digests=tuple(compress(frames, keep.tolist())),
         )
+
+    def _frame_folders(self, chosen: Numbers) -> tuple[FileFacts, list[FrameTimes], list[Bytes]]:
+        """The facts about clips that are folders, when their frames are shown, and the digests of these."""
+        assert self._files.frames is not None, "asked for where clips are folders"
+        folders = [self._files.frames[number] for number in chosen.tolist()]
+        rows = np.concatenate([np.zeros(0, np.int64), *folders])
+        found = self._facts(rows, PictureReader())
+        starts = np.cumsum([0, *(len(folder) for folder in folders)]).tolist()
+        digests = np.zeros((len(folders), 32), np.uint8)
+        facts = np.zeros((len(folders), found.facts.shape[1]), np.uint8)
+        problems: dict[int, str] = {}
+        for number, (start, stop) in enumerate(pairwise(starts)):
+            of_all, sizes = found.facts[start:stop], picture_sizes(found.facts[start:stop])
+            facts[number] = of_all[0]
+            facts[number, ALPHA] = of_all[:, ALPHA].any()
+            digests[number] = np.frombuffer(frames_digest(found.digests[start:stop]), np.uint8)
+            bad = next((row for row in range(start, stop) if row in found.problems), None)
+            other = np.flatnonzero((sizes != sizes[0]).any(axis=1))
+            if bad is not None:
+                problems[number] = f"{self._files.listing.names[int(rows[bad])]}: {found.problems[bad]}"
+            elif len(other):
+                name = self._files.listing.names[int(rows[start + int(other[0])])]
+                problems[number] = f"its frames have several sizes: {name} is another than the first"
+        times = [FrameTimes(np.arange(len(folder)), 0, 1) for folder in folders]
+        frames = [found.digests[start:stop] for start, stop in pairwise(starts)]
+        return FileFacts(digests, facts, problems), times, frames
 
     def _clips(self, rows: Numbers) -> tuple[FileFacts, list[FrameTimes]]:
         """The facts about clips, and their time stamps."""
