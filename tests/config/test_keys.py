@@ -59,7 +59,6 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "concepts.0.name": ("renamed", set()),
     "concepts.0.path": ("copy", set()),
     "concepts.0.recursive": (False, set()),
-    "concepts.0.clips": ("folders", ALL),
     "concepts.0.outside": ("allow", set()),
     "concepts.0.captions": ({"text": "a thing"}, TEXTS),
     "concepts.0.caption_extension": (".caption", TEXTS),
@@ -366,7 +365,8 @@ def test_every_field_is_walked() -> None:
         assert name in OF_TEXTS
         assert decides(fields.pop(f"concepts.0.{name}"))
     single = {"encoders.latent.config", "encoders.clip.config"}
-    assert set(fields) == set(CHANGES) | single | {"encoders.mine.of"}
+    assert set(fields) == set(CHANGES) | single | {"encoders.mine.of", "concepts.0.clips"}
+    assert decides(fields.pop("concepts.0.clips")), "of folders of frames: tests/plan/test_clips.py"
     assert decides(fields.pop("encoders.mine.of")), "of pictures: tests/plan/test_further_pictures.py"
     assert {f"concepts.0.tags.{name}" for name in TagSettings.model_fields} == set(TAG_CHANGES)
     assert all(decides(fields.pop(name)) for name in single), "of a model in one file: tests/encode/test_vae_files.py"

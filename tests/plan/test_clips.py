@@ -398,6 +398,17 @@ def test_encoders_of_pictures_take_the_first_frame_of_a_folder(tmp_path: Path) -
         np.testing.assert_array_equal(batch["first"][0], batch["clip"][0][0])
 
 
+def test_what_a_clip_is_decides_its_entries(tmp_path: Path) -> None:
+    """The frames of a folder one by one have other keys than all of them as a clip."""
+    frame_folder(tmp_path / "data/jump", 5)
+    with clips(tmp_path, concepts=FOLDERS) as owner:
+        together = {entry.key for entry in owner.plan().missing}
+    with clips(tmp_path) as owner:
+        apart = {entry.key for entry in owner.plan().missing}
+    assert (len(together), len(apart)) == (1, 5)
+    assert not together & apart
+
+
 def test_the_mask_of_a_folder_lies_beside_it(tmp_path: Path) -> None:
     """It is a mask, and neither a frame nor a folder's clip."""
     frame_folder(tmp_path / "data/more/jump", 5)
