@@ -248,7 +248,7 @@ class TestFolders:
     @pytest.mark.parametrize(
         ("pipeline", "reason"),
         [
-            ("QwenImageEditPipeline", "which cannot be done yet"),
+            ("QwenImageEditPipeline", "takes a picture for its prompts"),
             ("StableVideoDiffusionPipeline", "has no encode_prompt"),
             ("SomebodysPipeline", "has no SomebodysPipeline"),
         ],

@@ -277,7 +277,7 @@ HEADINGS: dict[str, tuple[type[Section], set[str]]] = {
     "every encoder": (EncoderSection, set()),
     "every encoder of pictures": (PictureEncoder, set(EncoderSection.model_fields)),
     **{
-        kind: (section, set(PictureEncoder.model_fields))
+        kind: (section, set((PictureEncoder if issubclass(section, PictureEncoder) else EncoderSection).model_fields))
         for kind, section in ENCODERS.items()
         if section.model_fields.keys() - PictureEncoder.model_fields.keys()
     },

@@ -134,7 +134,7 @@ assert not {{"torch", "diffusers", "transformers"}} & sys.modules.keys()
         (
             lambda folder: change_index(folder, _class_name="QwenImageEditPipeline"),
             {},
-            "QwenImageEditPipeline takes a picture for its prompts, which cannot be done yet",
+            "QwenImageEditPipeline takes a picture for its prompts",
             "texts alone",
         ),
         (

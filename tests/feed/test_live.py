@@ -13,7 +13,7 @@ import precook
 from precook.feed.feed import Feed, FeedOptions, feed_plan
 from precook.plan.plan import Plan
 from tests.support.feeds import equal, everything, images
-from tests.support.projects import Watched, content
+from tests.support.projects import Watched, content, picture, project
 
 pytest.importorskip("torch", reason="batches are torch tensors")
 from torch.utils.data import DataLoader
@@ -227,3 +227,15 @@ class TestProtection:
             assert holder.purpose == "feed of test"
             assert holder.keys == 19
         assert owner.store.leases() == []
+
+
+def test_samples_that_share_an_entry_are_all_in_the_batch(tmp_path: Path) -> None:
+    """Two equal pictures in one batch: the entry is made once, and both samples have it."""
+    for name in ("a", "b"):
+        picture(tmp_path / f"data/{name}.png", 1)
+    with (
+        project(tmp_path, encoders={"pixels": {"uses": "image"}}) as opened,
+        opened.feed(batch_size=2, on_missing="encode") as feed,
+    ):
+        (batch,) = feed.epoch(0)
+    assert len(batch["sample"]) == 2

@@ -7,7 +7,7 @@ whoever reads such a folder meets what a download has. Its tokenizers know lette
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ _PARTS_CHAT = (
 def tiny_pipeline(family: str, folder: Path) -> Path:
     """The pipeline of a family, saved in a folder: all its parts and model_index.json."""
     torch.manual_seed(0)
-    pipeline = FAMILIES[family](folder)
+    pipeline = (FAMILIES | SEEING)[family](folder)
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval()
@@ -89,13 +89,13 @@ def _t5_tokenizer(limit: int = 512) -> Any:
     return transformers.T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=limit)
 
 
-def _qwen_tokenizer() -> Any:
+def _qwen_tokenizer(vision: tuple[str, ...] = ()) -> Any:
     tokens, merges = _merged()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *vision]
     tokenizer = transformers.Qwen2Tokenizer(
         vocab=_vocabulary(special, tokens), merges=merges, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    tokenizer.add_special_tokens({"additional_special_tokens": special[1:2]})
+    tokenizer.add_special_tokens({"additional_special_tokens": [special[1], *vision]})
     tokenizer.chat_template = _CHAT
     return tokenizer
 
@@ -180,7 +180,8 @@ def _qwen3(tokenizer: Any, *, causal: bool = False, layers: int = _LAYERS) -> An
     return (transformers.Qwen3ForCausalLM if causal else transformers.Qwen3Model)(config)
 
 
-def _qwen_vl(tokenizer: Any) -> Any:
+def _qwen_vl(tokenizer: Any, ids: Sequence[int] = (1, 2, 3, 4, 5)) -> Any:
+    start, end, pad, image, video = ids
     rope = {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default"}
     config = transformers.Qwen2_5_VLConfig(
         text_config=_sizes(tokenizer, num_key_value_heads=2, rope_scaling=rope, rope_theta=10000.0),
@@ -191,11 +192,11 @@ def _qwen_vl(tokenizer: Any) -> Any:
             "num_heads": 2,
             "out_hidden_size": WIDTH,
         },
-        vision_start_token_id=1,
-        vision_end_token_id=2,
-        vision_token_id=3,
-        image_token_id=4,
-        video_token_id=5,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        vision_token_id=pad,
+        image_token_id=image,
+        video_token_id=video,
     )
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
@@ -473,6 +474,21 @@ def _qwen_image(_: Path) -> Any:
             axes_dims_rope=(8, 4, 4),
         ),
     )
+
+
+def _qwen_edit(folder: Path) -> Any:
+    vision = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+    tokenizer = _qwen_tokenizer(vision)
+    base = _qwen_image(folder)
+    processor = transformers.Qwen2_5_VLProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=64 * 28 * 28),
+        tokenizer=tokenizer,
+        video_processor=transformers.Qwen2VLVideoProcessor(),
+        chat_template=_CHAT,
+    )
+    text_encoder = _qwen_vl(tokenizer, tokenizer.convert_tokens_to_ids(list(vision)))
+    parts = {**base.components, "tokenizer": tokenizer, "text_encoder": text_encoder, "processor": processor}
+    return diffusers.QwenImageEditPipeline(**parts)
 
 
 def _wan(_: Path) -> Any:
@@ -801,3 +817,5 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     "z-image": _z_image,
 }
 """What makes each family's pipeline; the folder is for parts that are made of files."""
+SEEING: dict[str, Callable[[Path], Any]] = {"qwen-image-edit": _qwen_edit}
+"""The same for pipelines whose prompts see a picture; their processors need torchvision."""

@@ -22,7 +22,7 @@ from precook.config.field_types import (
     unique,
     whole_or,
 )
-from precook.config.further_pictures import OWN, PictureName
+from precook.config.further_pictures import OWN, PictureName, PictureNames
 from precook.config.messages import described, did_you_mean, quoted
 from precook.units import parse_size
 
@@ -205,6 +205,16 @@ class DiffusersPrompt(NetworkEncoder):
     options: Annotated[dict[str, Any], BeforeValidator(_plain_mapping), WithJsonSchema({"type": "object"})] = Field(
         default={}, description="Passed to the call, such as {clip_skip: 1}."
     )
+    of: PictureNames | None = Field(
+        default=None,
+        description="The picture that its prompts see, such as control, or a list of several; without it, none.",
+        examples=["control"],
+    )
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """The names of the pictures that its prompts see."""
+        return () if self.of is None else (self.of,) if isinstance(self.of, str) else self.of
 
 
 class TransformersText(NetworkEncoder):

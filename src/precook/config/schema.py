@@ -142,7 +142,7 @@ class Settings(Section):
         known = {name for concept in self.used_concepts for name in concept.further}
         flaws = []
         for name, section in self.encoders.items():
-            given = getattr(section, "of", OWN)
+            given = getattr(section, "of", None) or OWN
             for picture in given if isinstance(given, tuple) else (given,):
                 if picture != OWN and picture not in known:
                     hint = f"they have: {', '.join(sorted(known))}" if known else "name them in images of a concept"

@@ -248,7 +248,7 @@ FAMILIES: tuple[Family, ...] = (
         prompt="",
         posterior="moments",
         frames=True,
-        no_prompt="its prompts are made of a text and a picture, which cannot be done yet",
+        no_prompt="it takes a picture for its prompts: give the concept `images`, and name one in `of`",
         notes=("packing stays in the loop: QwenImageEditPipeline._pack_latents",),
     ),
     Family(

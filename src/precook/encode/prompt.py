@@ -10,6 +10,9 @@ runs as it is, with its defaults: no guidance, one picture for each prompt, `max
 have a max_length, and what `options` say. Texts that are too long are cut as the pipeline cuts them; how many were is
 not known here.
 
+**Pictures.** Where `of` names pictures of a sample, the call gets them, too, as its `image`: one, or a list of several.
+Such prompts are made one by one, as a pipeline makes them.
+
 **Batches.** Some texts of different length are tried at load, alone and together. Where a pipeline makes something else
 of them together, beyond rounding, texts are encoded one by one. A pipeline whose tensors are not of the form that is
 known of its class is refused.
@@ -25,12 +28,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from precook.config.encoders import DiffusersPrompt
 from precook.encode.compiled import CompiledParts, repeated_layers
 from precook.encode.encoder import BaseEncoder, Item
 from precook.encode.offload import place_model, weights_size
 from precook.encode.pipeline_folder import PipelineFolder, PipelinePart
-from precook.encode.prompt_folder import find_pipeline, text_parts
+from precook.encode.prompt_folder import IMAGE, find_pipeline, text_parts
 from precook.encode.prompt_leaves import COMMON, LeafForm, known_forms
 from precook.encode.results import is_out_of_memory
 from precook.encode.torch_tools import (
@@ -80,16 +85,19 @@ class PromptEncoder(BaseEncoder):
 
     def load(self, device: str) -> None:
         """Load the pipeline's text encoders and tokenizers, and try them."""
-        found = find_pipeline(self._folder, self._section.max_length, self._section.options)
-        pipeline = PromptPipeline(found, self._section, device)
-        alone = [pipeline.encode([text])[0] for text in _PROBES]
+        section, seen = self._section, self._section.pictures
+        found = find_pipeline(self._folder, section.max_length, section.options, pictures=bool(seen))
+        pipeline = PromptPipeline(found, section, device)
+        alone = [pipeline.encode([text], _probe_pictures(len(seen)))[0] for text in _PROBES]
         self._shapes = {name: tuple(leaf.shape) for name, leaf in alone[0].items() if pipeline.form(name).fixed}
         for tree in alone:
             self._check_shapes(tree)
         pipeline.check_shared(alone)
         # In either order: Mochi takes all texts of a call for empty where the last one is.
-        self._together = all(map(_close, pipeline.encode(list(_PROBES)), alone)) and all(
-            map(_close, pipeline.encode(list(_PROBES[::-1])), alone[::-1])
+        self._together = (
+            not seen
+            and all(map(_close, pipeline.encode(list(_PROBES)), alone))
+            and all(map(_close, pipeline.encode(list(_PROBES[::-1])), alone[::-1]))
         )
         self._pipeline = pipeline
 
@@ -108,14 +116,18 @@ class PromptEncoder(BaseEncoder):
         if self._pipeline is None:
             raise EncodeError("this encoder is not loaded", hint="call load(device) first")
         self._pipeline.compiled.turn_on(
-            lambda: [leaf for tree in self._encode(list(_PROBES)) for leaf in tree.values()]
+            lambda: [
+                leaf
+                for tree in self._encode(list(_PROBES), [_probe_pictures(len(self._section.pictures))] * len(_PROBES))
+                for leaf in tree.values()
+            ]
         )
 
     def encode(self, batch: list[Item]) -> list[Tree]:
         """A dict of the tensors that `encode_prompt` returns, for each text."""
         texts = [item.text for item in batch if item.text is not None]
         assert len(texts) == len(batch), "a text encoder gets items with a text"
-        trees = self._encode(texts)
+        trees = self._encode(texts, [self._pictures(item) for item in batch])
         for tree in trees:
             self._check_shapes(tree)
         # Each with memory of its own, and outside of inference mode: autograd takes no tensor that was made in it.
@@ -131,12 +143,24 @@ class PromptEncoder(BaseEncoder):
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _encode(self, texts: list[str]) -> list[dict[str, Any]]:
-        """The trees of some texts, which may share memory."""
+    def _pictures(self, item: Item) -> list[Image.Image]:
+        """The pictures that a prompt sees."""
+        pictures = []
+        for name in self._section.pictures:
+            pixels = item.picture(name)
+            if pixels is None:
+                hint = "give the sample one, or keep it in a concept of another config"
+                raise EncodeError(f"there is no {name} picture for this prompt to see", hint=hint)
+            pictures.append(Image.fromarray(pixels))
+        return pictures
+
+    def _encode(self, texts: list[str], pictures: Sequence[list[Image.Image]]) -> list[dict[str, Any]]:
+        """The trees of some texts, each with its pictures, which may share memory."""
         if self._pipeline is None:
             raise EncodeError("this encoder is not loaded", hint="call load(device) first")
         if not self._together:
-            return [self._pipeline.encode([text])[0] for text in texts]
+            encode = self._pipeline.encode
+            return [encode([text], seen)[0] for text, seen in zip(texts, pictures, strict=True)]
         # Twice the same where it stands alone: torch would make code of its own for one text.
         doubled = self.compiled and len(texts) == 1
         return self._pipeline.encode(2 * texts if doubled else texts)[: len(texts)]
@@ -175,10 +199,12 @@ class PromptPipeline:
         """How a leaf stands in a batch."""
         return self._forms.get(name, COMMON)
 
-    def encode(self, texts: list[str]) -> list[dict[str, Any]]:
-        """What the pipeline makes of some texts, taken apart; the trees may share memory."""
+    def encode(self, texts: list[str], pictures: Sequence[Image.Image] = ()) -> list[dict[str, Any]]:
+        """What the pipeline makes of some texts, or of one with its pictures, taken apart; trees may share memory."""
         # A copy: some pipelines write into the list.
         arguments = {**self._arguments, "prompt": list(texts)}
+        if pictures:
+            arguments[IMAGE] = pictures[0] if len(pictures) == 1 else list(pictures)
         if "device" in arguments:
             arguments["device"] = self._device
         with hushed(), self._torch.inference_mode():
@@ -257,6 +283,11 @@ class PromptPipeline:
     def _misfit(self, name: str, what: str) -> EncodeError:
         kind = type(self._pipeline).__name__
         return EncodeError(f"{printable(self._folder)}: {name} of {kind} {what}", hint=_UNKNOWN_FORM)
+
+
+def _probe_pictures(count: int) -> list[Image.Image]:
+    """Pictures to try a pipeline with that sees so many."""
+    return [Image.linear_gradient("L").convert("RGB") for _ in range(count)]
 
 
 def _close(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -371,6 +402,8 @@ def _arguments(call: Callable[..., Any], max_length: int | None, found: Pipeline
             arguments[name] = None
         elif name in _GIVEN:
             arguments[name] = _GIVEN[name]
+        elif name == IMAGE:
+            pass  # each call has its own
         elif name == "max_sequence_length" and max_length is not None:
             arguments[name] = max_length
         elif name != "self" and parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:

@@ -15,6 +15,8 @@ from precook.encode.prompt_leaves import CLEANED
 from precook.errors import EncodeError, printable
 
 _MAX_LENGTH = "max_sequence_length"
+IMAGE = "image"
+"""The argument of encode_prompt that takes pictures."""
 _TEXT_PARTS = ("text_encoder", "tokenizer")
 """How the names of parts begin that make prompts."""
 _CLEANERS = {"bs4": "beautifulsoup4", "ftfy": "ftfy"}
@@ -49,8 +51,12 @@ def text_parts(pipeline: PipelineFolder) -> dict[str, PipelinePart]:
     }
 
 
-def find_pipeline(folder: Path, max_length: int | None, options: Mapping[str, object]) -> PipelineFolder:
-    """The pipeline in a folder, if it is one that can make prompts; else `EncodeError`. Nothing is loaded.
+def find_pipeline(
+    folder: Path, max_length: int | None, options: Mapping[str, object], *, pictures: bool = False
+) -> PipelineFolder:
+    """The pipeline in a folder, if it is one that can make prompts, with `pictures` of these, too; else `EncodeError`.
+
+    Nothing is loaded.
 
     Where diffusers is not installed, its classes are taken on trust.
     """
@@ -62,7 +68,7 @@ def find_pipeline(folder: Path, max_length: int | None, options: Mapping[str, ob
     place = f"{printable(folder)}: {printable(pipeline.kind)}"
     parts = text_parts(pipeline)
     if source is not None:
-        _check_arguments(place, source, max_length, options)
+        _check_arguments(place, source, max_length, options, pictures=pictures)
     if not any(name.startswith("text_encoder") for name in parts):
         raise EncodeError(f"{place} has no text encoder in this folder", hint="download the whole pipeline")
     absent = [] if source is None else [name for name in source.parts if name not in parts]
@@ -88,12 +94,17 @@ class _PromptClass:
     """The text encoders and tokenizers that it cannot do without."""
 
 
-def _check_arguments(place: str, source: _PromptClass, max_length: int | None, options: Mapping[str, object]) -> None:
-    """Refuse a class whose encode_prompt needs something else than a text, and settings that it does not take."""
+def _check_arguments(
+    place: str, source: _PromptClass, max_length: int | None, options: Mapping[str, object], *, pictures: bool
+) -> None:
+    """Refuse a class whose encode_prompt needs something else than it gets, and settings that it does not take."""
     arguments = source.arguments
-    if "image" in arguments:
-        hint = "use a pipeline of that model that makes pictures from texts alone, where there is one"
-        raise EncodeError(f"{place} takes a picture for its prompts, which cannot be done yet", hint=hint)
+    if pictures != (IMAGE in arguments):
+        if pictures:
+            raise EncodeError(f"{place} takes no picture for its prompts", hint="leave `of` out")
+        hint = "name it, such as `of: control`, or use a pipeline of that model that makes pictures from texts alone"
+        message = f"{place} takes a picture for its prompts: give the concept `images`, and name one in `of`"
+        raise EncodeError(message, hint=hint)
     others = [name for name in source.required if not _is_ours(name)]
     if "prompt" not in arguments or others:
         asked = f", and of {others[0]}" if others else ""
@@ -116,7 +127,7 @@ def _check_arguments(place: str, source: _PromptClass, max_length: int | None, o
 def _is_ours(name: str) -> bool:
     """Whether an argument of encode_prompt is none of the settings: what it makes, or what this encoder tells it."""
     return (
-        name in ("self", "device", "dtype", "do_classifier_free_guidance", "lora_scale", _MAX_LENGTH)
+        name in ("self", "device", "dtype", "do_classifier_free_guidance", "lora_scale", _MAX_LENGTH, IMAGE)
         or name.endswith("_per_prompt")
         or any(part in name for part in ("negative", "embeds", "mask"))
         or name.rstrip("_0123456789") == "prompt"

@@ -61,7 +61,8 @@ _WAN = (
 _COSMOS = "CosmosTextToWorldPipeline CosmosVideoToWorldPipeline Cosmos2TextToImagePipeline Cosmos2VideoToWorldPipeline"
 _QWEN = (
     "QwenImagePipeline QwenImageControlNetPipeline QwenImageControlNetInpaintPipeline QwenImageImg2ImgPipeline "
-    "QwenImageInpaintPipeline QwenImageLayeredPipeline"
+    "QwenImageInpaintPipeline QwenImageLayeredPipeline QwenImageEditPipeline QwenImageEditInpaintPipeline "
+    "QwenImageEditPlusPipeline"
 )
 _Z_IMAGE = "ZImagePipeline ZImageImg2ImgPipeline ZImageInpaintPipeline"
 _FORMS: dict[str, Mapping[str, LeafForm]] = {

@@ -212,6 +212,8 @@ class EncoderSpec:
 
     def _inputs(self, section: EncoderSection) -> tuple[str, ...]:
         """What an encoder of ours takes."""
+        if isinstance(section, DiffusersPrompt):
+            return (TEXT, *section.pictures)
         return (section.of if isinstance(section, PictureEncoder) else _INPUTS[section.uses],)
 
     def _encoding(self, inputs: tuple[str, ...], recipe: Recipe, of: str, *, documents: bool) -> Encoding:
@@ -259,7 +261,8 @@ class EncoderSpec:
         """What it makes entries with: libraries as they are loaded or else installed, and source files of one's own."""
         section = self.definition
         if isinstance(section, EncoderSection) and not isinstance(section, UserSection):
-            return library_versions(_LIBRARIES[section.uses])
+            seen = isinstance(section, DiffusersPrompt) and section.pictures
+            return library_versions((*_LIBRARIES[section.uses], *(("Pillow", "torchvision") if seen else ())))
         if isinstance(section, EncoderSection) and not own_class(section):
             return {}  # adopted: nobody knows
         kind = self._user_class(section) if isinstance(section, UserSection) else type(section)
@@ -405,7 +408,7 @@ class EncoderSpec:
     def _pipeline(self, section: DiffusersPrompt, folder: Path, memory: Memory, report: Reporter) -> dict[str, object]:
         """A pipeline by the parts that make prompts: what draws, or decodes, or says when to stop decides nothing."""
         try:
-            found = find_pipeline(folder, section.max_length, section.options)
+            found = find_pipeline(folder, section.max_length, section.options, pictures=bool(section.pictures))
         except EncodeError as error:
             raise self.origin.error(("encoders", self.name, "model"), error.message, hint=error.hint) from error
         parts = {
@@ -424,6 +427,8 @@ class EncoderSpec:
             "leaves": {name: form.plain() for name, form in forms.items()},
             # Two machines make different prompts of one text where it is installed on one of them.
             **({} if cleaner is None else {"cleaned_by": cleaner}),
+            # The same processor makes other pixels where torchvision is installed; see `processor`.
+            **({"backend": backend()} if section.pictures else {}),
         }
 
     def _files(self, setting: str, folder: Path, uses: str, memory: Memory, report: Reporter) -> object:

@@ -181,7 +181,9 @@ class Worker:
     def _accept(
         self, batch: Sequence[Job], trees: Sequence[Tree], *, not_finite: Collection[int] | None = None
     ) -> list[Parts | EncodeError]:
-        shapes, copy = [job.shape for job in batch], not self.encoder.gives_away
+        # What has a text is as long as that, whatever the pictures beside it.
+        shapes = [job.shape if job.text is None else () for job in batch]
+        copy = not self.encoder.gives_away
         results = self._acceptance.accept(shapes, trees, copy=copy, not_finite=not_finite)
         if self._tells_apart and batch[0].text is not None and not batch[0].shape:
             texts = [job.text or "" for job in batch]

@@ -274,11 +274,13 @@ class BatchMaker:
         with self._lock:
             # Once more: another batch may have needed the same.
             entries.look_again(rows[~entries.there(rows)])
-            wanted = {entries.keys[row].tobytes(): row for row in rows[~entries.there(rows)].tolist()}
+            lacking = rows[~entries.there(rows)]
+            # Each once: equal pictures or captions of several samples are one entry.
+            wanted = dict.fromkeys(entries.keys[row].tobytes() for row in lacking.tolist())
             keys = [Key(key) for key in wanted if key not in self._given_up]
             failed = self._maker.make(column.name, keys) if keys else {}
             self._given_up |= {key.bytes: reason for key, reason in failed.items()}
-            entries.look_again(np.array(list(wanted.values()), np.int64))
+            entries.look_again(lacking)
             collator.look()
 
     def _warn_once(self, name: bytes, message: str) -> None:
