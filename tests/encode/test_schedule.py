@@ -442,13 +442,13 @@ def test_windows_lose_nothing_and_keep_files_together(drawn: tuple[list[list[tup
     cuts = [np.zeros((12, COLUMNS), np.int64) for _ in range(3)]
     for number, cut_of in enumerate(cuts):
         cut_of[:, TARGET] = [(16 + 16 * (file % 3), 32 + number) for file in range(12)]
-    plan = cast("Plan", SimpleNamespace(targets=SimpleNamespace(cuts=cuts)))
+    plan = cast("Plan", SimpleNamespace(targets=SimpleNamespace(cuts=cuts, choices=())))
     encoders = [
         SimpleNamespace(
             wants=SimpleNamespace(
-                encoding=SimpleNamespace(input="image"),
+                encoding=SimpleNamespace(per="cut"),
                 samples=np.array([file for file, _ in some], np.int64),
-                parts=np.array([part for _, part in some], np.int64),
+                targets=np.array([part for _, part in some], np.int64),
             )
         )
         for some in wanted
