@@ -185,6 +185,8 @@ class TestInit:
                     "pictures": 3,
                     "captions": "sidecar",
                     "captioned": 1,
+                    "settings": {},
+                    "remarks": [],
                     "masks": "{stem}-masklabel.png",
                     "masked": 3,
                 }

@@ -206,7 +206,8 @@ def _replace(target: Path, content: str) -> None:
 def _show(target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], encoders: list[str]) -> None:
     from precook.config.template import yaml_text
 
-    output.text("\n".join(printable(_sentence(survey)) for survey in surveyed))
+    for survey in surveyed:
+        output.text("\n".join(map(printable, [_sentence(survey), *(f"  {note}" for note in survey.concept.remarks)])))
     if facts.proposal is not None:
         reasons = [
             f"  {setting.name} {yaml_text(setting.value)}: {setting.reason}" for setting in facts.proposal.settings
@@ -233,7 +234,7 @@ def _show(target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], e
     if facts.proposal is not None and facts.proposal.pipeline is None:
         output.hint(f"the file names {facts.proposal.model}: put the model there, or write where it lies")
     if facts.proposal is None and "pixels" in encoders:
-        aside = any(survey.concept.captions != "none" for survey in surveyed)
+        aside = any(survey.concept.captions != "none" or survey.captioned for survey in surveyed)
         output.hint(
             f"no model was named, so it keeps the pictures themselves{' and leaves captions aside' if aside else ''};"
             " --for MODEL names a pipeline of diffusers, --vae DIR and --text DIR a VAE and a text encoder alone,"
@@ -249,14 +250,19 @@ def _hint_at_plan(target: Path) -> None:
 
 def _sentence(survey: SurveyedConcept) -> str:
     """What was found of a concept, in a sentence."""
+    from precook.config.template import yaml_text
+
     concept = survey.concept
     if concept.texts is not None:
         return f"{concept.name}: {format_count(concept.images, 'text')} ({_source(concept.texts)})"
-    captions = {"filename": "file names for captions", "none": "no captions"}
-    parts = [
-        format_count(concept.images, "picture"),
-        captions.get(concept.captions) or f"{_part(survey.captioned, concept)} with captions (.txt)",
-    ]
+    captions = {"filename": "file names for captions", "none": "no captions"}.get(concept.captions, "")
+    given = concept.settings.get("captions")
+    if survey.captioned:
+        place = concept.settings.get("caption_extension", ".txt") if given is None else yaml_text(given)
+        captions = f"{_part(survey.captioned, concept)} with captions ({place})"
+    elif given is not None:
+        captions = f"captions {yaml_text(given)}"
+    parts = [format_count(concept.images, "picture"), captions]
     if concept.masks:
         parts.append(f"{_part(survey.masked, concept)} with masks ({concept.masks})")
     if concept.max_side:
@@ -297,6 +303,8 @@ def _document(
                 "pictures": survey.concept.images,
                 "captions": survey.concept.captions,
                 "captioned": survey.captioned,
+                "settings": dict(survey.concept.settings),
+                "remarks": list(survey.concept.remarks),
                 "masks": survey.concept.masks,
                 "masked": survey.masked,
             }

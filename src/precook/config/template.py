@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -66,6 +67,10 @@ class FoundConcept:
     max_side: int
     texts: Mapping[str, Any] | None = None
     """Where there are texts alone: `texts`, and `caption_extension` where it is needed."""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further fields of the concept, and captions of another kind."""
+    remarks: tuple[str, ...] = ()
+    """Why it has them, and what its owner should know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,7 @@ def _settings(facts: TemplateFacts) -> dict[str, Any]:
             "path": concept.path,
             "captions": {"text": ""} if concept.captions == "none" else concept.captions,
             **({} if concept.masks is None else {"masks": concept.masks}),
+            **concept.settings,
         }
         for concept in facts.concepts
     ]
@@ -293,7 +299,8 @@ def _concept_lines(concept: FoundConcept, given: Mapping[str, Any], *, every: bo
     pictures = "1 picture" if concept.images == 1 else f"{concept.images:,} pictures"
     sides = f", sides from {concept.min_side} to {concept.max_side} pixels" if concept.max_side else ""
     yield from _texts(f"# {pictures}{sides}")
-    if concept.captions == "none":
+    yield from _comments(concept.remarks)
+    if concept.captions == "none" and "captions" not in concept.settings:
         yield from _texts("# no captions were found: a fixed text, the empty prompt, stands for them")
     first, *others = _fields(Concept, given, every=every)
     yield from _indented("- ", [first])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import statistics
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from precook.sources.facts import LARGEST
 from precook.sources.formats import VIDEO_SUFFIXES
 from precook.sources.pictures import RefusedError, read_facts
 from precook.sources.sample_files import CAPTION, NOT_SAMPLES, PICTURE, mask_path, picture_suffixes
+from precook.sources.survey_captions import EXTENSIONS, find_captions, find_metadata, repeats_in
 from precook.sources.text_survey import survey_files, survey_table
 from precook.sources.walk import walk
 from precook.units import format_count
@@ -57,12 +59,16 @@ def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surve
     """
     if folder.is_file():
         return [SurveyedConcept(survey_table(folder, relative_path(folder, base)))]
-    listing = walk(folder, {**dict.fromkeys(picture_suffixes(), PICTURE), "txt": CAPTION}, recursive=True)
+    roles = dict.fromkeys((ending[1:] for ending in EXTENSIONS), CAPTION)
+    listing = walk(folder, {**dict.fromkeys(picture_suffixes(), PICTURE), **roles}, recursive=True)
     paths = [listing.path(row) for row in range(len(listing.names))]
     files = {path for path, regular in zip(paths, listing.regular().tolist(), strict=True) if regular}
     # A FIFO or a link to nothing counts as a picture, as it does in a plan, which says what is wrong with it.
     pictures = [path for path, role in zip(paths, listing.roles, strict=True) if role == PICTURE]
-    groups = _groups([path for path in pictures if not _stem(path).endswith(NOT_SAMPLES)])
+    samples = [path for path in pictures if not _stem(path).endswith(NOT_SAMPLES)]
+    # A table beside the folders names what lies in all of them.
+    one = samples and find_metadata(folder, len(samples)) is not None
+    groups = [_FileGroup("", tuple(sorted(samples)))] if one else _groups(samples)
     if not groups and (texts := survey_files(listing, folder_name(folder), relative_path(folder, base))):
         return [SurveyedConcept(texts)]
     if not groups:
@@ -83,7 +89,19 @@ def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surve
     # Masks in a folder of their own look like a concept.
     groups = [group for group in groups if not masks.issuperset(group.pictures)] or groups
     with report.task("looking at pictures", total=None, unit="files") as task:
-        return [_surveyed(group, patterns[group.folder], masks, files, folder, base, task) for group in groups]
+        found = [_surveyed(group, patterns[group.folder], masks, files, folder, base, task) for group in groups]
+    # Two folders may say other repeats of one name: then each goes by its whole name.
+    names = Counter(each.concept.name for each in found)
+    return [
+        replace(each, concept=replace(each.concept, name=_concept_name(folder_name(folder / group.folder))))
+        if names[each.concept.name] > 1
+        else each
+        for each, group in zip(found, groups, strict=True)
+    ]
+
+
+def _concept_name(folder: str) -> str:
+    return printable(folder)[:_LONGEST_NAME] or "pictures"
 
 
 def folder_name(folder: Path) -> str:
@@ -113,7 +131,7 @@ def _groups(pictures: list[str]) -> list[_FileGroup]:
     by_folder: dict[str, list[str]] = {}
     for path in sorted(pictures):
         by_folder.setdefault("" if direct else path.partition("/")[0], []).append(path)
-    if len(by_folder) == 1:
+    if len(by_folder) == 1 and (direct or repeats_in(next(iter(by_folder))) is None):
         return [_FileGroup("", tuple(*by_folder.values()))]
     return [_FileGroup(folder, tuple(paths)) for folder, paths in by_folder.items()]
 
@@ -133,20 +151,32 @@ def _surveyed(
     group: _FileGroup, pattern: str | None, masks: set[str], files: set[str], folder: Path, base: Path, task: Task
 ) -> SurveyedConcept:
     samples = [path for path in group.pictures if path not in masks]
-    captioned = sum(f"{_stem(path)}.txt" in files for path in samples)
-    sides = _sides(folder, [path for path in samples if path in files], task)
     root = folder / group.folder
+    table = find_metadata(root, len(samples))
+    name, captions = (None, find_captions(folder, samples, files)) if table is None else table
+    settings, remarks = dict(captions.settings), list(captions.remarks)
+    repeats = repeats_in(folder_name(root))
+    if repeats is not None:
+        settings["repeats"] = float(repeats[0])
+        remarks.append(f"repeats {repeats[0]}, as the name of the folder says to kohya's trainers")
+        if not captions.captioned and "captions" not in settings:
+            settings["captions"] = {"text": repeats[1]}
+            remarks.append("no captions were found: the name of the folder stands for them, as kohya's trainers do it")
+    sides = _sides(folder, [path for path in samples if path in files], task)
+    kind: Literal["sidecar", "filename", "none"] = "sidecar" if captions.captioned else _captions_without_files(samples)
     concept = FoundConcept(
-        name=printable(folder_name(root))[:_LONGEST_NAME] or "pictures",
-        path=relative_path(root, base),
+        name=_concept_name(folder_name(root) if repeats is None else repeats[1]),
+        path=relative_path(root if name is None else root / name, base),
         images=len(samples),
-        captions="sidecar" if captioned else _captions_without_files(samples),
+        captions="none" if "captions" in settings else kind,
         masks=pattern,
         min_side=min(sides, default=0),
         max_side=max(sides, default=0),
+        settings=settings,
+        remarks=tuple(remarks),
     )
     masked = sum(mask_path(path, pattern) in files for path in samples) if pattern else 0
-    return SurveyedConcept(concept, captioned, masked, round(statistics.median(sides)) if sides else 0)
+    return SurveyedConcept(concept, captions.captioned, masked, round(statistics.median(sides)) if sides else 0)
 
 
 def _captions_without_files(samples: list[str]) -> Literal["filename", "none"]:

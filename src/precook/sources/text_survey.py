@@ -32,7 +32,9 @@ _SOURCES: tuple[TextColumn | MessagesColumn | CompletionColumns, ...] = (
 
 def survey_files(listing: Listing, name: str, path: str) -> FoundConcept | None:
     """The text files that a folder without pictures has; None where it has none."""
-    found = {".txt": len(listing.names), ".md": listing.ignored["md"]}
+    # Captions may end otherwise, and were looked for, too.
+    plain = sum(name.lower().endswith(".txt") for name in listing.names)
+    found = {".txt": plain, ".md": listing.ignored["md"]}
     extension = max(found, key=lambda ending: found[ending])
     if not found[extension]:
         return None
