@@ -425,3 +425,11 @@ def test_folders_of_frames_have_no_further_pictures(tmp_path: Path) -> None:
     for fields in ({"path": "data.csv"}, {"images": {"control": "{stem}.png"}}):
         with pytest.raises(precook.ConfigError, match="clips"):
             clips(tmp_path, concepts=[{**FOLDERS[0], **fields}])
+
+
+def test_frames_with_digits_of_several_scripts_in_their_names_have_an_order(tmp_path: Path) -> None:
+    """Numbers are compared with numbers, and all else as text."""
+    for number, name in enumerate(("a1", "\u06631", "a10", "a9")):
+        picture(tmp_path / f"data/dance/{name}.png", number, (64, 48))
+    with clips(tmp_path, concepts=FOLDERS, video={"frames": [4], "fps": "source"}) as owner:
+        assert [len(owner.plan().missing), owner.plan().failed] == [1, ()]

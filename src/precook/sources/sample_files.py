@@ -166,7 +166,9 @@ def _beside(folder: str, pattern: str) -> str:
 
 def _counted(name: str) -> tuple[list[str | int], str]:
     """What frames are ordered by: numbers in their names by their value, so that 10 comes after 9."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)], name
+    # By their places: digits of other scripts are decimals, too, and stand among the texts.
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)], name
 
 
 def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles:
