@@ -319,6 +319,8 @@ class TestBadInput:
             ({"texts": {"messages": "m"}, "path": "a.csv", "passages": {}}, "only texts are split"),
             ({"passages": {"size": 100}}, "this concept has pictures"),
             ({"texts": "files", "captions": "filename"}, "is for pictures, and this concept has texts alone"),
+            ({"texts": "files", "prefix": "a photo of "}, "is for pictures, and this concept has texts alone"),
+            ({"texts": "files", "image": {"flip": "none"}}, "is for pictures, and this concept has texts alone"),
             ({"texts": "files", "passages": {"size": 100, "overlap": 60}}, "60 is more than half of size, 100"),
             ({"texts": "files", "passages": {"by": "pages"}}, "must be paragraphs, headings or characters"),
             ({"texts": "files", "passages": {"length": 3}}, "fields here: by, size, overlap"),

@@ -41,7 +41,10 @@ _MAX_SAMPLES = 1 << 62
 _NAME = 200
 _MAX_TAGS = 1 << 20
 
-OF_PICTURES = {"captions", "prefix", "suffix", "trigger", "tags", "masks", "missing_mask", "images", "image_column"}
+OF_PICTURES = {
+    *("captions", "prefix", "suffix", "trigger", "tags", "masks", "missing_mask", "images", "image_column"),
+    *("image", "text"),
+}
 """Fields that say something of pictures."""
 
 MissingMask = Literal["white", "error"]

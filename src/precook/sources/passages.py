@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from precook.config.texts import PassageSettings
 
-_PARAGRAPH = re.compile(r"(?>\r\n|\r|\n)[^\S\r\n]*[\r\n]\s*")
+_PARAGRAPH = re.compile(r"(?:\r\n|\r(?!\n)|\n)[^\S\r\n]*[\r\n]\s*")
 """A blank line, and all white space behind it; the two characters at the end of a line on Windows are one end."""
 _HEADING = re.compile(r"^ {0,3}#{1,6}(?=[ \t])", re.MULTILINE)
 _SPACE = re.compile(r"\s+")
