@@ -43,7 +43,7 @@ _MAX_TAGS = 1 << 20
 
 OF_PICTURES = {
     *("captions", "prefix", "suffix", "trigger", "tags", "masks", "missing_mask", "images", "image_column"),
-    *("image", "text"),
+    *("image", "text", "clips"),
 }
 """Fields that say something of pictures."""
 
