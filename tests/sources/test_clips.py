@@ -194,3 +194,22 @@ def test_without_pyav_stills_and_animations_are_read(monkeypatch: pytest.MonkeyP
     assert read_clip(animation(3)).times.count == 3
     with pytest.raises(RefusedError, match=r"pip install 'precook\[video\]'"):
         read_clip(clip(3))
+
+
+@pytest.mark.parametrize("name", ["h264", "vp9", "ffv1", "mpeg4", "gif", "webp"])
+def test_changed_bytes_are_read_or_refused(name: str) -> None:
+    """Whatever a file was made of, reading it ends with facts or with a reason, and so does decoding its frames."""
+    whole = clip(6, **CODECS[name]) if name in CODECS else animation(4, form=name.upper())  # type: ignore[arg-type]
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        content = bytearray(whole)
+        for place in random.integers(0, len(content), int(random.choice([1, 4, 30]))).tolist():
+            content[place] = int(random.integers(0, 256))
+        try:
+            facts = read_clip(bytes(content))
+            assert facts.width > 0
+            assert facts.height > 0
+            assert facts.times.count > 0
+            list(decode_frames(bytes(content), [0, facts.times.count - 1]))
+        except RefusedError as error:
+            assert str(error).isprintable()

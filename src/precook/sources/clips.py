@@ -177,13 +177,15 @@ def _opened(content: bytes) -> Iterator[tuple[Any, Any]]:
             if not streams:
                 raise RefusedError("it has no pictures to show")
             stream = streams[0]
+            if stream.codec_context is None:
+                raise RefusedError("its codec is none that this PyAV decodes: convert it, to H.264 for example")
             stream.codec_context.thread_count = 1  # several clips are decoded at a time
             width, height = stream.codec_context.width, stream.codec_context.height
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and width * height > 2 * limit:
                 raise RefusedError(f"{width} x {height} pixels are more than the {2 * limit} that Pillow allows")
             yield container, stream
-    except (av.FFmpegError, ValueError, RuntimeError) as error:
+    except (av.FFmpegError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, RefusedError):
             raise
         reason = printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
