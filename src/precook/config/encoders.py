@@ -208,7 +208,6 @@ class DiffusersPrompt(NetworkEncoder):
     of: PictureNames | None = Field(
         default=None,
         description="The picture that its prompts see, such as control, or a list of several; without it, none.",
-        examples=["control"],
     )
 
     @property
