@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,20 @@ def test_entries_of_pictures_with_texts_stay_together(base: Path) -> None:
                 feed = source.feed(**options, validation=validation)
                 shown = [(batch["sample"], batch["both"]) for epoch in range(3) for batch in feed.epoch(epoch)]
                 assert str(shown) == str(expected)
+
+
+def test_texts_without_pictures_are_held_back_too(tmp_path: Path) -> None:
+    """A concept of texts alone is for validation as any other."""
+    for name, count in (("train", 4), ("check", 3)):
+        rows = [json.dumps({"text": f"{name} {number}"}) for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    concepts = [
+        {"name": "train", "path": "train.jsonl", "texts": {"column": "text"}},
+        {"name": "check", "path": "check.jsonl", "texts": {"column": "text"}, "validation": True},
+    ]
+    with opened(tmp_path, *concepts, encoders={"words": Watched()}) as made:
+        made.build()
+        for source in (made, made.store.snapshot("test")):
+            for validation, expected in ((False, ["train"] * 4), (True, ["check"] * 3)):
+                feed = source.feed(batch_size=2, seed=0, validation=validation)
+                assert sorted(name for batch in feed.epoch(0) for name in batch["concept"]) == expected
