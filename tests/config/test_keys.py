@@ -20,8 +20,8 @@ from precook.config.texts import PassageSettings
 from tests.support.clips import animation
 from tests.support.projects import picture, project, text_folder, vae_folder
 
-ALL = {"latent", "clip", "prompt", "tokens", "inputs", "mask", "pixels", "hint", "mine"}
-PICTURES = {"latent", "clip", "inputs", "mask", "pixels", "hint"}
+ALL = {"latent", "clip", "prompt", "tokens", "inputs", "mask", "pixels", "hint", "vision", "mine"}
+PICTURES = {"latent", "clip", "inputs", "mask", "pixels", "hint", "vision"}
 TEXTS = {"prompt", "tokens", "mine"}
 BASE: dict[str, Any] = {
     "store": "cache",
@@ -46,6 +46,7 @@ BASE: dict[str, Any] = {
         "mask": {"uses": "mask", "factor": 8},
         "pixels": {"uses": "image"},
         "hint": {"uses": "image", "of": "control"},
+        "vision": {"uses": "transformers-vision", "model": "models/vision"},
         "mine": {"uses": "tests.support.projects:Words", "version": 1},
     },
 }
@@ -182,6 +183,18 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "encoders.hint.device": ("cpu", set()),
     "encoders.hint.batch_size": (4, set()),
     "encoders.hint.version": (2, {"hint"}),
+    "encoders.vision.model": ("models/other-vision", {"vision"}),
+    "encoders.vision.revision": ("main", set()),
+    "encoders.vision.subfolder": ("part", {"vision"}),
+    "encoders.vision.dtype": ("float16", {"vision"}),
+    "encoders.vision.compile": ("on", set()),
+    "encoders.vision.device_memory": ("8GiB", set()),
+    "encoders.vision.layers": ([-2], {"vision"}),
+    "encoders.vision.pooled": (False, {"vision"}),
+    "encoders.vision.of": ("control", {"vision"}),
+    "encoders.vision.device": ("cpu", set()),
+    "encoders.vision.batch_size": (4, set()),
+    "encoders.vision.version": (2, {"vision"}),
     "encoders.mine.version": (2, {"mine"}),
     "encoders.mine.device": ("cpu", set()),
     "encoders.mine.batch_size": (4, set()),
@@ -252,6 +265,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("text", "other-text", "text/part")):
         text_folder(base / "models" / name, {"a": seed, "thing": seed + 1, "[UNK]": seed + 2}, seed)
         (base / "models" / name / "chat_template.jinja").write_text("{{ messages }}")
+    for seed, name in enumerate(("vision", "other-vision", "vision/part")):
+        (text_folder(base / "models" / name, seed=seed) / "preprocessor_config.json").write_text("{}")
     for number, name in enumerate(("vl", "other-vl", "vl/part")):
         (base / "models" / name).mkdir(parents=True, exist_ok=True)
         (base / "models" / name / "preprocessor_config.json").write_text(f'{{"size": {number}}}')

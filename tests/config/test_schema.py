@@ -161,6 +161,7 @@ FREE = {
     "DiffusersVideoVae": {"slicing", "compile", "device_memory"},
     "DiffusersPrompt": {"compile", "device_memory"},
     "TransformersText": {"attention", "compile", "device_memory"},
+    "TransformersVision": {"compile", "device_memory"},
 }
 
 

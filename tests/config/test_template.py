@@ -118,7 +118,16 @@ def test_each_encoder_in_the_file_can_be_switched_on(read: Reader) -> None:
     """Removing the first # from its lines is all it takes, and its further settings stay at their defaults."""
     content = write_config(PETS)
     off = re.findall(r"^  #(\w+):\n((?:  #  .*\n)+)", content, re.MULTILINE)
-    assert [name for name, _ in off] == ["latent", "video_latent", "prompt", "text", "tokens", "inputs", "mine"]
+    assert [name for name, _ in off] == [
+        "latent",
+        "video_latent",
+        "prompt",
+        "text",
+        "tokens",
+        "inputs",
+        "vision",
+        "mine",
+    ]
     for name, block in off:
         on = re.sub(r"^  #", "  ", f"  #{name}:\n{block}", flags=re.MULTILINE)
         settings, _ = read(content.replace(f"  #{name}:\n{block}", on))

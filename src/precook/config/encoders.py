@@ -285,6 +285,16 @@ class TransformersProcessor(ModelEncoder, PictureEncoder):
     )
 
 
+class TransformersVision(NetworkEncoder, PictureEncoder):
+    """What a vision tower of transformers makes of a picture."""
+
+    uses: Literal["transformers-vision"] = Field(
+        description="Hidden states and pooled output of a vision model of transformers."
+    )
+    layers: Layers = Field(default=(-1,), description="Which hidden states: [-1] is the last, or all.")
+    pooled: bool = Field(default=True, description="Also keep the pooled output, where the model has one.")
+
+
 class MaskSection(EncoderSection):
     """The mask, cut as its picture."""
 
@@ -328,6 +338,7 @@ ENCODERS: dict[str, type[EncoderSection]] = {
     "transformers-text": TransformersText,
     "transformers-tokens": TransformersTokens,
     "transformers-processor": TransformersProcessor,
+    "transformers-vision": TransformersVision,
     "mask": MaskSection,
     "image": ImageSection,
     _USER: UserSection,
@@ -377,6 +388,7 @@ EncoderSettings = Annotated[
     | Annotated[TransformersText, Tag("transformers-text")]
     | Annotated[TransformersTokens, Tag("transformers-tokens")]
     | Annotated[TransformersProcessor, Tag("transformers-processor")]
+    | Annotated[TransformersVision, Tag("transformers-vision")]
     | Annotated[MaskSection, Tag("mask")]
     | Annotated[ImageSection, Tag("image")]
     | Annotated[UserSection, Tag(_USER)],

@@ -43,6 +43,7 @@ _BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"uses": "transformers-text", "model": "models/text"},
     "tokens": {"uses": "transformers-tokens", "model": "models/text"},
     "inputs": {"uses": "transformers-processor", "model": "models/vl"},
+    "vision": {"uses": "transformers-vision", "model": "models/vision"},
     "mask": {"uses": "mask", "factor": 8},
     "pixels": {"uses": "image"},
     "mine": {"uses": "my_package.my_module:MyEncoder"},

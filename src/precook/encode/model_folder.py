@@ -18,6 +18,7 @@ from precook.config.encoders import (
     TransformersProcessor,
     TransformersText,
     TransformersTokens,
+    TransformersVision,
     VaeSection,
 )
 from precook.encode.model_files import file_names, highest_token, token_embeddings, vocabulary_files, weight_files
@@ -104,7 +105,9 @@ class ModelFolders:
             weights = weight_files(self.model, "model")
         elif isinstance(section, DiffusersPrompt):
             weights = _check_pipeline(self.model, section, fact)
-        elif isinstance(section, TransformersProcessor) and not any(
+        elif isinstance(section, TransformersVision):
+            weights = weight_files(self.model, "model")
+        if isinstance(section, TransformersProcessor | TransformersVision) and not any(
             name.startswith(PROCESSOR) for name in file_names(self.model)
         ):
             hint = self.instead("name the folder that has a preprocessor_config.json")
@@ -220,6 +223,7 @@ _FITTING: dict[str, Callable[[str, PipelinePart], bool]] = {
     "transformers-text": lambda name, _: "text_encoder" in name,
     "transformers-tokens": lambda name, _: "tokenizer" in name,
     "transformers-processor": lambda name, _: name in ("feature_extractor", "image_processor", "processor"),
+    "transformers-vision": lambda name, _: name == "image_encoder",
 }
 """Which parts of a pipeline each encoder can be."""
 

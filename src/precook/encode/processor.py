@@ -37,6 +37,20 @@ def backend() -> str:
     return "torchvision" if importlib.util.find_spec("torchvision") else "pil"
 
 
+def load_image_processor(folder: Path) -> Any:
+    """The image processor in a folder, in the version that recipes say."""
+    wanted = backend()
+    with loading("processor", folder):
+        processor = library("transformers").AutoImageProcessor.from_pretrained(
+            folder, **LOCAL, trust_remote_code=False, **_choice(wanted)
+        )
+    runs_on = _backend_of(processor)
+    if runs_on != wanted:
+        message = f"{printable(folder)}: {type(processor).__name__} runs on {runs_on}, the recipe says {wanted}"
+        raise EncodeError(message, hint="choose a model whose processor has a version for that")
+    return processor
+
+
 class ProcessorEncoder(BaseEncoder):
     """Keeps what a processor makes of each picture."""
 
@@ -52,20 +66,11 @@ class ProcessorEncoder(BaseEncoder):
 
     def load(self, device: str) -> None:  # noqa: ARG002 - on another device it would make other pixels
         """Load the processor and try it with a picture; options that it does not take are refused here."""
-        torch, transformers = library("torch"), library("transformers")
+        torch = library("torch")
         refused = [name for name in _OURS if name in self._section.options]
         if refused:
             raise EncodeError(f"options: {refused[0]} is not yours to set", hint="remove it")
-        wanted = backend()
-        with loading("processor", self._folder):
-            processor = transformers.AutoImageProcessor.from_pretrained(
-                self._folder, **LOCAL, trust_remote_code=False, **_choice(wanted)
-            )
-        runs_on = _backend_of(processor)
-        if runs_on != wanted:
-            place, kind = printable(self._folder), type(processor).__name__
-            message = f"{place}: {kind} runs on {runs_on}, the recipe says {wanted}"
-            raise EncodeError(message, hint="choose a model whose processor has a version for that")
+        processor = load_image_processor(self._folder)
         with loading("processor with these options", self._folder):
             outputs = self._call(processor, Image.new("RGB", (_PROBE, _PROBE)))
         self._batched = all(len(value) == 1 for value in outputs.values() if _has_items(value, torch))

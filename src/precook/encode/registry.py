@@ -75,6 +75,7 @@ _INPUTS: dict[str, Input] = {
     "transformers-text": "text",
     "transformers-tokens": "text",
     "transformers-processor": "image",
+    "transformers-vision": "image",
     "mask": "mask",
     "image": "image",
 }
@@ -85,6 +86,7 @@ _CLASSES = {
     "transformers-text": "precook.encode.text:TextEncoder",
     "transformers-tokens": "precook.encode.tokens:TokensEncoder",
     "transformers-processor": "precook.encode.processor:ProcessorEncoder",
+    "transformers-vision": "precook.encode.vision:VisionEncoder",
     "mask": "precook.encode.pixels:MaskEncoder",
     "image": "precook.encode.pixels:ImageEncoder",
 }
@@ -100,6 +102,7 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
     "transformers-text": ("torch", "transformers", "tokenizers"),
     "transformers-tokens": ("transformers", "tokenizers"),
     "transformers-processor": ("Pillow", "torch", "torchvision", "transformers"),
+    "transformers-vision": ("Pillow", "torch", "torchvision", "transformers"),
     "mask": ("Pillow",),
     "image": ("Pillow",),
 }
@@ -378,7 +381,7 @@ class EncoderSpec:
             named = isinstance(section, TransformersText) and section.tokenizer is not None
             if named or folders.tokenizer != folders.model:
                 data["tokenizer"] = self._files("tokenizer", folders.tokenizer, "transformers-tokens", memory, report)
-        if section.uses == "transformers-processor":
+        if section.uses in ("transformers-processor", "transformers-vision"):
             # The same config makes other pixels where torchvision is installed; see `processor`.
             data["backend"] = backend()
         return Recipe(section.uses, data)
