@@ -19,6 +19,7 @@ from precook.encode.text import TextEncoder
 from precook.encode.tokens import TokensEncoder
 from precook.encode.vae import VaeEncoder
 from precook.encode.video_vae import VideoVaeEncoder
+from precook.encode.vision import VisionEncoder
 from precook.testing import EncoderTests
 
 
@@ -164,6 +165,21 @@ class TestTokens(TestText):
 
     def make_encoder(self) -> Any:
         return TokensEncoder(encoders.TransformersTokens(**self.settings), self.folder / "model")
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestVision(BuiltIn):
+    """`transformers-vision`."""
+
+    settings: ClassVar[dict[str, Any]] = {"uses": "transformers-vision", "model": "model"}
+
+    @pytest.fixture(autouse=True)
+    def _model(self, _folder: None) -> None:
+        vision = pytest.importorskip("tests.encode.test_vision", reason="torch or transformers is not installed")
+        vision.save(self.folder / "model")
+
+    def make_encoder(self) -> Any:
+        return VisionEncoder(encoders.TransformersVision(**self.settings), self.folder / "model")
 
 
 @pytest.mark.usefixtures("one_thread")
