@@ -54,10 +54,11 @@ fuzz-quick: .venv/ready
 # The code of the real projects on our fronts and feeds, from checkouts in CLIENTS by their names: mgds, mgds-pr49 (its
 # pull request 49), OneTrainer, ComfyUI, DocumentLanguageModel, qwen-image-finetune, diffusers. What is not there is
 # skipped, and says so.
-# Each in a process of its own: their packages have the same names.
+# Each in a process of its own: their packages have the same names. With them the prompts of Qwen-Image-Edit: its
+# processor needs torchvision, which this environment has.
 CLIENTS ?= ../clients
 clients: .venvs/clients/ready
-	failed=0; for suite in tests/clients/test_*.py; do \
+	failed=0; for suite in tests/clients/test_*.py tests/encode/test_edit_prompts.py; do \
 		PRECOOK_CLIENTS=$(abspath $(CLIENTS)) .venvs/clients/bin/python -m pytest -q -rs $$suite $(ARGS) || failed=1; \
 	done; exit $$failed
 

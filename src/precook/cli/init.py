@@ -64,9 +64,9 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the config, for editors.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a folder of pictures, or at texts without pictures, and write a config for them.
+    """Look at pictures or texts, and write a config for them.
 
-    With --for the config keeps what training that model needs, and says why each setting is what it is.
+    Texts without pictures may be a table, too. With --for the config keeps what training that model needs, and says why each setting is what it is.
     """
     if schema:
         from precook.config.check import json_schema
