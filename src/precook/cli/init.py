@@ -66,7 +66,8 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
 ) -> None:
     """Look at pictures or texts, and write a config for them.
 
-    Texts without pictures may be a table, too. With --for the config keeps what training that model needs, and says why each setting is what it is.
+    Texts without pictures may be a table, too. With --for the config keeps what training that model needs, and says why
+    each setting is what it is.
     """
     if schema:
         from precook.config.check import json_schema

@@ -49,7 +49,8 @@ def command(
 ) -> int:
     """Show one entry and the file that it was made of, or one sample.
 
-    Of an entry its tree and numbers, its recipe and its place. Files are named by snapshots that keep paths, and by the config's concepts as far as their files are remembered.
+    Of an entry its tree and numbers, its recipe and its place. Files are named by snapshots that keep paths, and by the
+    config's concepts as far as their files are remembered.
     """
     from precook.cli.entries import find_key
     from precook.cli.tree import tree_lines
