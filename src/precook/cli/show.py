@@ -117,17 +117,7 @@ def _with_remembered(paths: list[str], store: Store, config: Path | None, digest
 
 
 def _source_document(source: EntrySource) -> dict[str, Any]:
-    samples = [
-        {
-            "dataset": owner.dataset,
-            "snapshot": owner.snapshot,
-            "encoder": owner.encoder,
-            "sample": owner.sample,
-            "concept": owner.concept,
-            "path": owner.path,
-        }
-        for owner in source.owners
-    ]
+    samples = [owner.as_json() for owner in source.owners]
     return {"sources": list(source.paths), "samples": samples}
 
 

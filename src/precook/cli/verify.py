@@ -209,13 +209,12 @@ def _document(result: Verification, owners: Owners, scope: Scope) -> dict[str, A
                 "offset": damage.offset,
                 "reason": damage.reason,
                 "refused": damage.refused,
-                "samples": [_owner_document(owner) for owner in _owners_of(damage.key, owners)],
+                "samples": [owner.as_json() for owner in _owners_of(damage.key, owners)],
             }
             for damage in result.damage
         ],
         "lost": [
-            {"key": key.hex, "samples": [_owner_document(owner) for owner in _owners_of(key, owners)]}
-            for key in result.lost
+            {"key": key.hex, "samples": [owner.as_json() for owner in _owners_of(key, owners)]} for key in result.lost
         ],
     }
 
@@ -225,24 +224,13 @@ def _repair_document(plan: RepairPlan, repaired: Repaired | None) -> dict[str, A
     return {
         "done": repaired is not None,
         "lost": [
-            {"key": entry.key.hex, "reason": entry.reason, "samples": [_owner_document(one) for one in entry.owners]}
+            {"key": entry.key.hex, "reason": entry.reason, "samples": [one.as_json() for one in entry.owners]}
             for entry in plan.lost
         ],
         "packs": [{"pack": str(pack.path), "removed": bool(pack.reason)} for pack in plan.bad_packs],
         "snapshots": [str(path) for path in plan.snapshots],
         "left": [str(path) for path in plan.left],
         "freed": repaired.nbytes if repaired is not None else None,
-    }
-
-
-def _owner_document(owner: Owner) -> dict[str, Any]:
-    return {
-        "dataset": owner.dataset,
-        "snapshot": owner.snapshot,
-        "encoder": owner.encoder,
-        "sample": owner.sample,
-        "concept": owner.concept,
-        "path": owner.path,
     }
 
 

@@ -34,6 +34,17 @@ class Owner:
     image: bytes | None = None
     """The digest of its picture."""
 
+    def as_json(self) -> dict[str, object]:
+        """What `--json` tells of it."""
+        return {
+            "dataset": self.dataset,
+            "snapshot": self.snapshot,
+            "encoder": self.encoder,
+            "sample": self.sample,
+            "concept": self.concept,
+            "path": self.path,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSample:

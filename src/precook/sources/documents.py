@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn
-from precook.errors import SourceError
 from precook.identity.digest import derived_digest, digest
 from precook.sources.caption_rule import CaptionTexts
 from precook.sources.captions import CaptionError, checked, decode_caption
 from precook.sources.passages import split_passages
-from precook.sources.table_formats import Cells, RowError, RowProblem, TableColumns, kind_name, quoted, read_rows
-from precook.sources.tables import MAX_PROBLEMS, read_content
+from precook.sources.table_formats import Cells, RowError, RowProblem, TableColumns, kind_name, quoted
+from precook.sources.tables import read_content, usable_rows
 
 MAX_BYTES = 256 << 20
 """The largest file of a text: it is in memory several times while it is split."""
@@ -71,23 +70,8 @@ def read_documents(path: Path, source: TextColumn | MessagesColumn | CompletionC
         columns = TableColumns(source.messages, None, None, nested=True)
     else:
         columns = TableColumns(source.prompt, source.completion, None, nested=True)
-    numbers: list[int] = []
-    texts: list[DocumentText] = []
-    problems: list[RowProblem] = []
-    for cells in read_rows(path, read_content(path), columns):
-        if len(problems) > MAX_PROBLEMS:
-            message = f"more than {MAX_PROBLEMS:,} rows cannot be used; row {problems[0].number}: {problems[0].reason}"
-            raise SourceError(path, message, hint="check that this is the table, and how it was written")
-        if isinstance(cells, RowProblem):
-            problems.append(cells)
-            continue
-        try:
-            texts.append(_document(cells, source))
-        except (RowError, CaptionError) as error:
-            problems.append(RowProblem(cells[0], str(error)))
-        else:
-            numbers.append(cells[0])
-    return DocumentTable(tuple(numbers), tuple(texts), tuple(problems))
+    rows, problems = usable_rows(path, read_content(path), columns, lambda cells: (cells[0], _document(cells, source)))
+    return DocumentTable(tuple(number for number, _ in rows), tuple(text for _, text in rows), tuple(problems))
 
 
 @dataclass(frozen=True, slots=True)

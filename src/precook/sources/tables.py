@@ -6,8 +6,10 @@ cannot be used is a problem of that row. A table whose rows cannot be told apart
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from precook.config.concept import TABLES
 from precook.errors import SourceChangedError, SourceError
@@ -23,6 +25,8 @@ from precook.values import Digest
 MAX_BYTES = 1 << 30
 """Of a table: it is in memory as a whole, and several times while it is taken apart."""
 _MAX_HOLES = 64 << 20
+_T = TypeVar("_T")
+
 MAX_PROBLEMS = 100_000
 """Rows that cannot be used: with more of them it is another table that was meant."""
 
@@ -70,7 +74,15 @@ def read_table(
         raise SourceError(path, "not a table", hint=f"the name of a table ends in {', '.join(TABLES)}")
     columns = TableColumns(image_column, caption_column, mask_column, further=further_columns)
     content = read_content(path)
-    rows: list[TableRow] = []
+    rows, problems = usable_rows(path, content, columns, lambda cells: _row(cells, columns))
+    return SourceTable(tuple(rows), tuple(problems), digest(content))
+
+
+def usable_rows(
+    path: Path, content: bytes, columns: TableColumns, make: Callable[[Cells], _T]
+) -> tuple[list[_T], list[RowProblem]]:
+    """What `make` makes of each row, and the rows that cannot be used; it raises for those."""
+    rows: list[_T] = []
     problems: list[RowProblem] = []
     for cells in read_rows(path, content, columns):
         if len(problems) > MAX_PROBLEMS:
@@ -80,10 +92,10 @@ def read_table(
             problems.append(cells)
             continue
         try:
-            rows.append(_row(cells, columns))
-        except RowError as error:
+            rows.append(make(cells))
+        except (RowError, CaptionError) as error:
             problems.append(RowProblem(cells[0], str(error)))
-    return SourceTable(tuple(rows), tuple(problems), digest(content))
+    return rows, problems
 
 
 def resolve(table: Path, image: str) -> Path:
