@@ -10,6 +10,7 @@ import pytest
 
 import precook
 from precook.config.texts import PassageSettings
+from precook.sources import documents
 from precook.sources.documents import DocumentRule
 from precook.sources.passages import split_passages
 from tests.support.projects import Watched, Words, picture, reasons, text_folder
@@ -379,6 +380,30 @@ class TestPassages:
             assert list(split_passages(text.replace("\n", end), settings)) == [
                 passage.replace("\n", end) for passage in passages
             ]
+
+    def test_a_file_of_more_passages_than_a_dataset_can_want_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Split into pieces of a word each, a large file would fill memory; the others go on."""
+        monkeypatch.setattr(documents, "MAX_PASSAGES", 3)
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/long.txt").write_text(self.TEXT)
+        (tmp_path / "data/short.txt").write_text("Short.")
+        with text_project(tmp_path, "files", path="data", encoders=words(), passages={"size": 16}) as project:
+            plan = project.plan()
+            assert [(failure.path, failure.reason) for failure in plan.failed] == [
+                ("long.txt", "more than 3 passages: raise the size of passages, or split the file")
+            ]
+            assert plan.build().encoded == {"words": 1}
+
+    def test_an_empty_folder_of_texts_has_no_texts(self, tmp_path: Path) -> None:
+        """And is not said to have no pictures."""
+        (tmp_path / "data").mkdir()
+        with (
+            text_project(tmp_path, "files", path="data", encoders=words()) as project,
+            pytest.raises(precook.IncompleteError, match="no texts in"),
+        ):
+            project.build()
 
     def test_a_text_is_read_once_for_all_its_passages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A snapshot that keeps them, and an explanation: to read it anew for each takes hours."""

@@ -225,7 +225,8 @@ class Build:
             # An error, as a folder that is not there: a dataset is never emptied by a drive that is not mounted.
             folders = ", ".join(printable(plan.base / concept.path) for concept in settings.used_concepts)
             hint = "is the drive mounted? What was built before is as it was"
-            raise IncompleteError(f"{settings.dataset} has no samples: no pictures in {folders}", hint=hint)
+            sought = "texts" if all(concept.texts is not None for concept in settings.used_concepts) else "pictures"
+            raise IncompleteError(f"{settings.dataset} has no samples: no {sought} in {folders}", hint=hint)
         if not self._options.crowded and not plan.forecast.fits:
             needed, free = format_size(plan.forecast.nbytes or 0), format_size(plan.forecast.free or 0)
             hint = "free some space, or build all the same with crowded=True (--crowded)"

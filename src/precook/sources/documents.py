@@ -6,6 +6,7 @@ it. A conversation, or a prompt with its completion, is a text in parts; what be
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from precook.sources.tables import read_content, usable_rows
 
 MAX_BYTES = 256 << 20
 """The largest file of a text: it is in memory several times while it is split."""
+MAX_PASSAGES = 1_000_000
+"""The most passages of a file: each is a sample."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Who says the messages of a conversation."""
 
@@ -98,12 +101,15 @@ class DocumentRule:
         text = decode_caption(content, self.encoding)
         if not text.strip():
             raise CaptionError("the file is empty, or has nothing but white space: write a text into it, or remove it")
-        return CaptionTexts(split_text(text, self.passages))
+        texts = split_text(text, self.passages, most=MAX_PASSAGES + 1)
+        if len(texts) > MAX_PASSAGES:
+            raise CaptionError(f"more than {MAX_PASSAGES:,} passages: raise the size of passages, or split the file")
+        return CaptionTexts(texts)
 
 
-def split_text(text: str, passages: PassageSettings | None) -> list[str]:
-    """A text as one piece or, where the config says so, in passages."""
-    return [text] if passages is None else list(split_passages(text, passages))
+def split_text(text: str, passages: PassageSettings | None, *, most: int | None = None) -> list[str]:
+    """A text as one piece or, where the config says so, in passages, of which there may be a number that is enough."""
+    return [text] if passages is None else list(itertools.islice(split_passages(text, passages), most))
 
 
 def _document(cells: Cells, source: TextColumn | MessagesColumn | CompletionColumns) -> DocumentText:
