@@ -40,8 +40,9 @@ def backend() -> str:
 def load_image_processor(folder: Path) -> Any:
     """The image processor in a folder, in the version that recipes say."""
     wanted = backend()
+    transformers = library("transformers")
     with loading("processor", folder):
-        processor = library("transformers").AutoImageProcessor.from_pretrained(
+        processor = transformers.AutoImageProcessor.from_pretrained(
             folder, **LOCAL, trust_remote_code=False, **_choice(wanted)
         )
     runs_on = _backend_of(processor)
