@@ -85,6 +85,7 @@ def test_what_is_missing_is_named(data: dict[str, Any], said: list[str]) -> None
     ("data", "said"),
     [
         (small(stor="x"), "stor: unknown field 'stor'; did you mean 'store'?"),
+        (small(video={"strat": "first"}), "video.strat: unknown field 'strat'; did you mean 'start'?"),
         (concept(Loss_Weight=1), "concepts[0].Loss_Weight: unknown field 'Loss_Weight'; did you mean 'loss_weight'?"),
         (concept(missing_masks="white"), "did you mean 'missing_mask'?"),
         (image(resolution=[512]), "image.resolution: unknown field 'resolution'; did you mean 'resolutions'?"),

@@ -98,12 +98,13 @@ def test_a_model_that_makes_the_same_of_different_texts_is_stopped() -> None:
 
 
 def test_texts_that_a_tokenizer_may_take_for_one_do_not_count_twice() -> None:
-    """Case, accents, blanks and signs; texts that were cut; two texts; and the empty prompt beside anything."""
+    """Case, accents, blanks, signs and order; texts that were cut; two texts; and the empty prompt beside anything."""
     same = ["A cat", "a  cat", "à cat!", "a cat\n", "a-cat…"]
     compared(Acceptance("prompt"), *((text, ONE) for text in same), ("a dog", ONE))
     compared(Acceptance("prompt"), ("a cat", ONE), ("a dog", ONE), ("a bird", ONE), cut=True)
     compared(Acceptance("prompt"), *((f"{'masterpiece, ' * 20}a {name}", ONE) for name in ("cat", "dog", "bird")))
     compared(Acceptance("prompt"), ("", ONE), (" ", ONE), ("!", ONE), ("a cat", ONE))
+    compared(Acceptance("prompt"), *((text, ONE) for text in ("猫, 犬, 鳥", "犬, 鳥, 猫", "鳥, 猫, 犬", "猫, 鳥, 犬")))
     compared(Acceptance("prompt"), ("", np.zeros((0, 3))), ("a cat", ONE))
 
 

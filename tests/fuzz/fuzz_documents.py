@@ -1,21 +1,19 @@
 """Tables of texts: any bytes are texts, conversations or completions, or refused by a `SourceError`.
 
-The first byte of an input says which format it is, as for tables of pictures.
+The first byte of an input says which format it is, as for tables of pictures. Parquet is not among the seeds: where
+statistics of a nested column are forged, pyarrow ends the process at the first look at them, and no code of ours is
+asked. docs/concepts/safety.md says so.
 """
 
 from __future__ import annotations
 
-import io
 import json
 
 from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn
 from precook.errors import SourceError
 from precook.sources.documents import ROLES, Document, read_documents, split_text, text_digest
 from tests.fuzz.frame import Target
-from tests.fuzz.fuzz_table import SUFFIXES, folder, mutate, pa
-
-if pa is not None:
-    from pyarrow import parquet
+from tests.fuzz.fuzz_table import SUFFIXES, folder, mutate
 
 MESSAGES = [
     {"role": "user", "content": "a cat?", "name": None},
@@ -67,14 +65,8 @@ def seeds() -> list[bytes]:
     found.append(b"j" + "\n".join(json.dumps({**row, "messages": MESSAGES}) for row in ROWS).encode())
     cells = [['"{}"'.format(json.dumps(value).replace('"', '""')) for value in row.values()] for row in ROWS]
     found.append(b"c" + "\r\n".join(",".join(line) for line in [[*ROWS[0]], *cells]).encode())
-    if pa is not None:
-        plain = [{**row, "messages": MESSAGES[:1]} for row in ROWS]
-        for compression in ("none", "gzip"):
-            file = io.BytesIO()
-            parquet.write_table(pa.Table.from_pylist(plain), file, compression=compression)
-            found.append(b"p" + file.getvalue())
     return found
 
 
-WORDS = ("text", "messages", "prompt", "completion", "role", "content", "tool_calls", "PAR1", "system")
+WORDS = ("text", "messages", "prompt", "completion", "role", "content", "tool_calls", "system")
 TARGET = Target("documents", seeds, check, mutate, WORDS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import precook
-from precook.config.texts import PassageSettings
+from precook.config.texts import MessagesColumn, PassageSettings
 from precook.sources import documents
 from precook.sources.documents import DocumentRule
 from precook.sources.passages import split_passages
@@ -432,6 +432,19 @@ class TestPassages:
 
 class TestTables:
     """What changes in a table costs the rows that changed."""
+
+    def test_numbers_among_the_messages_of_a_parquet_table_are_named(self, tmp_path: Path) -> None:
+        """As JSON lines the same conversations are read."""
+        pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        rows = [{"messages": [{"role": "user", "content": "a", "weight": 1}]}]
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+        with pytest.raises(
+            precook.SourceError, match=r"'messages\.list\.element\.weight' holds INT64, not text"
+        ) as told:
+            documents.read_documents(tmp_path / "train.parquet", MessagesColumn(messages="messages"))
+        assert told.value.hint == "leave it out, or write the table as .jsonl"
+        write_table(tmp_path / "train.jsonl", rows)
+        assert len(documents.read_documents(tmp_path / "train.jsonl", MessagesColumn(messages="messages")).texts) == 1
 
     def test_an_inserted_row_is_new_and_nothing_else(self, tmp_path: Path) -> None:
         """Rows behind it are the same texts in other places."""

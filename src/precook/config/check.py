@@ -14,7 +14,7 @@ from precook.config.encoders import ENCODERS
 from precook.config.field_types import FieldPath, Flaw, Section
 from precook.config.messages import described, did_you_mean, quoted
 from precook.config.schema import Settings
-from precook.config.sections import ImageOverrides, ImageSettings, TextOverrides, TextSettings
+from precook.config.sections import ImageOverrides, ImageSettings, TextOverrides, TextSettings, VideoSettings
 from precook.config.texts import PassageSettings
 from precook.config.yaml import MAX_DIGITS, Origin, read_document
 from precook.errors import ConfigError
@@ -28,7 +28,12 @@ _TYPES = {
     "dict_type": "a mapping of fields",
 }
 """What pydantic's errors about types mean."""
-_SECTIONS: dict[str, type[Section]] = {"concepts": Concept, "image": ImageSettings, "text": TextSettings}
+_SECTIONS: dict[str, type[Section]] = {
+    "concepts": Concept,
+    "image": ImageSettings,
+    "text": TextSettings,
+    "video": VideoSettings,
+}
 
 _IN_CONCEPTS: dict[str, type[Section]] = {
     "tags": TagSettings,

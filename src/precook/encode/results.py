@@ -85,6 +85,8 @@ class Acceptance:
         """Whether two different texts had different results."""
         self._alike: dict[str, str] = {}
         """Texts with the same result, by what no tokenizer may pass over in them."""
+        self._mixtures: set[str] = set()
+        """Their letters, sorted: the words of a text in another order may be as unknown as in the first."""
         self._result: Digest | None = None
         """That result."""
 
@@ -143,10 +145,11 @@ class Acceptance:
                 self._result = self._result or result
                 if result != self._result:
                     self._tells_apart = True
-                    self._alike = {}
+                    self._alike, self._mixtures = {}, set()
                     return
                 self._alike.setdefault(letters, text)
-            if len(self._alike) >= _ALIKE and not cut:
+                self._mixtures.add("".join(sorted(_letters(text))))
+            if min(len(self._alike), len(self._mixtures)) >= _ALIKE and not cut:
                 one, other = list(self._alike.values())[:2]
                 message = f"{self._encoder} made the same of {len(self._alike)} different texts"
                 hint = "its tokenizer does not know their words: name the one that belongs to the model"

@@ -114,7 +114,7 @@ def _check_further(settings: Settings, encodings: Sequence[Encoding]) -> None:
     for encoding in encodings:
         for part in encoding.inputs:
             if part not in (*PARTS, *known):
-                hint = f"name it in images of a concept, such as `images: {{{part}: ../{part}/{{stem}}.png}}`"
+                hint = f'name it in images of a concept, such as `images: {{{part}: "../{part}/{{stem}}.png"}}`'
                 message = f"it takes a picture that no concept has: {part}{did_you_mean(part, [*PARTS, *known])}"
                 problems.append(ConfigProblem(f"encoders.{encoding.name}", None, message, hint))
     if problems:

@@ -299,7 +299,7 @@ def _parquet_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator
                     strict=True,
                 )
                 number += len(batch)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         raise SourceError(path, f"broken parquet: {printable(error)}", hint=_WRITE_AGAIN) from error
 
 
@@ -307,12 +307,19 @@ def _checked_leaves(path: Path, metadata: Any, nbytes: int, columns: TableColumn
     """Where the texts of the columns lie in the file; refused where they claim to be very much more than its bytes."""
     most_values, most_bytes = _MAX_ROWS + nbytes, _MAX_TEXT + _UNFOLDING * nbytes
     values, unfolded = Counter({"": metadata.num_rows}), 0
-    for group in range(metadata.num_row_groups):
-        for number in range(metadata.num_columns):
+    for number in range(metadata.num_columns):
+        # By the schema, and before anything is asked about the chunks: of one that says of numbers what can be said of
+        # texts only, pyarrow ends the process.
+        leaf = metadata.schema.column(number)
+        if leaf.path.partition(".")[0] not in columns.names and leaf.path not in columns.names:
+            continue
+        if leaf.physical_type != "BYTE_ARRAY" and str(leaf.logical_type) != "Null":
+            message = f"column {quoted(leaf.path)} holds {leaf.physical_type}, not text"
+            raise SourceError(path, message, hint="leave it out, or write the table as .jsonl")
+        for group in range(metadata.num_row_groups):
             chunk = metadata.row_group(group).column(number)
-            if chunk.path_in_schema.partition(".")[0] in columns.names or chunk.path_in_schema in columns.names:
-                values[chunk.path_in_schema] += max(chunk.num_values, 0)
-                unfolded += max(chunk.total_uncompressed_size, 0)
+            values[leaf.path] += max(chunk.num_values, 0)
+            unfolded += max(chunk.total_uncompressed_size, 0)
     if max(values.values()) > most_values or unfolded > most_bytes:
         claims = f"it claims {max(values.values()):,} values of {format_size(unfolded)}"
         raise SourceError(path, f"{claims}, and the file has {format_size(nbytes)}", hint=_WRITE_AGAIN)
