@@ -396,6 +396,13 @@ class TestPassages:
             ]
             assert plan.build().encoded == {"words": 1}
 
+    def test_texts_of_which_none_can_be_used_want_nothing(self, tmp_path: Path) -> None:
+        """Not even the empty prompt, which no dataset of texts alone has."""
+        write_table(tmp_path / "train.jsonl", [{"text": None}])
+        with text_project(tmp_path, COLUMN, encoders=words()) as project:
+            plan = project.plan()
+            assert (len(plan.missing), len(plan.failed)) == (0, 1)
+
     def test_an_empty_folder_of_texts_has_no_texts(self, tmp_path: Path) -> None:
         """And is not said to have no pictures."""
         (tmp_path / "data").mkdir()

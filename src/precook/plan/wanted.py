@@ -108,7 +108,8 @@ def text_rows(samples: Samples, targets: Targets, settings: TextSettings) -> tup
         (samples.lines, owners, parts) if keep.all() else (samples.lines[keep], owners[keep], parts[keep])
     )
     # It stands in for captions: a dataset of texts alone has none.
-    if settings.empty_prompt and (samples.pictured.any() or not samples.count):
+    pictures = any(concept.passages is None for concept in samples.by_concept)
+    if settings.empty_prompt and (samples.pictured.any() or (pictures and not samples.count)):
         rows = np.concatenate([rows, np.frombuffer(EMPTY, np.uint8).reshape(1, 32)])
         owners, parts = np.append(owners, NOBODY), np.append(parts, 0)
     return rows, owners, parts
