@@ -55,13 +55,15 @@ def command(
     from precook.cli.entries import find_key
     from precook.cli.tree import tree_lines
     from precook.maintain.owners import find_samples
+    from precook.plan.trace import check_one
 
     with open_to_read(config, store) as opened:
         # A whole key that is there can be nothing else: then no snapshot has to be read for it.
         whole = len(key) == _KEY_DIGITS and opened.begins_with(key, most=1)
         samples = [] if whole else find_samples(opened, key)
         if samples:
-            _refuse_two(opened, samples, key)
+            names = list(dict.fromkeys(sample.sample for sample in samples))
+            check_one(names, {entry.bytes for entry in opened.begins_with(key, most=_MOST_OWNERS)}, key)
             return _show_sample(opened, samples, config, as_json=as_json)
         view = _read(opened.locate(find_key(opened, key)))
         source = _trace(opened, view.entry, config)
@@ -141,16 +143,6 @@ def _path_facts(paths: Sequence[str], *, known: bool) -> Iterator[tuple[str, Lin
     if known and not paths:
         reason = "not known: its snapshot keeps no paths, and no file that is remembered here has this content"
         yield "source", Span(f"{reason}; `precook explain` looks at the sources", "dim")
-
-
-def _refuse_two(store: Store, samples: Sequence[SnapshotSample], digits: str) -> None:
-    """Refuse digits that stand for several things."""
-    keys = store.begins_with(digits, most=_MOST_OWNERS)
-    names = [f"sample {name[:_DIGEST_DIGITS]}…" for name in dict.fromkeys(sample.sample for sample in samples)]
-    names += [f"entry {key.hex[:_DIGEST_DIGITS]}…" for key in keys]
-    if len(names) > 1:
-        message = f"more than one entry or sample begins with {digits}"
-        raise PrecookError(message, hint=f"give more digits: {', '.join(names[:_MOST_OWNERS])}")
 
 
 def _show_sample(store: Store, samples: Sequence[SnapshotSample], config: Path | None, *, as_json: bool) -> int:

@@ -21,7 +21,6 @@ known of its class is refused.
 from __future__ import annotations
 
 import ast
-import gc
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -40,14 +39,14 @@ from precook.encode.prompt_leaves import COMMON, LeafForm, known_forms
 from precook.encode.results import is_out_of_memory
 from precook.encode.torch_tools import (
     LOCAL,
-    TRANSFORMERS_WEIGHTS,
     check_complete,
-    check_shapes,
     check_weights,
     hushed,
     library,
+    load_weights,
     loading,
     raised,
+    release_memory,
     torch_dtype,
 )
 from precook.errors import EncodeError, printable
@@ -138,10 +137,7 @@ class PromptEncoder(BaseEncoder):
         if self._pipeline is None:
             return
         self._pipeline = None
-        gc.collect()  # a pipeline and its parts refer to each other
-        torch = library("torch")
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        release_memory()
 
     def _pictures(self, item: Item) -> list[Image.Image]:
         """The pictures that a prompt sees."""
@@ -377,18 +373,9 @@ def _load_part(name: str, part: PipelinePart, dtype: Any) -> Any:
         config = kind.config_class.from_pretrained(part.folder, **LOCAL)
         # The library's choice: a config file could name code from the hub.
         config._attn_implementation = None  # noqa: SLF001
-        # The name of this argument changed with 4.56.
-        old = tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56)
-        model, info = kind.from_pretrained(
-            part.folder,
-            config=config,
-            trust_remote_code=False,
-            **{"torch_dtype" if old else "dtype": dtype},
-            **TRANSFORMERS_WEIGHTS,
-        )
-    check_shapes(part.folder, info["mismatched_keys"])
-    check_complete(part.folder, info["missing_keys"])
-    return model.eval()
+        model, missing = load_weights(kind, part.folder, config, dtype)
+    check_complete(part.folder, missing)
+    return model
 
 
 # What encode_prompt takes and returns

@@ -33,7 +33,6 @@ none of "") has a `hidden` of 0 x width; where a pooled vector of it is wanted t
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,7 +42,7 @@ from precook.config.encoders import TransformersText
 from precook.encode.encoder import BaseEncoder, Cost, Item
 from precook.encode.text_model import TextModel
 from precook.encode.tokens import Tokenizer, TokenRow, check_limit
-from precook.encode.torch_tools import DeviceRun, library, loading
+from precook.encode.torch_tools import DeviceRun, loading, release_memory
 from precook.errors import EncodeError
 from precook.plan.wanted import Input
 from precook.store.tree import Tree
@@ -126,10 +125,7 @@ class TextEncoder(BaseEncoder):
         if self._loaded is None:
             return
         self._loaded = None
-        gc.collect()  # whatever refers back to the model must not keep its memory
-        torch = library("torch")
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        release_memory()
 
     def _count(self, rows: Sequence[TokenRow]) -> None:
         with self._lock:

@@ -17,12 +17,11 @@ from precook.encode.offload import place_model
 from precook.encode.tokens import Tokenizer, TokenRow
 from precook.encode.torch_tools import (
     LOCAL,
-    TRANSFORMERS_WEIGHTS,
     DeviceRun,
     check_complete,
-    check_shapes,
     check_weights,
     library,
+    load_weights,
     loading,
     planless_attention,
     send,
@@ -294,21 +293,10 @@ def _load_model(folder: Path, section: TransformersText, dtype: Any) -> tuple[An
         # Ours or the library's choice: a config file could name code from the hub.
         config._attn_implementation = section.attention  # noqa: SLF001
         kind = _kind(transformers, config, folder)
-        # The name of this argument changed with 4.56.
-        old = tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56)
-        # Said here, too: where the config is the library's and the class is not, it would ask at the terminal.
-        model, info = kind.from_pretrained(
-            folder,
-            config=config,
-            trust_remote_code=False,
-            **{"torch_dtype" if old else "dtype": dtype},
-            **TRANSFORMERS_WEIGHTS,
-        )
-    check_shapes(folder, info["mismatched_keys"])
-    missing = set(info["missing_keys"])
+        model, missing = load_weights(kind, folder, config, dtype)
     pooler = {name for name in missing if "pooler" in name.split(".")}
     check_complete(folder, missing - pooler)
-    return model.eval(), not pooler
+    return model, not pooler
 
 
 def _check_attention(transformers: Any, attention: str) -> None:

@@ -36,7 +36,7 @@ from precook.store.tree import Tree
 
 _NO_LIMIT = 10**9
 """transformers writes 10**30 for a tokenizer without a limit; nothing near this one is a limit either."""
-_NO_LABEL = -100
+NO_LABEL = -100
 """What torch's cross entropy leaves out."""
 _SOME_TEXT = "a"
 """Shows what a tokenizer puts around a text."""
@@ -266,7 +266,7 @@ class TokensEncoder(BaseEncoder):
         kept = ids[: self._limit]
         columns = {"input_ids": kept}
         if counts is not None:
-            columns["labels"] = [number if count else _NO_LABEL for number, count in zip(kept, counts, strict=False)]
+            columns["labels"] = [number if count else NO_LABEL for number, count in zip(kept, counts, strict=False)]
             if not any(counts[: self._limit]):
                 message = f"none of its first {len(kept)} tokens counts in the loss"
                 raise EncodeError(message, hint="raise max_length, or shorten the prompt")

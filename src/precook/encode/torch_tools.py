@@ -7,6 +7,7 @@ library that misses some fills in random numbers and only warns, and weights in 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import json
 import sys
@@ -155,6 +156,33 @@ def check_shapes(folder: Path, mismatched: Iterable[tuple[str, Any, Any]]) -> No
         raise EncodeError(
             f"{printable(folder)}: {message}", hint="name a folder whose weights and config.json belong together"
         )
+
+
+def load_weights(kind: Any, folder: Path, config: Any, dtype: Any) -> tuple[Any, set[str]]:
+    """A model of transformers, ready to run, and the weights that the folder does not have; to be called in `loading`.
+
+    `config` says which attention it has: left to its file, that could name code from the hub.
+    """
+    # The name of this argument changed with 4.56.
+    old = tuple(map(int, library("transformers").__version__.split(".")[:2])) < (4, 56)
+    # Said here, too: where the config is the library's and the class is not, it would ask at the terminal.
+    model, info = kind.from_pretrained(
+        folder,
+        config=config,
+        trust_remote_code=False,
+        **{"torch_dtype" if old else "dtype": dtype},
+        **TRANSFORMERS_WEIGHTS,
+    )
+    check_shapes(folder, info["mismatched_keys"])
+    return model.eval(), set(info["missing_keys"])
+
+
+def release_memory() -> None:
+    """Give back the memory of a model that nobody holds any more, also where its parts refer to each other."""
+    gc.collect()
+    torch = library("torch")
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def move_to_device(model: Any, device: str) -> Any:

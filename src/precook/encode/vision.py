@@ -19,12 +19,12 @@ from precook.encode.offload import place_model
 from precook.encode.processor import load_image_processor
 from precook.encode.torch_tools import (
     LOCAL,
-    TRANSFORMERS_WEIGHTS,
     check_complete,
-    check_shapes,
     check_weights,
     library,
+    load_weights,
     loading,
+    release_memory,
     torch_dtype,
 )
 from precook.errors import EncodeError, printable
@@ -58,18 +58,9 @@ class VisionEncoder(BaseEncoder):
             # The library's choice: a config file could name code from the hub.
             config._attn_implementation = None  # noqa: SLF001
             kind = _tower(transformers, config, self._folder)
-            # The name of this argument changed with 4.56.
-            old = tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56)
-            model, info = kind.from_pretrained(
-                self._folder,
-                config=config,
-                trust_remote_code=False,
-                **{"torch_dtype" if old else "dtype": torch_dtype(self._section.dtype)},
-                **TRANSFORMERS_WEIGHTS,
-            )
-        check_shapes(self._folder, info["mismatched_keys"])
-        check_complete(self._folder, info["missing_keys"])
-        self._model = place_model(model.eval(), device, self._section.device_memory)
+            model, missing = load_weights(kind, self._folder, config, torch_dtype(self._section.dtype))
+        check_complete(self._folder, missing)
+        self._model = place_model(model, device, self._section.device_memory)
         self._device, self._processor = device, processor
 
     def encode(self, batch: list[Item]) -> list[Tree]:
@@ -97,10 +88,10 @@ class VisionEncoder(BaseEncoder):
 
     def unload(self) -> None:
         """Let go of the model and of its memory on the device."""
+        if self._model is None:
+            return
         self._model = self._processor = None
-        torch = library("torch")
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        release_memory()
 
     def _layers(self, torch: Any, states: tuple[Any, ...]) -> Any:
         """The hidden states that are asked for."""

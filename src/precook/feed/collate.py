@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from precook.encode.prompt_leaves import COMMON, LeafForm, read_forms
+from precook.encode.tokens import NO_LABEL
 from precook.errors import FeedError, printable
 from precook.feed.buffers import Buffers
 from precook.feed.content import PROCESSOR, EntryColumn
@@ -33,7 +34,6 @@ _MASK_PIXELS = 1 << 26
 """Most pixels of a mask that is made here: as many as 8192 x 8192."""
 _LABELS = 2
 """The number of the leaf that has the labels of token ids."""
-_NO_LABEL = -100
 _PROMPT = "diffusers-prompt"
 """The kind of encoder whose leaves stand in a batch as its pipeline has them."""
 _EVERY = -1
@@ -154,10 +154,7 @@ class Collator:
             array, tensor = buffers.make(leaf.dtype, (len(shapes), *largest), fill=0)
             return tensor, [entry[tuple(map(slice, shape))] for entry, shape in zip(array, shapes, strict=True)]
         axis = axis or 0
-        if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) > 1:
-            hint = f'ask for them as they are: pad={{"{self.column.name}": "list"}}'
-            shown = sorted(set(shapes))
-            raise FeedError(f"{self.column.name}: entries of one batch differ in more than length: {shown}", hint=hint)
+        _check_others(shapes, axis, self.column.name)
         lengths = tuple(shape[axis] for shape in shapes)
         longest = self._longest(lengths, form)
         shape = (*shapes[0][:axis], longest, *shapes[0][axis + 1 :])
@@ -190,11 +187,7 @@ class Collator:
         """A leaf of the whole batch in which the entries lie end to end, and where each goes."""
         if not leaf.rank:
             return self._leaf(number, leaf, shapes, None, form, buffers)
-        name = self.column.name
-        if len({shape[1:] for shape in shapes}) > 1:
-            hint = f'ask for them as they are: pad={{"{name}": "list"}}'
-            shown = sorted(set(shapes))
-            raise FeedError(f"{name}: entries of one batch differ in more than length: {shown}", hint=hint)
+        _check_others(shapes, 0, self.column.name)
         edges = np.append(0, np.cumsum([shape[0] for shape in shapes], dtype=np.int64))
         array, tensor = buffers.make(leaf.dtype, (int(edges[-1]), *shapes[0][1:]))
         places: Places = [array[begin:end] for begin, end in itertools.pairwise(edges.tolist())]
@@ -211,7 +204,7 @@ class Collator:
         """A leaf of entries that are all of one shape."""
         name, shape = self.column.name, shapes[0]
         if shapes.count(shape) < len(shapes):
-            hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+            hint = _as_they_are(name)
             raise FeedError(f"{name}: entries of one batch have shapes {sorted(set(shapes))}", hint=hint)
         if form.shared:
             array, tensor = buffers.make(leaf.dtype, shape)
@@ -239,7 +232,7 @@ class Collator:
         """What stands where there is no token: the tokenizer's own choice for ids, nothing elsewhere."""
         if self.column.kind != "transformers-tokens" or number:
             # Ids, their mask, and labels: what is padded counts in no loss.
-            return _NO_LABEL if self.column.kind == "transformers-tokens" and number == _LABELS else 0
+            return NO_LABEL if self.column.kind == "transformers-tokens" and number == _LABELS else 0
         if self.column.pad is None:
             # Or transformers was not there to tell when the samples were frozen.
             hint = (
@@ -260,7 +253,7 @@ class Collator:
             made = [buffers.make(DTYPES["F32"], shape) for shape in shapes]
             return [array for array, _ in made], [tensor for _, tensor in made]
         if len(set(shapes)) > 1:
-            hint = f'ask for them as they are: pad={{"{name}": "list"}}'
+            hint = _as_they_are(name)
             raise FeedError(f"{name}: masks of one batch have shapes {sorted(set(shapes))}", hint=hint)
         return buffers.make(DTYPES["F32"], (len(shapes), *shapes[0]))
 
@@ -300,6 +293,18 @@ class _Padded:
     """What the mask is called, where a pipeline says so."""
 
 
+def _as_they_are(encoder: str) -> str:
+    """What to do where the entries of an encoder have no place in one tensor."""
+    return f'ask for them as they are: pad={{"{encoder}": "list"}}'
+
+
+def _check_others(shapes: list[tuple[int, ...]], axis: int, encoder: str) -> None:
+    """Refuse entries that differ in another dimension than one."""
+    if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) > 1:
+        message = f"{encoder}: entries of one batch differ in more than length: {sorted(set(shapes))}"
+        raise FeedError(message, hint=_as_they_are(encoder))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Joined:
     """A leaf in which entries lie end to end, on its way into the tree."""
@@ -326,7 +331,7 @@ def _with_edges(tree: Any, where: str) -> Any:
     """The tree with each joined leaf in its place and `cu_seqlens` beside it, or one for each where there are more."""
     if isinstance(tree, (list, tuple)):
         if any(isinstance(part, _Joined) for part in tree):
-            hint = f'ask for them as they are: pad={{"{where.partition(".")[0]}": "list"}}'
+            hint = _as_they_are(where.partition(".")[0])
             raise FeedError(f"{where}: a list has no place for the lengths of what lies end to end", hint=hint)
         return type(tree)(_with_edges(part, f"{where}.{number}") for number, part in enumerate(tree))
     if not isinstance(tree, dict):
@@ -356,7 +361,7 @@ def _with_masks(tree: Any, where: str) -> Any:
     if not isinstance(tree, dict):
         parts = tree if isinstance(tree, (list, tuple)) else [tree]
         if any(isinstance(part, _Padded) for part in parts):
-            hint = f'ask for them as they are: pad={{"{where.partition(".")[0]}": "list"}}'
+            hint = _as_they_are(where.partition(".")[0])
             raise FeedError(f"{where}: a list has no place for the mask of a padded tensor", hint=hint)
         if parts is tree:
             return type(tree)(_with_masks(part, f"{where}.{number}") for number, part in enumerate(parts))
@@ -487,7 +492,7 @@ def _varying_axis(
     if len(axes) > 1 and column.kind == PROCESSOR:
         return _EVERY
     if len(axes) > 1:
-        hint = f'ask for them as they are: pad={{"{column.name}": "list"}}'
+        hint = _as_they_are(column.name)
         reason = f"entries of one batch differ in {len(axes)} dimensions and cannot be padded"
         raise FeedError(f"{column.name}: {reason}", hint=hint)
     return axes[0] if axes else None

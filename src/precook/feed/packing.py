@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from precook.encode.tokens import NO_LABEL
 from precook.errors import FeedError
 from precook.feed.buffers import Buffers
 from precook.feed.content import EntryColumn
@@ -25,7 +26,6 @@ from precook.values import Array, Numbers
 
 _WINDOW = 8192
 """Texts that are packed together: enough to fill rows nearly to the end, and others side by side in every epoch."""
-_NO_LABEL = -100
 _PADDING = -1
 
 
@@ -121,7 +121,7 @@ def collate_packed(
     offsets = before - before[starts[row_of]]
     shape = (count, size)
     ids, ids_tensor = buffers.make(DTYPES["I64"], shape, fill=column.pad or 0)
-    labels, labels_tensor = buffers.make(DTYPES["I64"], shape, fill=_NO_LABEL)
+    labels, labels_tensor = buffers.make(DTYPES["I64"], shape, fill=NO_LABEL)
     positions, positions_tensor = buffers.make(DTYPES["I64"], shape)
     documents, documents_tensor = buffers.make(DTYPES["I32"], shape, fill=_PADDING)
     targets = {names["input_ids"]: ids, names.get("labels", _PADDING): labels}
@@ -180,4 +180,4 @@ def _finish(
         target[...] = whole[: len(target)]
     if not labelled:
         np.copyto(labels, ids, where=documents != _PADDING)
-    labels[positions == 0] = _NO_LABEL
+    labels[positions == 0] = NO_LABEL

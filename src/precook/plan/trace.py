@@ -56,7 +56,7 @@ def trace_samples(plan: PlannedDataset, digits: str) -> TracedSamples:
         for row in rows_that_begin_with(encoder.wants.keys, digits)
     }
     stored = {key.bytes for key in plan.store.begins_with(digits, most=_FEW) if key.bytes not in wanted}
-    _check_one([sample.hex() for sample in {plan.samples.id(row) for row in named}], wanted | stored, digits)
+    check_one([sample.hex() for sample in {plan.samples.id(row) for row in named}], wanted | stored, digits)
     if named:
         return TracedSamples(tuple(named))
     if wanted:
@@ -99,7 +99,8 @@ def trace_files(
     return list(found)
 
 
-def _check_one(samples: Sequence[str], keys: Collection[bytes], digits: str) -> None:
+def check_one(samples: Sequence[str], keys: Collection[bytes], digits: str) -> None:
+    """Refuse digits that stand for several samples or entries."""
     names = [*(f"sample {sample[:_SHOWN_DIGITS]}…" for sample in samples[:_FEW])]
     names += [f"entry {key.hex()[:_SHOWN_DIGITS]}…" for key in sorted(keys)[: _FEW - len(names)]]
     if len(samples) + len(keys) > 1:

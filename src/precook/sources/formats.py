@@ -163,19 +163,8 @@ def _webp(content: bytes) -> str | None:
 def _gif(content: bytes) -> str | None:
     if len(content) < _GIF_HEADER:
         return "it ends inside its header"
-    position = _GIF_HEADER + _gif_colour_table(content[10])
-    while position < len(content):
-        block = content[position : position + 1]
-        if block == b";":
-            return None
-        if block == b"!":
-            position = _gif_blocks_end(content, position + 2)
-        elif block == b",":
-            flags = content[position + 9] if position + 9 < len(content) else 0
-            end = _gif_blocks_end(content, position + 11 + _gif_colour_table(flags))
-            return "it ends inside its first frame" if end > len(content) else None
-        else:
-            position += 1
+    for end in _gif_frames(content):
+        return "it ends inside its first frame" if end is not None and end > len(content) else None
     return "it ends before its first frame"
 
 
@@ -183,20 +172,26 @@ def _whole_gif(content: bytes) -> str | None:
     """What is missing of all frames of a GIF, not of its first alone."""
     if why := _gif(content):
         return why
-    position, frame = _GIF_HEADER + _gif_colour_table(content[10]), 0
+    ends = list(_gif_frames(content))
+    return None if ends[-1] is None else f"it ends inside or behind frame {len(ends)}, and its end is missing"
+
+
+def _gif_frames(content: bytes) -> Iterator[int | None]:
+    """Where each frame ends, which may be behind the end of the file; None for what ends all of them."""
+    position = _GIF_HEADER + _gif_colour_table(content[10])
     while position < len(content):
         block = content[position : position + 1]
         if block == b";":
-            return None
+            yield None
+            return
         if block == b"!":
             position = _gif_blocks_end(content, position + 2)
         elif block == b",":
-            frame += 1
             flags = content[position + 9] if position + 9 < len(content) else 0
             position = _gif_blocks_end(content, position + 11 + _gif_colour_table(flags))
+            yield position
         else:
             position += 1
-    return f"it ends inside or behind frame {frame}, and its end is missing"
 
 
 def _gif_colour_table(flags: int) -> int:
