@@ -499,3 +499,15 @@ class TestRefusals:
             save_file(weights, file)
         with pytest.raises(EncodeError, match=f"{folder}: "):
             encoder(folder).load("cpu")
+
+
+def test_a_batch_has_no_tensor_that_32_bits_cannot_number(tmp_path: Path) -> None:
+    """Level by level, of which each has a quarter of the pixels: more are never asked for at a time."""
+    for number, channels in enumerate([(32, 64), (32, 160)]):
+        folder = tmp_path / str(number)
+        kl(block_out_channels=channels).save_pretrained(folder)
+        made = encoder(folder)
+        assert made.most_work is None, "not before it is loaded"
+        made.load("cpu")
+        assert made.most_work == (2**31 - 1) // max(channels[0], channels[1] // 4)
+        made.unload()

@@ -235,7 +235,8 @@ class TextSettings(Section):
     """Which texts are encoded."""
 
     variations: Annotated[Positive | Literal["all"], whole_or("all")] = Field(
-        default="all", description="Caption lines that are kept per picture: all, or at most so many."
+        default="all",
+        description="Captions, or variations of tags, that are kept per picture: all, or at most so many.",
     )
     empty_prompt: bool = Field(default=True, description='Also encode "", for caption dropout and guidance.')
 
