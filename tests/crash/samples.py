@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.random import default_rng  # here, in place of once in every forked child: numpy imports it when first used
+import numpy.ma  # numpy imports these two when first used: here, in place of once in every forked child
+from numpy.random import default_rng
 
 import precook
 
