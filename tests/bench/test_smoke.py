@@ -94,3 +94,13 @@ def test_quick_run_of_a_gpu_build_compares_with_the_loop_by_hand(tmp_path: Path)
     assert len(re.findall(goal, done.stdout)) == 1
     assert re.search(r"compile: auto compiled in [01] of 1 runs", done.stdout)
     assert not list(tmp_path.glob("precook-bench-*")), "the run left its files behind"
+
+
+def test_quick_run_of_what_may_hold_an_index_finds_every_key(tmp_path: Path) -> None:
+    """A smoke run asks each index that can be had here, and names those that cannot."""
+    command = [sys.executable, "bench/index_candidates.py", "--quick", "--dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^\| (columns|sqlite) +\|", done.stdout, re.MULTILINE) == ["columns", "sqlite"]
+    assert re.search(r"^\| slatedb |slatedb: left out", done.stdout, re.MULTILINE)
+    assert not list(tmp_path.glob("precook-bench-*")), "the run left its files behind"
