@@ -31,7 +31,7 @@ docs: .venvs/docs/ready
 	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet
 
 # Every write, read and lock of every scenario, killed, torn, shortened and failed; power cuts; a second process, a second
-# user, a full disk; seeded bugs. About an hour on two quiet cores; ARGS="--only gc --every 7" for a part.
+# user, a full disk; seeded bugs. About an hour and a half on two quiet cores; ARGS="--only gc --every 7" for a part.
 faults: .venv/ready
 	$(BIN)/python -m tests.crash $(ARGS)
 

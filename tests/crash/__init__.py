@@ -11,6 +11,7 @@
     full.py       a disk that is full, for real
     users.py      two users of one group
     aftermath.py  what must hold afterwards
+    repeatable.py chance and clock, the same in every run: a state that was checked need not be checked again
     scenarios.py  what the store is doing when it happens
     samples.py    entries known by number
     report.py     what a sweep found

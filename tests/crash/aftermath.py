@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from .bugs import seed_bug
 from .children import Journal, in_child
+from .repeatable import be_repeatable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -69,14 +71,20 @@ class Scenario(ABC):
 def prepare(scenario: Scenario, start: Path) -> None:
     """Make the scenario's starting state in `start`, in a process of its own: the driver must never open a store."""
     start.mkdir()
-    outcome = in_child(lambda _: scenario.prepare(start))
+
+    def work(journal: Journal) -> None:
+        be_repeatable(f"prepares {scenario.name}")
+        scenario.prepare(start)
+
+    outcome = in_child(work)
     if outcome.crash:
         message = f"{scenario.name} cannot be prepared: {outcome.crash}"
         raise RuntimeError(message)
 
 
-def perform(scenario: Scenario, area: Path, journal: Journal, bug: str = "") -> None:
+def perform(scenario: Scenario, area: Path, journal: Journal, bug: str = "", *, part: str = "runs") -> None:
     """Run the scenario, with a bug seeded if one is named; an error of the store's own that ends it is reported."""
+    be_repeatable(part)
     if bug:
         seed_bug(bug, scenario.files())
     try:
@@ -93,8 +101,25 @@ _STAGES = {
 }
 
 
-def check_aftermath(scenario: Scenario, area: Path, acked: frozenset[int], *, lenient: bool = False) -> list[str]:
-    """Everything in `area` that breaks a promise, in words."""
+_PASSED: set[bytes] = set()
+"""States that broke no promise: those of this process, which is one driver, in all that it was asked to do."""
+
+
+def state_of(scenario: Scenario, content: bytes, acked: frozenset[int], *, lenient: bool = False) -> bytes:
+    """What decides the outcome of a check: the fingerprint of what is there, and what is expected of it."""
+    expected = (scenario.name, content, sorted(acked), lenient)
+    return hashlib.blake2b(repr(expected).encode(), digest_size=16).digest()
+
+
+def has_passed(state: bytes) -> bool:
+    """Whether a state was checked before, and broke no promise."""
+    return state in _PASSED
+
+
+def check_aftermath(
+    scenario: Scenario, area: Path, acked: frozenset[int], *, lenient: bool = False, state: bytes | None = None
+) -> list[str]:
+    """Everything in `area` that breaks a promise, in words; a `state` that breaks none is remembered."""
 
     def work(journal: Journal) -> None:
         try:
@@ -117,6 +142,8 @@ def check_aftermath(scenario: Scenario, area: Path, acked: frozenset[int], *, le
         elif outcome.crash:
             problems.append(f"{stage or 'opening and checking'}: {outcome.crash}")
             break
+    if state is not None and not problems:
+        _PASSED.add(state)
     return problems
 
 

@@ -74,7 +74,7 @@ def _point(scenario: Scenario, library: Library, area: Path, at: int, filler: Pa
     problems = _misbehaviour(scenario, outcome)
     if scenario.name in _REMOVES and (area / "cache" / "reserve").exists():
         # It had begun while there was room, so it left the reserve alone; or it could not even begin.
-        again = in_child(lambda journal: perform(scenario, area, journal), scenario.tolerated)
+        again = in_child(lambda journal: perform(scenario, area, journal, part="tries again"), scenario.tolerated)
         problems += [f"the reserve does not help: {name}: {text}" for name, text in again.errors]
         problems += [again.crash] * bool(again.crash)
     problems += [f"on the full disk: {problem}" for problem in _read(scenario, area, acked)]

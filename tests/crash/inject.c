@@ -93,6 +93,7 @@ static struct {
     long at, count;
     int action, error, forever, mask, fired;
     int report, trace, resume, waiting;
+    unsigned seed;
 } fi = {.report = -1, .trace = -1, .resume = -1, .waiting = -1};
 
 /* One call at a time: the counter, the trace and what really happened stay in the same order. */
@@ -416,8 +417,24 @@ static int opened(struct call *call, int (*real)(int, const char *, int, ...), i
 
 static int writes(int flags) { return (flags & (O_CREAT | O_TRUNC)) || (flags & O_TMPFILE) == O_TMPFILE; }
 
+/* What stands in for /dev/urandom, from which SQLite draws: the same bytes for the same seed. */
+static int seeded_bytes(void) {
+    unsigned char bytes[4096];
+    uint64_t state = fi.seed;
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        bytes[i] = (unsigned char)(state >> 56);
+    }
+    int fd = memfd_create("seeded", MFD_CLOEXEC);
+    if (fd >= 0 && (plain_write(fd, bytes, sizeof bytes) != (ssize_t)sizeof bytes || lseek(fd, 0, SEEK_SET)))
+        abort();
+    return fd;
+}
+
 #define OPEN_BODY(at, directory)                                                 \
     mode_t mode = 0;                                                             \
+    if (fi.seed && path && !strcmp(path, "/dev/urandom"))                        \
+        return seeded_bytes();                                                   \
     if ((flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE) {                 \
         va_list rest;                                                            \
         va_start(rest, flags);                                                   \
@@ -934,6 +951,9 @@ int fi_record(const char *root, const char *trace) {
     unlock_all();
     return 0;
 }
+
+/* Let what SQLite draws at random follow from a number; 0: from chance again. */
+void fi_seed(unsigned seed) { fi.seed = seed; }
 
 /* How many calls of the armed classes were made. */
 long fi_count(void) { return fi.count; }

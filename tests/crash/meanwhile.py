@@ -63,7 +63,7 @@ class Halting:
             library.arm(area, fault, at, journal.fd)
             with contextlib.suppress(_GaveUpError):
                 kind = Journal if patient else _Impatient
-                perform(scenario, area, kind(journal.fd, scenario.tolerated, library))
+                perform(scenario, area, kind(journal.fd, scenario.tolerated, library), part="stands still")
 
         self._child = Child(work, scenario.tolerated, library)
         os.close(resume)

@@ -9,10 +9,11 @@ import itertools
 import shutil
 from typing import TYPE_CHECKING
 
-from .aftermath import Scenario, check_aftermath, perform, prepare
+from .aftermath import Scenario, check_aftermath, has_passed, perform, prepare, state_of
 from .children import Journal, Outcome, in_child
 from .disk import Alias, Disk, Link, Names, Survivors, Tree, lay_out
 from .library import Fault, Library
+from .repeatable import same_for_all
 from .report import Report
 from .trace import Kind, Operation, read_trace
 from .users import copy_owned
@@ -112,7 +113,6 @@ class Cutter:
         self._plain = _HARSHEST if brief else _FIXED
         self._moment = 0
         self._acked: frozenset[int] = frozenset()
-        self._known: set[tuple[bytes, frozenset[int]]] = set()
 
     def apply(self, operation: Operation) -> None:
         self._moment += 1
@@ -150,14 +150,13 @@ class Cutter:
 
     def _check(self, tree: Tree, where: str) -> None:
         self._report.points += 1
-        state = (_fingerprint(tree), self._acked)
-        if state in self._known:
+        state = state_of(self._scenario, _fingerprint(tree), self._acked, lenient=self._lying)
+        if has_passed(state):
             return
-        self._known.add(state)
         self._report.checked += 1
         lay_out(tree, self._area)
         try:
-            for problem in check_aftermath(self._scenario, self._area, self._acked, lenient=self._lying):
+            for problem in check_aftermath(self._scenario, self._area, self._acked, lenient=self._lying, state=state):
                 self._report.violation(where, problem)
         finally:
             shutil.rmtree(self._area)
@@ -201,15 +200,15 @@ def _record(
     area, trace = workspace / "area", workspace / "trace"
     copy_owned(workspace / "start", area)
 
-    def work(journal: Journal, fault: Fault | None) -> None:
+    def work(journal: Journal, fault: Fault | None, part: str) -> None:
         library.record(area, trace)
         if fault is not None:
             library.arm(area, fault, at, journal.fd)
-        perform(scenario, area, journal, bug)
+        perform(scenario, area, journal, bug, part=part)
 
-    outcome = in_child(functools.partial(work, fault=fault), scenario.tolerated, library)
+    outcome = in_child(functools.partial(work, fault=fault, part="runs"), scenario.tolerated, library)
     if again and outcome.fired:
-        second = in_child(functools.partial(work, fault=None), scenario.tolerated, library)
+        second = in_child(functools.partial(work, fault=None, part="runs again"), scenario.tolerated, library)
         outcome.crash = outcome.crash or second.crash
         if second.errors:
             outcome.crash = outcome.crash or f"running again: {second.errors[0]}"
@@ -221,7 +220,8 @@ def _fingerprint(tree: Tree) -> bytes:
     for path, content in tree.items():
         digest.update(path.encode() + b"\0")
         if isinstance(content, bytes):
-            digest.update(b"file" + len(content).to_bytes(8, "little") + content)
+            said = same_for_all(content)
+            digest.update(b"file" + len(said).to_bytes(8, "little") + said)
         elif isinstance(content, (Link, Alias)):
             digest.update(repr(content).encode())
         else:
