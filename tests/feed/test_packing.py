@@ -201,7 +201,7 @@ def test_texts_of_a_length_stand_together(built: precook.Project) -> None:
 
 
 class TestRefused:
-    """What cannot be packed is refused when the feed is made."""
+    """What cannot be made of texts is refused when the feed is made."""
 
     def test_other_encoders(self, tmp_path: Path) -> None:
         """Pictures, and what others make of texts, have no place in such rows."""
@@ -225,3 +225,10 @@ class TestRefused:
         """A row has a token at least, and packed texts are not padded."""
         with pytest.raises(precook.FeedError, match=r"pack is a number|not padded"):
             built.feed(batch_size=2, **options)
+
+    def test_captions_that_are_none(self, built: precook.Project) -> None:
+        """Texts alone have no captions to leave out, and no empty prompt that a config could ask for."""
+        for source in (built, built.store.snapshot("test")):
+            with pytest.raises(precook.FeedError, match="test has texts alone, and no captions") as caught:
+                source.feed(batch_size=2, caption_dropout=0.1)
+            assert caught.value.hint == "feed without caption_dropout"

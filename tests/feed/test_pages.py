@@ -287,12 +287,12 @@ def test_entries_of_ones_own_encoder_are_joined_where_that_is_asked_for(tmp_path
 
 
 def test_what_cannot_be_joined_is_refused_by_name(tmp_path: Path) -> None:
-    """Entries that differ in more than their length, and lists without a place for edges, name the encoder."""
+    """Entries that differ in more than their length, and lists without a place for edges, when the feed is made."""
     pages(tmp_path, 2)
     with project(tmp_path, image={"resolutions": "native"}, encoders={"pixels": {"uses": "image"}}) as owner:
         owner.build()
         with pytest.raises(precook.FeedError, match=r"pixels: .* differ in more than length"):
-            list(owner.feed(batch_size=2, pad={"pixels": "join"}).epoch(0))
+            owner.feed(batch_size=2, pad={"pixels": "join"})
         (batch,) = owner.feed(batch_size=2, pad={"pixels": "list"}).epoch(0)
         assert [list(one.shape[:2]) for one in batch["pixels"]] == batch["target_size"].tolist()
         with pytest.raises(precook.FeedError, match='"join" or a length'):
@@ -301,7 +301,28 @@ def test_what_cannot_be_joined_is_refused_by_name(tmp_path: Path) -> None:
     with project(tmp_path, image={"resolutions": "native"}, encoders={"mine": listing}) as owner:
         owner.build()
         with pytest.raises(precook.FeedError, match="no place for the lengths"):
-            list(owner.feed(batch_size=2, pad={"mine": "join"}).epoch(0))
+            owner.feed(batch_size=2, pad={"mine": "join"})
+    # Of different lengths in one size: they would be padded, and the mask has no place either.
+    texts = Watched("text", lambda item: [np.zeros(len(item.text or ""))])
+    for number in range(2):
+        (tmp_path / f"data/p{number}.txt").write_text("a" * (number + 1))
+    with project(tmp_path, encoders={"words": texts}) as owner:
+        owner.build()
+        with pytest.raises(precook.FeedError, match="words: a list has no place for the mask"):
+            owner.feed(batch_size=2)
+
+
+def test_masks_lie_end_to_end_with_and_without_white_ones(tmp_path: Path) -> None:
+    """A batch in which a sample has no mask has the shape of one in which each has."""
+    for number in range(2):
+        picture(tmp_path / f"{'ab'[number]}/p.png", number, (64, 64))
+    Image.new("L", (64, 64), 0).save(tmp_path / "a/p-mask.png")
+    concepts = [{"name": "a", "path": "a", "masks": "{stem}-mask.png"}, {"name": "b", "path": "b"}]
+    with project(tmp_path, concepts=concepts, encoders={"mask": {"uses": "mask", "factor": 8}}) as owner:
+        owner.build()
+        (batch,) = owner.feed(batch_size=2, pad={"mask": "join"}).epoch(0)
+        assert batch["mask"].shape == (2, 8, 8)
+        assert batch["mask"].mean(dim=(1, 2)).tolist() == [float(name == "b") for name in batch["concept"]]
 
 
 def test_masks_of_pages_without_one_have_the_size_of_their_page(tmp_path: Path) -> None:

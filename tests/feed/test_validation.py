@@ -105,11 +105,29 @@ def test_without_such_a_concept_there_is_no_such_feed(base: Path) -> None:
 
 
 def test_nothing_but_validation_is_nothing_to_train_on(base: Path) -> None:
-    """A feed for training refuses, and does not show it all the same."""
+    """A feed for training refuses, and says that it is the flag, from a project and from a snapshot."""
     with opened(base, CHECK) as made:
         made.build()
-        with pytest.raises(precook.FeedError, match="test has no samples to feed"):
-            made.feed(batch_size=2)
+        for source in (made, made.store.snapshot("test")):
+            with pytest.raises(precook.FeedError, match="every concept is for validation") as caught:
+                source.feed(batch_size=2)
+            assert "validation=True" in (caught.value.hint or "")
+
+
+def test_where_nothing_is_built_a_feed_that_skips_says_so(base: Path) -> None:
+    """It names what is missing, of what it would show: sources that could not be used are another cause."""
+    with opened(base, TRAIN, CHECK) as made:
+        for validation in (False, True):
+            with pytest.raises(precook.FeedError, match="22 entries missing: .*no sample is left") as caught:
+                made.feed(batch_size=2, on_missing="skip", validation=validation)
+            assert "precook build" in (caught.value.hint or "")
+    for path in (base / "check").iterdir():
+        path.unlink()
+    with (
+        opened(base, TRAIN, CHECK) as made,
+        pytest.raises(precook.FeedError, match="test has no samples to validate with"),
+    ):
+        made.feed(batch_size=2, on_missing="skip", validation=True)
 
 
 def test_a_live_feed_encodes_what_it_shows_and_no_more(base: Path) -> None:

@@ -255,6 +255,9 @@ class Collator:
         if len(set(shapes)) > 1:
             hint = _as_they_are(name)
             raise FeedError(f"{name}: masks of one batch have shapes {sorted(set(shapes))}", hint=hint)
+        if self._pad == "join":
+            array, tensor = buffers.make(DTYPES["F32"], (len(shapes), *shapes[0][1:]))
+            return list(array[:, None]), tensor
         return buffers.make(DTYPES["F32"], (len(shapes), *shapes[0]))
 
     def _copy_masks(self, masks: Places, rows: Numbers) -> None:
@@ -423,24 +426,45 @@ def find_axes(
     axes: dict[bytes, list[int | None]] = {}
     for skeleton, members in by_skeleton.items():
         axes[skeleton] = []
-        if joins(members[0][0]):
-            columns_of = zip(*(table.leaves for table, _ in members), strict=True)
-            axes[skeleton] = [_row_axis(leaves) for leaves in columns_of]
-            continue
-        forms = _leaf_forms(column, members[0][0])
-        for number, leaf in enumerate(members[0][0].leaves):
+        first = members[0][0]
+        forms, joined = _leaf_forms(column, first), joins(first)
+        for number, leaf in enumerate(first.leaves):
+            columns = [(table.leaves[number], numbers) for table, numbers in members]
             form = forms[number]
-            axis = 0 if form.mask is not None else _token_axis(column, leaf)
-            if axis is None and form == COMMON:
-                columns = [(table.leaves[number], numbers) for table, numbers in members]
-                axis = _varying_axis(columns, rows, buckets, column)
+            if joined:
+                axis = _joined_axis(columns, rows, buckets, column)
+            else:
+                axis = 0 if form.mask is not None else _token_axis(column, leaf)
+                if axis is None and form == COMMON:
+                    axis = _padded_axis(columns, rows, buckets, column)
             axes[skeleton].append(axis)
+        _check_places(column, first, axes[skeleton], forms, joined=joined)
     return axes
 
 
-def _row_axis(leaves: Iterable[LeafColumn]) -> int | None:
+def _check_places(
+    column: EntryColumn, table: Table, axes: list[int | None], forms: list[LeafForm], *, joined: bool
+) -> None:
+    """Refuse trees that have no place for what comes beside a leaf: now, and not at the first batch."""
+    leaves: list[Any] = [None] * len(axes)
+    for number, axis in enumerate(axes):
+        form = forms[number]
+        if axis is not None and joined:
+            leaves[number] = _Joined(None, None)
+        elif axis not in (None, _EVERY) and not form.listed and form.pad_to is None:
+            leaves[number] = _Padded(None, (), None, form.mask)
+    if not _BESIDE.isdisjoint(map(type, leaves)):
+        _beside(table.build(leaves, [None] * table.parts), column.name)
+
+
+def _joined_axis(
+    columns: list[tuple[LeafColumn, Numbers]], rows: Numbers, buckets: Numbers, column: EntryColumn
+) -> int | None:
     """The first dimension of a leaf that lies end to end, where it tells more than how many entries there are."""
-    single = all(not leaf.rank or (leaf.shape is not None and leaf.shape[0] == 1) for leaf in leaves)
+    if set(_varying_axes(columns, rows, buckets)) - {0}:
+        message = f"{column.name}: entries of one batch differ in more than length and cannot lie end to end"
+        raise FeedError(message, hint=_as_they_are(column.name))
+    single = all(not leaf.rank or (leaf.shape is not None and leaf.shape[0] == 1) for leaf, _ in columns)
     return None if single else 0
 
 
@@ -468,17 +492,32 @@ def _token_axis(column: EntryColumn, leaf: LeafColumn) -> int | None:
     return None
 
 
-def _varying_axis(
+def _padded_axis(
     columns: list[tuple[LeafColumn, Numbers]], rows: Numbers, buckets: Numbers, column: EntryColumn
 ) -> int | None:
-    """The dimension in which one leaf differs between entries that may meet in a batch.
+    """The one dimension in which a leaf differs between entries that may meet in a batch.
 
-    Of each table there is the leaf's column, and the numbers of the entries that lie in that table. What a processor
-    returns may differ in several: those fill up pictures with zeros themselves, and say beside them what is real.
+    What a processor returns may differ in several: those fill up pictures with zeros themselves, and say beside them
+    what is real.
+    """
+    axes = _varying_axes(columns, rows, buckets)
+    if len(axes) > 1 and column.kind == PROCESSOR:
+        return _EVERY
+    if len(axes) > 1:
+        hint = _as_they_are(column.name)
+        reason = f"entries of one batch differ in {len(axes)} dimensions and cannot be padded"
+        raise FeedError(f"{column.name}: {reason}", hint=hint)
+    return axes[0] if axes else None
+
+
+def _varying_axes(columns: list[tuple[LeafColumn, Numbers]], rows: Numbers, buckets: Numbers) -> list[int]:
+    """The dimensions in which one leaf differs between entries that may meet in a batch.
+
+    Of each table there is the leaf's column, and the numbers of the entries that lie in that table.
     """
     fixed = {leaf.shape for leaf, _ in columns}
     if len(fixed) == 1 and None not in fixed:
-        return None
+        return []
     # Of each table first: what is compared then across tables is a line for each of its buckets.
     extremes = []
     for leaf, numbers in columns:
@@ -488,14 +527,8 @@ def _varying_axis(
             shapes = np.broadcast_to(np.array(leaf.shape, np.int64), (len(numbers), leaf.rank))
         extremes.append(_extremes(buckets[numbers], shapes, shapes))
     _, lowest, highest = _extremes(*(np.concatenate(parts) for parts in zip(*extremes, strict=True)))
-    axes = np.flatnonzero((lowest != highest).any(axis=0)).tolist()
-    if len(axes) > 1 and column.kind == PROCESSOR:
-        return _EVERY
-    if len(axes) > 1:
-        hint = _as_they_are(column.name)
-        reason = f"entries of one batch differ in {len(axes)} dimensions and cannot be padded"
-        raise FeedError(f"{column.name}: {reason}", hint=hint)
-    return axes[0] if axes else None
+    axes: list[int] = np.flatnonzero((lowest != highest).any(axis=0)).tolist()
+    return axes
 
 
 def _extremes(buckets: Numbers, lows: Numbers, highs: Numbers) -> tuple[Numbers, Numbers, Numbers]:

@@ -158,6 +158,8 @@ class FeedContent:
         self.columns = tuple(self._column(content, name) for name in content.encoders)
         self.has_pictures = any(not column.of_text for column in self.columns)
         """Whether the items of a batch must be of one size."""
+        self.texts_alone = bool(self.count) and not len(pictures.sample)
+        """Whether no sample has a picture: then texts are what is trained on, and no captions."""
         self._own_size, self._further = _own_size(content), pictures.further or {}
         if not (self.resolutions.counts if self.has_pictures else self.resolutions.counts + self.lines.counts).all():
             raise _unfit(content, "a sample has no picture" if self.has_pictures else "a sample has nothing to show")
@@ -256,6 +258,9 @@ def choose_samples(content: SnapshotContent, *, validation: bool) -> SnapshotCon
         raise FeedError(f"{content.dataset} has no concept for validation", hint=hint)
     if not flags.any():
         return content
+    if flags.all() and not validation:
+        hint = "feed with validation=True, or give the config a concept without `validation: true`, and build"
+        raise FeedError(f"{content.dataset}: every concept is for validation, and none to train on", hint=hint)
     keep = flags[content.samples.concept] == validation
     cuts, lines = keep[content.pictures.sample], keep[content.lines.sample]
     numbers = (np.cumsum(keep) - 1).astype(np.int32)

@@ -75,6 +75,9 @@ class Feed:
             purpose = "validate with" if options.validation else "feed"
             raise FeedError(f"{content.dataset} has no samples to {purpose}", hint=hint)
         bare = [column.name for column in content.columns if column.per != "cut" and column.empty < 0]
+        if options.caption_dropout and content.texts_alone:
+            message = f"{content.dataset} has texts alone, and no captions that the empty prompt could stand in for"
+            raise FeedError(message, hint="feed without caption_dropout")
         if bare and options.caption_dropout:
             hint = "set text.empty_prompt in the config and build (`precook plan` tells if it failed), or feed without "
             raise FeedError(f"{bare[0]}: the empty prompt is not among the entries", hint=hint + "caption_dropout")
@@ -423,8 +426,15 @@ def feed_snapshot(snapshot: Snapshot, **options: Any) -> Feed:
     return Feed(snapshot.store, FeedContent(choose_samples(snapshot.content, validation=chosen.validation)), chosen)
 
 
+def _has_samples(plan: Plan, *, validation: bool) -> bool:
+    """Whether there would be samples to train on, or to validate with, if nothing were missing."""
+    flags = np.array([concept.concept.validation for concept in plan.samples.by_concept], bool)
+    return bool((flags[plan.samples.concepts[plan.complete_samples(missing=True)]] == validation).any())
+
+
 def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSpec], captions: bool) -> Feed:
     """Batches of the samples of a plan; what failed before is left out."""
+    lacking = ""
     if len(plan.missing):
         counts = {name: len(one.missing) for name, one in plan.encoders.items() if len(one.missing)}
         parts = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
@@ -440,4 +450,7 @@ def feed_plan(plan: Plan, options: FeedOptions, *, specs: Mapping[str, EncoderSp
     captions = captions and bool(plan.samples.pictured.any())
     _, content = snapshot_content(plan, plan.special_tokens(), missing=encode, captions=captions)
     chosen = FeedContent(choose_samples(content, validation=options.validation))
+    if lacking and not chosen.count and _has_samples(plan, validation=options.validation):
+        hint = 'run `precook build`, or feed with on_missing="encode"'
+        raise FeedError(f"{plan.settings.dataset}: {lacking}, and no sample is left without them", hint=hint)
     return Feed(plan.store, chosen, options, maker=Live(plan, specs) if encode else None)
