@@ -118,7 +118,7 @@ def test_where_nothing_is_built_a_feed_that_skips_says_so(base: Path) -> None:
     """It names what is missing, of what it would show: sources that could not be used are another cause."""
     with opened(base, TRAIN, CHECK) as made:
         for validation in (False, True):
-            with pytest.raises(precook.FeedError, match="22 entries missing: .*no sample is left") as caught:
+            with pytest.raises(precook.FeedError, match=r"22 entries missing: .*no sample is left") as caught:
                 made.feed(batch_size=2, on_missing="skip", validation=validation)
             assert "precook build" in (caught.value.hint or "")
     for path in (base / "check").iterdir():

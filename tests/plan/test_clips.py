@@ -433,3 +433,19 @@ def test_frames_with_digits_of_several_scripts_in_their_names_have_an_order(tmp_
         picture(tmp_path / f"data/dance/{name}.png", number, (64, 48))
     with clips(tmp_path, concepts=FOLDERS, video={"frames": [4], "fps": "source"}) as owner:
         assert [len(owner.plan().missing), owner.plan().failed] == [1, ()]
+
+
+def test_a_frame_leads_to_its_clip(tmp_path: Path) -> None:
+    """As a caption does; and where one is bad, the folder and each of its frames say which."""
+    frame_folder(tmp_path / "data/jump", 5)
+    frame_folder(tmp_path / "data/bad", 5)
+    (tmp_path / "data/bad/frame-3.png").write_bytes(b"no picture")
+    with clips(tmp_path, concepts=FOLDERS) as owner:
+        plan = owner.plan()
+        (sample,) = plan.explain(tmp_path / "data/jump/frame-3.png").samples
+        assert sample.path == str(tmp_path / "data/jump")
+        for path in ("data/bad", "data/bad/frame-1.png", "data/bad/frame-3.png"):
+            (problem,) = plan.explain(tmp_path / path).problems
+            assert "frame-3.png: " in problem
+        (failure,) = plan.failed
+        assert failure.path == "bad"

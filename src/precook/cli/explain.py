@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,6 @@ import typer
 from precook.cli import output
 from precook.cli.options import ConfigOption, JsonOption, NoCodeOption, NoWriteOption, StoreOption, open_project
 from precook.cli.plan import changes_document, make_plan, not_loaded_document, why_document
-from precook.errors import SourceError
 
 if TYPE_CHECKING:
     from precook.plan.explain import EntryState, Explanation
@@ -33,16 +31,9 @@ def command(
 
     A missing one is compared with the stored entry that differs least. A key or a sample leads back to its file.
     """
-    from precook.plan.trace import as_digits
-
     with open_project(config, store, code=not no_code) as project:
         plan = make_plan(project, write=not no_write)
-        try:
-            explanation = plan.explain(path)
-        except SourceError as error:
-            if os.path.lexists(path) or as_digits(path):
-                raise
-            raise SourceError(path, "no such file", hint="paths start at the current directory") from error
+        explanation = plan.explain(path)
     if as_json:
         output.document(_document(explanation))
     else:

@@ -158,11 +158,14 @@ class FeedContent:
         self.columns = tuple(self._column(content, name) for name in content.encoders)
         self.has_pictures = any(not column.of_text for column in self.columns)
         """Whether the items of a batch must be of one size."""
-        self.texts_alone = bool(self.count) and not len(pictures.sample)
-        """Whether no sample has a picture: then texts are what is trained on, and no captions."""
         self._own_size, self._further = _own_size(content), pictures.further or {}
         if not (self.resolutions.counts if self.has_pictures else self.resolutions.counts + self.lines.counts).all():
             raise _unfit(content, "a sample has no picture" if self.has_pictures else "a sample has nothing to show")
+
+    @property
+    def texts_alone(self) -> bool:
+        """Whether no sample has a picture: then texts are what is trained on, and no captions."""
+        return bool(self.count) and not len(self.sizes)
 
     def rows(self, column: EntryColumn, cuts: Numbers, lines: Numbers) -> Numbers:
         """Which of a column's entries belong to these cuts and captions; a negative caption is the empty prompt."""

@@ -21,7 +21,7 @@ from precook.store.keysets import rows_that_begin_with
 from precook.store.store import Store
 from precook.values import Key
 
-_LEAST_DIGITS = 4
+LEAST_DIGITS = 4
 """Digits of a key or a sample that are enough to name it."""
 _DIGITS = 64
 _FEW = 5
@@ -40,7 +40,7 @@ class TracedSamples:
 def as_digits(text: object) -> str | None:
     """The first digits of a key or of a sample, at least four; None where a text cannot be meant so."""
     digits = str(text).lower()
-    return digits if re.fullmatch(rf"[0-9a-f]{{{_LEAST_DIGITS},{_DIGITS}}}", digits) else None
+    return digits if re.fullmatch(rf"[0-9a-f]{{{LEAST_DIGITS},{_DIGITS}}}", digits) else None
 
 
 def trace_samples(plan: PlannedDataset, digits: str) -> TracedSamples:

@@ -174,13 +174,25 @@ class ConceptSamples:
         path = self.listing.path(int(self.files.pictures[row])).encode("utf-8", "surrogateescape")
         return path, row if self.files.documents else 0, 0 if self.passages is None else int(self.passages[sample])
 
+    def names(self, sample: int) -> set[str]:
+        """Every path that stands for a sample: of any of its files and, of a text, of its row and its passage."""
+        path = self.file_path(sample)
+        found = {path, path + self._row(sample), self.full_path(sample), self.caption_path(sample)}
+        found |= {self.mask_path(sample), *(self.further_path(sample, name) for name in self.further)}
+        frames = self.frame_folder(sample)
+        found.update(() if frames is None else frames.paths)
+        return {path for path in found if path is not None}
+
     def _place(self, sample: int) -> str:
         """Where in its file a text stands, unless it is all of it."""
         if self.passages is None:
             return ""
-        documents = self.files.documents
-        row = "" if documents is None else f", row {documents.numbers[int(self.rows[sample])]}"
+        row = self._row(sample)
         return row if self.concept.passages is None else f"{row}, passage {int(self.passages[sample]) + 1}"
+
+    def _row(self, sample: int) -> str:
+        documents = self.files.documents
+        return "" if documents is None else f", row {documents.numbers[int(self.rows[sample])]}"
 
     def mask_path(self, sample: int) -> str | None:
         """The mask's path, where there is one."""
@@ -422,7 +434,10 @@ class _Collection:
     def _leave_out(self, number: int, row: int, reason: str) -> None:
         """A picture is no sample because of the file in this row."""
         self._usable[number] = False
-        self.problems.append(SourceProblem(self._concept.name, self._files.listing.path(row), reason))
+        # Of a clip that is a folder, the folder: its first frame need not be the one to blame.
+        own = row == int(self._files.pictures[number])
+        path = self._files.path(number) if own else self._files.listing.path(row)
+        self.problems.append(SourceProblem(self._concept.name, path, reason))
 
     def _unusable_pictures(self, pictures: FileFacts, sizes: Numbers) -> Iterator[tuple[int, str]]:
         yield from pictures.problems.items()
