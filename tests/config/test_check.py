@@ -145,3 +145,51 @@ def test_dashes_and_underscores_are_the_same_to_the_nearest_name() -> None:
     """A name that differs in nothing else is nearer than one with another letter."""
     assert nearest("x-y-z", ["x-y-q", "x_y_z"]) == "x_y_z"
     assert nearest("x_y_z", ["x_y_q", "x-y-z"]) == "x-y-z"
+
+
+@pytest.mark.parametrize(
+    ("texts", "meant"),
+    [
+        ({"mesages": "messages"}, "not a mapping of 'mesages'; did you mean 'messages'?"),
+        ({"prompt": "prompt", "completions": "completion"}, "did you mean 'completion'?"),
+        ({"colum": "text"}, "did you mean 'column'?"),
+        ("file", "not text 'file'; did you mean 'files'?"),
+        ({"prompt": "prompt"}, "not a mapping of 'prompt'"),
+        ({3: "text"}, "not a mapping of '3'"),
+    ],
+)
+def test_a_form_of_texts_that_is_misspelt(texts: object, meant: str) -> None:
+    """The nearest valid name is told, whichever form it belongs to."""
+    data = {"dataset": "d", "concepts": [{"name": "a", "path": "a.jsonl", "texts": texts}]}
+    with pytest.raises(precook.ConfigError) as caught:
+        check({**data, "encoders": {"tokens": {"uses": "transformers-tokens", "model": "m"}}})
+    (problem,) = caught.value.problems
+    assert problem.message.endswith(meant)
+
+
+@pytest.mark.parametrize(
+    ("value", "message", "hint"),
+    [
+        ("natve", "must be a list, or native, not text 'natve'; did you mean 'native'?", ""),
+        ("Native", "must be a list, or native, not text 'Native'; did you mean 'native'?", ""),
+        ("768x512", "must be a list, or native, not text '768x512'", 'write ["768x512"]'),
+        ("large", "must be a list, or native, not text 'large'", "begin each item with a dash"),
+    ],
+)
+def test_one_resolution_that_is_no_list(value: str, message: str, hint: str) -> None:
+    """A misspelt native is told by its name, and a size by how it is written; inside a list, too."""
+    data = {"dataset": "d", "concepts": [{"name": "a", "path": "a"}], "encoders": {"pixels": {"uses": "image"}}}
+    with pytest.raises(precook.ConfigError) as caught:
+        check({**data, "image": {"resolutions": value}})
+    (problem,) = caught.value.problems
+    assert (problem.message, problem.hint) == (message, hint)
+    if "did you mean" in message:
+        with pytest.raises(precook.ConfigError, match="did you mean 'native'"):
+            check({**data, "image": {"resolutions": [512, value]}})
+
+
+def test_a_form_of_captions_that_is_misspelt() -> None:
+    """As it is told for the words."""
+    data = {"dataset": "d", "concepts": [{"name": "a", "path": "a.csv", "captions": {"colum": "caption"}}]}
+    with pytest.raises(precook.ConfigError, match="did you mean 'column'"):
+        check({**data, "encoders": {"pixels": {"uses": "image"}}})

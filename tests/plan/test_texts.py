@@ -453,6 +453,26 @@ class TestTables:
         write_table(tmp_path / "train.jsonl", rows)
         assert len(documents.read_documents(tmp_path / "train.jsonl", MessagesColumn(messages="messages")).texts) == 1
 
+    @pytest.mark.parametrize(
+        ("row", "form"),
+        [
+            ({"messages": []}, "texts: {messages: messages}"),
+            ({"prompt": "", "completion": ""}, "texts: {prompt: prompt, completion: completion}"),
+            ({"text": "a"}, "texts: {column: text}"),
+            ({"img": "a.png", "text": "a"}, None),
+        ],
+    )
+    def test_a_table_whose_texts_were_forgotten_in_the_config(
+        self, tmp_path: Path, row: dict[str, object], form: str | None
+    ) -> None:
+        """The hint is what to write; where a column looks like one of pictures, it is about that one."""
+        write_table(tmp_path / "train.jsonl", [row])
+        with text_project(tmp_path, None, encoders=words()) as project:
+            with pytest.raises(precook.SourceError, match="no column 'image'") as told:
+                project.plan()
+            assert (form or "the nearest is 'img'") in (told.value.hint or "")
+            assert ("texts:" in (told.value.hint or "")) == (form is not None)
+
     def test_an_inserted_row_is_new_and_nothing_else(self, tmp_path: Path) -> None:
         """Rows behind it are the same texts in other places."""
         rows = [{"text": f"text {number}"} for number in range(4)]

@@ -180,6 +180,8 @@ def _captions(value: object) -> object:
     if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))) in _CAPTION_FORMS:
         return _CAPTION_FORMS[name](value)
     meant = did_you_mean(value, _CAPTION_WORDS) if isinstance(value, str) else ""
+    if isinstance(value, dict) and len(value) == 1 and isinstance(name := next(iter(value)), str):
+        meant = did_you_mean(name, _CAPTION_FORMS)
     forms = 'sidecar, filename, {whole: sidecar}, {json: …}, {text: "…"} or {column: …}'
     raise refusal(Flaw(f"must be {forms}, not {described(value)}{meant}"))
 

@@ -81,7 +81,8 @@ def _resolution(value: object) -> object:
     if isinstance(value, str) and re.fullmatch(_SIZE, value) and max(map(int, value.split("x"))) <= _SIDE:
         return value
     rule = f'a whole number from 1 to {_SIDE}, a size such as "768x512", or {NATIVE}'
-    raise refusal(Flaw(f"must be {rule}, not {described(value)}"))
+    meant = did_you_mean(value, [NATIVE]) if isinstance(value, str) else ""
+    raise refusal(Flaw(f"must be {rule}, not {described(value)}{meant}"))
 
 
 def _list_or_native(schema: dict[str, Any]) -> None:
@@ -93,7 +94,13 @@ def _list_or_native(schema: dict[str, Any]) -> None:
 
 def _resolutions(value: object) -> object:
     """The list; the one word stands for a list of it."""
-    return (value,) if isinstance(value, str) and value == NATIVE else as_tuple(value)
+    if not isinstance(value, str):
+        return as_tuple(value)
+    if value != NATIVE:
+        meant = did_you_mean(value, [NATIVE])
+        hint = f'write ["{value}"]' if re.fullmatch(_SIZE, value) else "" if meant else "begin each item with a dash"
+        raise refusal(Flaw(f"must be a list, or {NATIVE}, not {described(value)}{meant}", hint))
+    return (value,)
 
 
 def _colour(text: str) -> str:

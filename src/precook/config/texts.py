@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_serializer, model_validator
 
 from precook.config.field_types import Flaw, NonEmpty, Section, clean, one_of, refusal
-from precook.config.messages import described
+from precook.config.messages import described, did_you_mean, quoted
 
 SplitAt = Literal["paragraphs", "headings", "characters"]
 
@@ -46,7 +47,25 @@ _FORMS: tuple[type[TextColumn | MessagesColumn | CompletionColumns], ...] = (
     MessagesColumn,
     CompletionColumns,
 )
+_USUAL: tuple[TextColumn | MessagesColumn | CompletionColumns, ...] = (
+    MessagesColumn(messages="messages"),
+    MessagesColumn(messages="conversations"),
+    CompletionColumns(prompt="prompt", completion="completion"),
+    CompletionColumns(prompt="instruction", completion="output"),
+    TextColumn(column="text"),
+    TextColumn(column="content"),
+)
+"""What the columns of texts are usually called; the first that is there is taken."""
 _RULE = "files, {column: text}, {messages: messages} or {prompt: prompt, completion: completion}"
+
+
+def usual_texts(columns: Collection[str]) -> TextColumn | MessagesColumn | CompletionColumns | None:
+    """The texts of a table, by what its columns are called; None where that says nothing.
+
+    >>> usual_texts(["id", "messages", "text"])
+    MessagesColumn(messages='messages')
+    """
+    return next((source for source in _USUAL if set(source.model_dump().values()) <= set(columns)), None)
 
 
 def _texts(value: object) -> object:
@@ -58,7 +77,13 @@ def _texts(value: object) -> object:
         for form in _FORMS:
             if set(value) == set(form.model_fields):
                 return form(**{name: _column(value[name], name) for name in value})
-    raise refusal(Flaw(f"must be {_RULE}, not {described(value)}"))
+        names = [name for form in _FORMS for name in form.model_fields]
+        unknown = next((name for name in value if name not in names), None)
+        found = ", ".join(map(quoted, value)) or "nothing"
+        meant = did_you_mean(unknown, names) if isinstance(unknown, str) else ""
+        raise refusal(Flaw(f"must be {_RULE}, not a mapping of {found}{meant}"))
+    meant = did_you_mean(value, ["files"]) if isinstance(value, str) else ""
+    raise refusal(Flaw(f"must be {_RULE}, not {described(value)}{meant}"))
 
 
 def _column(value: object, name: str) -> str:

@@ -68,11 +68,11 @@ def text_digest(text: DocumentText) -> bytes:
 def read_documents(path: Path, source: TextColumn | MessagesColumn | CompletionColumns) -> DocumentTable:
     """The texts of a table; a row that has none, or something else in its place, is a problem of that row."""
     if isinstance(source, TextColumn):
-        columns = TableColumns(source.column, None, None)
+        columns = TableColumns(source.column, None, None, texts=True)
     elif isinstance(source, MessagesColumn):
-        columns = TableColumns(source.messages, None, None, nested=True)
+        columns = TableColumns(source.messages, None, None, nested=True, texts=True)
     else:
-        columns = TableColumns(source.prompt, source.completion, None, nested=True)
+        columns = TableColumns(source.prompt, source.completion, None, nested=True, texts=True)
     rows, problems = usable_rows(path, read_content(path), columns, lambda cells: (cells[0], _document(cells, source)))
     return DocumentTable(tuple(number for number, _ in rows), tuple(text for _, text in rows), tuple(problems))
 

@@ -21,6 +21,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from precook.config.texts import usual_texts
 from precook.errors import SourceError, printable
 from precook.units import format_size
 
@@ -64,6 +65,8 @@ class TableColumns:
     """Whether a cell may hold objects and lists of them, such as the messages of a conversation."""
     further: tuple[str, ...] = ()
     """Those of further pictures."""
+    texts: bool = False
+    """Whether texts are asked for, and no pictures."""
 
     @property
     def names(self) -> list[str]:
@@ -397,18 +400,24 @@ def _require_columns(path: Path, names: Sequence[str], columns: TableColumns) ->
         if names.count(name) > 1:
             raise SourceError(path, f"column {quoted(name)} stands there twice", hint="rename one of them")
         if name not in names:
-            raise _missing_column(path, name, names)
+            raise _missing_column(path, name, names, columns)
 
 
-def _missing_column(path: Path, name: str, names: Sequence[str]) -> SourceError:
+def _missing_column(path: Path, name: str, names: Sequence[str], columns: TableColumns) -> SourceError:
     shown = ", ".join(quoted(other) for other in names[:_SHOWN_COLUMNS]) or "none"
     rest = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
     # Compared without case: `Image` is the likeliest mistake of all.
     folded = {other[:_SHOWN_NAME].lower(): other for other in reversed(names[:_COMPARED_COLUMNS])}
     nearest = get_close_matches(name[:_SHOWN_NAME].lower(), folded, n=1)
     step = f"the nearest is {quoted(folded[nearest[0]])}: " if nearest else ""
-    return SourceError(
-        path,
-        f"no column {quoted(name)} among its columns {shown}{rest}",
-        hint=f"{step}rename the column, or name it in the config",
-    )
+    hint = f"{step}rename the column, or name it in the config"
+    texts = usual_texts(names[:_COMPARED_COLUMNS])
+    if name == columns.image and not columns.texts and texts is not None:
+        form = texts.model_dump()
+        if not nearest or folded[nearest[0]] in form.values():
+            listed = ", ".join(f"{field}: {column}" for field, column in form.items())
+            hint = (
+                f"for texts without pictures write `texts: {{{listed}}}` in the concept; "
+                "for pictures, rename their column, or name it in the config"
+            )
+    return SourceError(path, f"no column {quoted(name)} among its columns {shown}{rest}", hint=hint)

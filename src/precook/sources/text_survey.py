@@ -11,7 +11,7 @@ from typing import Any
 
 from precook.config.concept import TABLES
 from precook.config.template import FoundConcept
-from precook.config.texts import CompletionColumns, MessagesColumn, TextColumn
+from precook.config.texts import usual_texts
 from precook.errors import SourceError, printable
 from precook.sources.documents import read_documents
 from precook.sources.walk import Listing
@@ -19,15 +19,6 @@ from precook.sources.walk import Listing
 _LONGEST_NAME = 200
 _BEGINNING = 16 << 20
 """Bytes of a table that are looked at for its columns: a line of JSON has no more."""
-_SOURCES: tuple[TextColumn | MessagesColumn | CompletionColumns, ...] = (
-    MessagesColumn(messages="messages"),
-    MessagesColumn(messages="conversations"),
-    CompletionColumns(prompt="prompt", completion="completion"),
-    CompletionColumns(prompt="instruction", completion="output"),
-    TextColumn(column="text"),
-    TextColumn(column="content"),
-)
-"""What the columns of texts are usually called; the first that is there is taken."""
 
 
 def survey_files(listing: Listing, name: str, path: str) -> FoundConcept | None:
@@ -51,11 +42,10 @@ def survey_table(file: Path, path: str) -> FoundConcept:
     if "image" in columns:
         hint = "name the folder that holds the pictures; this table goes into the config, as the path of a concept"
         raise SourceError(file, "a table of pictures, not of texts", hint=hint)
-    for source in _SOURCES:
-        form = source.model_dump()
-        if set(form.values()) <= set(columns):
-            count = len(read_documents(file, source).texts)
-            return _found(file.stem, path, count, {"texts": form})
+    source = usual_texts(columns)
+    if source is not None:
+        count = len(read_documents(file, source).texts)
+        return _found(file.stem, path, count, {"texts": source.model_dump()})
     shown = ", ".join(map(repr, columns[:12])) or "none"
     hint = "write texts into a config: {column: …}, {messages: …} or {prompt: …, completion: …}"
     raise SourceError(file, f"no column of texts that is known among {printable(shown)}", hint=hint)
