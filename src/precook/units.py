@@ -38,6 +38,19 @@ _KEEP_UNIT = 2
 """Ages change to a larger unit at two of it: "26 hours" says more than "1 day"."""
 
 
+def by_number(text: str) -> tuple[list[object], str]:
+    """What texts are sorted by where numbers in them count by their value.
+
+    >>> sorted(["row 10", "row 9", "row 09"], key=by_number)
+    ['row 09', 'row 9', 'row 10']
+    """
+    # By their places: digits of other scripts are decimals, too, and stand among the texts. And by how many there are:
+    # Python makes no number of very many.
+    parts = re.split(r"([0-9]+)", text)
+    digits = [part.lstrip("0") for part in parts]
+    return [(len(digits[at]), digits[at]) if at % 2 else part for at, part in enumerate(parts)], text
+
+
 def parse_size(text: str) -> int:
     """Bytes of a size such as `64MiB` or `1.5GB`; `ValueError` says what is wrong with it.
 

@@ -209,9 +209,24 @@ class TestBadInput:
             (failure,) = opened.plan().failed
             assert failure.path == "../control/p0.png"
             assert failure.reason == (
-                "another shape than its picture: 64x96, its picture 96x64: "
+                "for p0.png: another shape than its picture: 64x96, its picture 96x64: "
                 "write `fit: own` if it is to be cut by its own shape"
             )
+
+    def test_a_file_that_a_table_names_and_that_is_not_there_is_told_with_its_target(self, tmp_path: Path) -> None:
+        """Under any name, and for several targets: each of them is left out, and named."""
+        edits(tmp_path, 3)
+        (tmp_path / "control/p2.png").unlink()
+        rows = ["image,control", "data/p0.png,control/p0.png"]
+        rows += [f"data/p{number}.png,control/p2.png" for number in (1, 2)]
+        (tmp_path / "table.csv").write_text("\n".join(rows))
+        concepts = [{"name": "things", "path": "table.csv", "images": {"control": {"column": "control"}}}]
+        with project(tmp_path, concepts=concepts, encoders={"control": CONTROL}) as opened:
+            plan = opened.plan()
+            told = [(failure.path, failure.reason) for failure in plan.failed]
+            assert [path for path, _ in told] == ["control/p2.png"] * 2
+            assert [reason.partition(": ")[0] for _, reason in told] == ["for data/p1.png", "for data/p2.png"]
+            assert f"{tmp_path / 'control/p2.png'}: for data/p1.png: " in str(plan)
 
     def test_a_broken_control_is_told(self, tmp_path: Path) -> None:
         """Its sample is left out."""
@@ -289,7 +304,7 @@ def test_columns_of_a_table_name_further_pictures(tmp_path: Path) -> None:
             told = {failure.path: failure.reason for failure in plan.failed}
             assert told == {
                 "data/p1.png": "no control picture for it: its row names none",
-                "control/none.png": "cannot be read: No such file or directory",
+                "control/none.png": "for data/p2.png: cannot be read: No such file or directory",
             }
             assert len(plan.missing) + len(plan.ready) == 1
             opened.build()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -472,6 +473,13 @@ class TestTables:
                 project.plan()
             assert (form or "the nearest is 'img'") in (told.value.hint or "")
             assert ("texts:" in (told.value.hint or "")) == (form is not None)
+
+    def test_rows_that_are_left_out_are_told_in_the_order_of_the_table(self, tmp_path: Path) -> None:
+        """The first ten are rows 1 to 10, and not those whose numbers begin with a 1."""
+        write_table(tmp_path / "train.jsonl", [{"text": number} for number in range(25)])
+        with text_project(tmp_path, COLUMN, encoders=words()) as project:
+            told = re.findall(r"train\.jsonl, row (\d+):", str(project.plan()))
+        assert told == [str(number) for number in range(1, 11)]
 
     def test_an_inserted_row_is_new_and_nothing_else(self, tmp_path: Path) -> None:
         """Rows behind it are the same texts in other places."""

@@ -246,7 +246,7 @@ def test_a_mask_of_another_shape_is_refused(data: Path) -> None:
     with project(data.parent, concepts=concepts, encoders=encoders) as opened:
         plan = opened.plan()
         assert [(failure.path, failure.reason) for failure in plan.failed] == [
-            ("p1-masklabel.png", "another shape than its picture: 64x96, its picture 96x64")
+            ("p1-masklabel.png", "for p1.png: another shape than its picture: 64x96, its picture 96x64")
         ]
         assert plan.samples.count == 1
 

@@ -14,7 +14,7 @@ from precook.sources.caption_rule import CaptionRule
 from precook.sources.formats import EXTRA_SUFFIXES, VIDEO_SUFFIXES
 from precook.sources.pictures import extra_for
 from precook.sources.samples import ConceptSamples
-from precook.units import format_count, format_duration, format_size
+from precook.units import by_number, format_count, format_duration, format_size
 
 _FEW = 10
 _CHANGES = 3
@@ -82,10 +82,10 @@ def _reasons(plan: PlannedDataset) -> Iterator[str]:
 
 
 def _failures(plan: PlannedDataset) -> Iterator[str]:
-    listed = sorted(
-        ": ".join(part for part in (plan.full_path(failure), failure.encoder, failure.reason) if part)
-        for failure in plan.failed
-    )
+    told = [(plan.full_path(failure), failure.encoder, failure.reason) for failure in plan.failed]
+    # Row 2 of a table comes before row 10: only the first few are shown.
+    told.sort(key=lambda parts: (by_number(parts[0] or ""), parts[1] or "", parts[2]))
+    listed = [": ".join(part for part in parts if part) for parts in told]
     yield from listed[:_FEW]
     if len(listed) > _FEW:
         yield f"… and {len(listed) - _FEW:,} more; `precook plan --json` lists them all"

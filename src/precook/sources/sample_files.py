@@ -18,6 +18,7 @@ from precook.sources.formats import EXTRA_SUFFIXES, SUFFIXES, VIDEO_SUFFIXES
 from precook.sources.pictures import reads
 from precook.sources.tables import SourceTable
 from precook.sources.walk import Listing, list_names, mark_outside, walk
+from precook.units import by_number
 from precook.values import Numbers
 
 PICTURE, CAPTION, OTHER, DOCUMENT = 1, 2, 3, 4
@@ -138,7 +139,7 @@ def _frame_folders(concept: Concept, root: Path) -> SampleFiles:
         text_rows, text_names = _with_role(listing, start, stop, CAPTION)
         row_of |= {folder + name: row for name, row in zip(text_names, text_rows.tolist(), strict=True)}
         rows, names = _without_labels(*_with_role(listing, start, stop, PICTURE))
-        frames.append(rows[sorted(range(len(names)), key=lambda one, names=names: _counted(names[one]))])  # type: ignore[misc]
+        frames.append(rows[sorted(range(len(names)), key=lambda one, names=names: by_number(names[one]))])  # type: ignore[misc]
         folders.append(folder.rstrip("/"))
     masks = np.full(len(folders), -1)
     if isinstance(concept.masks, str):
@@ -162,13 +163,6 @@ def _beside(folder: str, pattern: str) -> str:
     around, name = os.path.split(folder)
     filled = pattern.replace("{stem}", "\0").replace("{name}", "\0").replace("\0", name)
     return os.path.normpath(os.path.join(around, filled))  # noqa: PTH118
-
-
-def _counted(name: str) -> tuple[list[str | int], str]:
-    """What frames are ordered by: numbers in their names by their value, so that 10 comes after 9."""
-    # By their places: digits of other scripts are decimals, too, and stand among the texts.
-    parts = re.split(r"([0-9]+)", name)
-    return [int(part) if number % 2 else part for number, part in enumerate(parts)], name
 
 
 def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles:

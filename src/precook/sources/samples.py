@@ -437,6 +437,9 @@ class _Collection:
         # Of a clip that is a folder, the folder: its first frame need not be the one to blame.
         own = row == int(self._files.pictures[number])
         path = self._files.path(number) if own else self._files.listing.path(row)
+        if not own and row != int(self._files.captions[number]):
+            # A caption lies beside its picture; what else a sample has may lie anywhere, under any name.
+            reason = f"for {self._files.path(number)}: {reason}"
         self.problems.append(SourceProblem(self._concept.name, path, reason))
 
     def _unusable_pictures(self, pictures: FileFacts, sizes: Numbers) -> Iterator[tuple[int, str]]:
