@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,28 @@ def test_texts_without_pictures_are_held_back_too(tmp_path: Path) -> None:
             for validation, expected in ((False, ["train"] * 4), (True, ["check"] * 3)):
                 feed = source.feed(batch_size=2, seed=0, validation=validation)
                 assert sorted(name for batch in feed.epoch(0) for name in batch["concept"]) == expected
+
+
+def test_pictures_that_are_trained_on_and_validated_with_are_told(base: Path) -> None:
+    """The plan counts those for validation and names one with its twin; within one of both nothing is said."""
+    for name in ("0.png", "1.png"):
+        shutil.copy(base / "train/2.png", base / "check" / name)
+    with opened(base, TRAIN, CHECK) as made:
+        told = f"such as {base / 'check/0.png'} and {base / 'train/2.png'}"
+        assert f"2 samples for validation with the same picture as one to train on, {told}" in str(made.plan())
+    for one, other in ((TRAIN, {**CHECK, "validation": False}), ({**TRAIN, "validation": True}, CHECK)):
+        with opened(base, one, other) as made:
+            assert "as one to train on" not in str(made.plan())
+
+
+def test_texts_that_are_trained_on_and_validated_with_are_told(tmp_path: Path) -> None:
+    """As pictures are, by table and row."""
+    for name, texts in (("train", ["a", "b", "c"]), ("check", ["d", "c"])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    concepts = [
+        {"name": "train", "path": "train.jsonl", "texts": {"column": "text"}},
+        {"name": "check", "path": "check.jsonl", "texts": {"column": "text"}, "validation": True},
+    ]
+    with opened(tmp_path, *concepts, encoders={"words": Watched()}) as made:
+        told = f"such as {tmp_path / 'check.jsonl'}, row 2 and {tmp_path / 'train.jsonl'}, row 3"
+        assert f"1 sample for validation with the same text as one to train on, {told}" in str(made.plan())

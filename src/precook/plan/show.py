@@ -10,11 +10,13 @@ import numpy as np
 from precook.errors import printable
 from precook.plan.dataset import PlannedDataset
 from precook.plan.reasons import Reason
+from precook.plan.wanted import rows_with
 from precook.sources.caption_rule import CaptionRule
 from precook.sources.formats import EXTRA_SUFFIXES, VIDEO_SUFFIXES
 from precook.sources.pictures import extra_for
 from precook.sources.samples import ConceptSamples
 from precook.units import by_number, format_count, format_duration, format_size
+from precook.values import Flags
 
 _FEW = 10
 _CHANGES = 3
@@ -98,6 +100,7 @@ def _notes(plan: PlannedDataset) -> Iterator[str]:
         duplicates = int((plan.samples.repeats[samples] > 0).sum())
         if duplicates:
             yield f"{format_count(duplicates, 'sample')} with the same {noun} as another one of its concept"
+        yield from _shared_notes(plan, noun, samples)
     for resolution, count in plan.targets.partly.items():
         yield f"{format_count(count, 'sample')} left out at {resolution} only"
     yield from _clip_notes(plan)
@@ -114,6 +117,29 @@ def _notes(plan: PlannedDataset) -> Iterator[str]:
             yield f"{concept.concept.name}: no {noun}s in there"
         elif not concept.count:
             yield f"{concept.concept.name}: {format_count(found, noun)} in there, and none can be used"
+
+
+def _shared_notes(plan: PlannedDataset, noun: str, chosen: Flags) -> Iterator[str]:
+    """Samples for validation that are trained on, too: what is measured with them says nothing."""
+    samples = plan.samples
+    flags = np.array([concept.concept.validation for concept in samples.by_concept], bool)
+    held_back = flags[samples.concepts]
+    chosen = chosen & plan.targets.kept
+    trained = np.flatnonzero(chosen & ~held_back)
+    checked = np.flatnonzero(chosen & held_back)
+    if not len(trained) or not len(checked):
+        return
+    # The smaller part is what is compared with, sample by sample.
+    wanted = {row.tobytes() for row in samples.images[checked]}
+    trained = trained[rows_with(samples.images[trained], wanted)]
+    shared = checked[rows_with(samples.images[checked], {row.tobytes() for row in samples.images[trained]})]
+    if not len(shared):
+        return
+    first = min(shared.tolist(), key=lambda sample: by_number(samples.path(sample)))
+    equal = trained[rows_with(samples.images[trained], {samples.images[first].tobytes()})]
+    other = min((samples.path(sample) for sample in equal.tolist()), key=by_number)
+    count = format_count(len(shared), "sample")
+    yield f"{count} for validation with the same {noun} as one to train on, such as {samples.path(first)} and {other}"
 
 
 def _clip_notes(plan: PlannedDataset) -> Iterator[str]:
