@@ -79,8 +79,10 @@ def test_a_batch_of_something_else_is_refused(trees: Any) -> None:
         Acceptance("words").count(trees, 2)
 
 
-def compared(acceptance: Acceptance, *pairs: tuple[str, Any], cut: bool = False) -> None:
-    acceptance.compare_texts([text for text, _ in pairs], [take_apart({"h": tree}) for _, tree in pairs], cut=cut)
+def compared(acceptance: Acceptance, *pairs: tuple[str, Any], cut: bool = False, captions: Any = None) -> None:
+    texts = [text for text, _ in pairs]
+    trees = [take_apart({"h": tree}) for _, tree in pairs]
+    acceptance.compare_texts(texts, trees, captions or texts, cut=cut)
 
 
 ONE, OTHER = np.zeros((2, 3)), np.ones((2, 3))
@@ -106,6 +108,15 @@ def test_texts_that_a_tokenizer_may_take_for_one_do_not_count_twice() -> None:
     compared(Acceptance("prompt"), ("", ONE), (" ", ONE), ("!", ONE), ("a cat", ONE))
     compared(Acceptance("prompt"), *((text, ONE) for text in ("猫, 犬, 鳥", "犬, 鳥, 猫", "鳥, 猫, 犬", "猫, 鳥, 犬")))
     compared(Acceptance("prompt"), ("", np.zeros((0, 3))), ("a cat", ONE))
+
+
+def test_variations_of_one_caption_count_as_one_text() -> None:
+    """Some of its tags are as unknown as others; three captions that are all unknown are another matter."""
+    mixtures = [(text, ONE) for text in ("猫, 犬", "犬, 鳥", "鳥, 魚", "魚, 猫")]
+    compared(Acceptance("prompt"), *mixtures, captions=["first"] * 4)
+    compared(Acceptance("prompt"), *mixtures, captions=["first", "first", "second", "second"])
+    with pytest.raises(EncodeError, match="the same of 4 different texts"):
+        compared(Acceptance("prompt"), *mixtures, captions=["first", "first", "second", "third"])
 
 
 def test_a_model_that_has_told_two_texts_apart_is_believed() -> None:

@@ -19,7 +19,7 @@ from precook.encode.encoder import Item
 from precook.encode.tokens import Tokenizer, TokensEncoder
 from precook.errors import EncodeError
 from precook.store.snapshot_content import FrozenEos
-from tests.support.projects import dataset, project
+from tests.support.projects import dataset, picture, project
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -255,3 +255,20 @@ def test_files_that_are_swapped_after_the_plan_get_no_planned_key(tmp_path: Path
             list(feed.epoch(0))
         assert len(owner.store) == 0
         assert owner.build().encoded == {"tokens": 4}
+
+
+def test_mixtures_of_unknown_tags_end_no_build(tmp_path: Path) -> None:
+    """Tags that a tokenizer does not know are as many unknown tokens, whichever of them are dropped."""
+    picture(tmp_path / "data/p.png", 1)
+    (tmp_path / "data/p.txt").write_text("eins, zwei, drei, vier")
+    save_tokenizer(tmp_path / "text")
+    tags = {"shuffle": False, "dropout": 0.3, "variations": 4, "seed": 14}
+    with project(
+        tmp_path,
+        concepts=[{"name": "things", "path": "data", "tags": tags}],
+        encoders={"tokens": {"uses": "transformers-tokens", "model": "text"}},
+        text={"empty_prompt": False},
+    ) as made:
+        # Three different texts of three tags each.
+        assert made.build().encoded == {"tokens": 3}
+        assert not made.plan().missing

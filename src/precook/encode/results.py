@@ -87,6 +87,8 @@ class Acceptance:
         """Texts with the same result, by what no tokenizer may pass over in them."""
         self._mixtures: set[str] = set()
         """Their letters, sorted: the words of a text in another order may be as unknown as in the first."""
+        self._captions: set[Hashable] = set()
+        """What they were made of: a caption without some of its tags may be as unknown as without others."""
         self._result: Digest | None = None
         """That result."""
 
@@ -123,12 +125,19 @@ class Acceptance:
             self._set_pattern(shapes, taken)
             return [self._compared(shape, parts) for shape, parts in zip(shapes, taken, strict=True)]
 
-    def compare_texts(self, texts: Sequence[str], results: Sequence[Parts | EncodeError], *, cut: bool = False) -> None:
+    def compare_texts(
+        self,
+        texts: Sequence[str],
+        results: Sequence[Parts | EncodeError],
+        captions: Sequence[Hashable],
+        *,
+        cut: bool = False,
+    ) -> None:
         """End the work of a text model, by an `EncodeError`, that has no tokens for a text or tells no texts apart.
 
         Texts count by their letters and digits: tokenizers may pass over case, accents, blanks and signs. Those that
         differ later on may be one text for a model that cuts them: only the first letters count, and where the encoder
-        says that texts were `cut`, none do.
+        says that texts were `cut`, none do. Variations of one of the `captions` count as one text.
         """
         for text, parts in zip(texts, results, strict=True):
             if isinstance(parts, Parts) and any(0 in leaf.shape for leaf in parts.leaves) and _letters(text):
@@ -137,7 +146,7 @@ class Acceptance:
         with self._lock:
             if self._tells_apart:
                 return
-            for text, parts in zip(texts, results, strict=True):
+            for text, parts, caption in zip(texts, results, captions, strict=True):
                 letters = _letters(text)[:_BEGINNING]
                 if isinstance(parts, EncodeError) or not letters:
                     continue
@@ -145,11 +154,12 @@ class Acceptance:
                 self._result = self._result or result
                 if result != self._result:
                     self._tells_apart = True
-                    self._alike, self._mixtures = {}, set()
+                    self._alike, self._mixtures, self._captions = {}, set(), set()
                     return
                 self._alike.setdefault(letters, text)
                 self._mixtures.add("".join(sorted(_letters(text))))
-            if min(len(self._alike), len(self._mixtures)) >= _ALIKE and not cut:
+                self._captions.add(caption)
+            if min(len(self._alike), len(self._mixtures), len(self._captions)) >= _ALIKE and not cut:
                 one, other = list(self._alike.values())[:2]
                 message = f"{self._encoder} made the same of {len(self._alike)} different texts"
                 hint = "its tokenizer does not know their words: name the one that belongs to the model"

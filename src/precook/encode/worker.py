@@ -187,7 +187,8 @@ class Worker:
         results = self._acceptance.accept(shapes, trees, copy=copy, not_finite=not_finite)
         if self._tells_apart and batch[0].text is not None and not batch[0].shape:
             texts = [job.text or "" for job in batch]
-            self._acceptance.compare_texts(texts, results, cut=self.encoder.truncated > 0)
+            captions = [(job.entry.sample, job.entry.caption) for job in batch]
+            self._acceptance.compare_texts(texts, results, captions, cut=self.encoder.truncated > 0)
         return results
 
     def _tell(self, batch: Sequence[Job], results: Sequence[Parts | EncodeError], *, compiled: bool) -> None:

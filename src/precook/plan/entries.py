@@ -36,6 +36,8 @@ class PlannedEntry:
     """For texts: which of the sample's captions; None for the empty prompt beside a picture."""
     parts: Mapping[str, KeyParts]
     """Everything the key is made of, beside the recipe: each of the encoder's inputs."""
+    caption: int | None = None
+    """For texts: which caption the line is, or is a variation of; None for the empty prompt beside a picture."""
 
     @property
     def first(self) -> KeyParts:
@@ -125,9 +127,13 @@ class EncoderPlan:
                     target=None if target == NOTHING else self.targets[target],
                     line=None if line == NOTHING else line,
                     parts=dict(zip(inputs, read_inputs(wants.rows[row], inputs), strict=True)),
+                    caption=None if line == NOTHING else self._caption(owner, line),
                 )
             )
         return entries
+
+    def _caption(self, sample: int, line: int) -> int:
+        return line if sample == NOBODY else self.samples.in_concept(sample)[0].place_of(line)[0]
 
     def entry(self, row: int) -> PlannedEntry:
         """One row as a value."""

@@ -273,10 +273,10 @@ def _describe_line(plan: PlannedDataset, sample: int, line: int, texts: SourceTe
     if not plan.samples.pictured[sample]:
         return f"text {shown}" if shown else "text"
     place = f"line {line + 1}"
-    tags = plan.samples.in_concept(sample)[0].concept.tags
-    if tags is not None and tags.texts > 1:
-        # Each caption that has tags has as many texts, one after the other.
-        place = f"caption {line // tags.texts + 1}, variation {line % tags.texts}"
+    concept, _ = plan.samples.in_concept(sample)
+    if concept.concept.tags is not None and concept.concept.tags.texts > 1:
+        caption, variation = concept.place_of(line)
+        place = f"caption {caption + 1}, variation {variation}"
     return f"{place}: {shown}" if shown else place
 
 

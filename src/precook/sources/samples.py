@@ -209,6 +209,11 @@ class ConceptSamples:
         row = int(self.files.captions[self.rows[sample]])
         return self.listing.full_path(row) if row >= 0 else None
 
+    def place_of(self, line: int) -> tuple[int, int]:
+        """Which caption of a sample a text is, and which variation of it: each that has tags has as many."""
+        tags = self.concept.tags
+        return divmod(line, 1 if tags is None else tags.texts)
+
     def document(self, sample: int) -> Sequence[DocumentText]:
         """The text that a sample of texts alone is from, in its passages, read now: whoever uses one compares it."""
         documents, passages = self.files.documents, self.concept.passages
