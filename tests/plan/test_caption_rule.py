@@ -376,6 +376,29 @@ class TestTags:
         (tmp_path / "data/a.json").write_text(json.dumps({"tags": ["1girl", "", "solo"]}))
         assert texts(tmp_path, captions={"json": "tags"}, tags={"shuffle": False}) == ["1girl, solo"]
 
+    def test_a_tag_of_a_list_stays_whole(self, tmp_path: Path) -> None:
+        """Who writes a list has said where each tag ends, whatever stands in it."""
+        picture(tmp_path / "data/a.png", 1)
+        (tmp_path / "data/a.json").write_text(json.dumps({"tags": ["smile, wide", "hat", "a, [trigger], b"]}))
+        found = texts(tmp_path, captions={"json": "tags"}, tags={"variations": 20}, trigger="sks")
+        assert set(found) == {"a, sks, b, smile, wide, hat", "a, sks, b, hat, smile, wide"}
+        thinned = CaptionRule(form="json", field="tags", tags=TagSettings(shuffle=False, dropout=0.5, variations=40))
+        content = (tmp_path / "data/a.json").read_bytes()
+        assert all(("smile" in text) == ("wide" in text) for text in thinned.read(content).texts)
+
+    def test_a_trigger_with_the_separator_in_it_falls_apart_where_captions_are_split(self) -> None:
+        """Such texts are encoded already: they stay what they are."""
+        rule = CaptionRule(trigger="sks, person", tags=TagSettings(shuffle=False))
+        assert rule.complete(["hat, [trigger]"]).texts == ["sks, person, hat, sks, person"]
+
+    def test_lists_of_tags_that_were_remembered_in_pieces_are_read_again(self) -> None:
+        """What an older version made of the same files is not taken for theirs; all other rules keep what they have."""
+        tags = TagSettings()
+        assert CaptionRule(form="json", field="tags", tags=tags).name.startswith("4/")
+        assert CaptionRule(form="json", field="tags").name.startswith("2/")
+        assert CaptionRule(tags=tags).name.startswith("2/")
+        assert CaptionRule(tags=tags, trigger="sks").name.startswith("3/")
+
     def test_a_file_that_would_become_too_many_texts_is_refused(self, tmp_path: Path) -> None:
         """Lines times variations are counted before they are made; the others go on."""
         captioned(tmp_path, a="x, y\n" * 1001, b=MANY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,8 +91,10 @@ class CaptionRule:
             return f"1/{self.encoding}"
         tags = None if self.tags is None else self.tags.model_dump()
         parts = [self.encoding, self.form, self.field, self.prefix, self.suffix, self.trigger, tags]
-        # Of tags with a trigger the first version put that in front of tags which had it already.
-        return f"{3 if tags and self.trigger else 2}/{digest(canonical(parts)).hex}"
+        # Of tags with a trigger the first version put that in front of tags which had it already; of JSON, the second
+        # took lists of tags apart where a tag has the separator in it.
+        version = 4 if tags and self.form == "json" else 3 if tags and self.trigger else 2
+        return f"{version}/{digest(canonical(parts)).hex}"
 
     @property
     def bare(self) -> str:
@@ -110,7 +112,10 @@ class CaptionRule:
             )
         text = decode_caption(content, self.encoding)
         if self.form == "json":
-            return self.complete(_from_json(text, self.field, self.tags))
+            captions = _from_json(text, self.field, as_tags=self.tags is not None)
+            if not isinstance(captions, tuple):
+                return self.complete(captions)
+            return self._of_tags([list(map(self._placed, captions))], 1, sum(map(len, captions)))
         # As every reader of text files does it: a caption must not change with the system it was written on.
         whole = _LINE_END.sub("\n", text).strip()
         return self.complete([whole] if whole else [], several_lines="\n" in whole)
@@ -121,7 +126,16 @@ class CaptionRule:
             if self.prefix or self.suffix or self.trigger:
                 captions = [self._framed(self._with_trigger(caption)) for caption in captions]
             return CaptionTexts(captions, several_lines)
-        count, length = (number * self.tags.texts for number in (len(captions), sum(map(len, captions))))
+        # One after the other: of a long file, all tags at once would take many times its size.
+        parts = (self.tags.split(self._placed(caption)) for caption in captions)
+        return self._of_tags(parts, len(captions), sum(map(len, captions)), several_lines=several_lines)
+
+    def _of_tags(
+        self, captions: Iterable[list[str]], count: int, length: int, *, several_lines: bool = False
+    ) -> CaptionTexts:
+        """What captions say that are lists of tags, some of them empty: so many captions of so many characters."""
+        assert self.tags is not None, "asked for where captions are tags"
+        count, length = count * self.tags.texts, length * self.tags.texts
         if count > MAX_LINES or length > _MAX_LENGTH:
             raise CaptionError(
                 f"its tags would make {count:,} texts of {length:,} characters, and at most {MAX_LINES:,} of "
@@ -129,13 +143,16 @@ class CaptionRule:
             )
         texts: list[str] = []
         empty = False
-        for caption in captions:
-            parts = self.tags.split(caption.replace(_PLACE, self.trigger or _PLACE))
+        for parts in captions:
             tags = [tag for tag in parts if tag]
             empty |= len(tags) < len(parts)
             if tags:
                 texts += self._variations(tags, self.tags)
         return CaptionTexts(texts, several_lines, empty)
+
+    def _placed(self, caption: str) -> str:
+        """The caption with the trigger where it says so."""
+        return caption.replace(_PLACE, self.trigger or _PLACE)
 
     def _variations(self, tags: list[str], settings: TagSettings) -> Iterator[str]:
         """The texts of one caption: drawn by its tags, the number of the variation and the seed."""
@@ -162,7 +179,7 @@ class CaptionRule:
     def _with_trigger(self, caption: str) -> str:
         if not self.trigger:
             return caption
-        caption = caption.replace(_PLACE, self.trigger)
+        caption = self._placed(caption)
         return caption if self._has_trigger(caption) else f"{self.trigger}, {caption}"
 
     def _has_trigger(self, text: str) -> bool:
@@ -172,7 +189,7 @@ class CaptionRule:
         return f"{self.prefix}{caption}{self.suffix}".strip()
 
 
-def _from_json(text: str, field: str, tags: TagSettings | None) -> list[str]:
+def _from_json(text: str, field: str, *, as_tags: bool) -> list[str] | tuple[str, ...]:
     """The captions in a field of a JSON object; where they are tags, a list of texts is those of one caption."""
     captions = _json_object(text, field)[field]
     if captions is None:
@@ -184,8 +201,8 @@ def _from_json(text: str, field: str, tags: TagSettings | None) -> list[str]:
             place = "a list in " if listed else ""
             raise CaptionError(f"{kind_name(caption)} in {place}field {quoted(field)}: write a text or a list of texts")
         texts.append(checked(caption).strip())
-    if tags is not None and listed:
-        return [tags.joint.join(texts)] if texts else []
+    if as_tags and listed:
+        return tuple(texts)
     if len(texts) > MAX_LINES:
         raise CaptionError(f"{len(texts):,} captions, and a file has at most {MAX_LINES:,}: name another file")
     return [text for text in texts if text]
