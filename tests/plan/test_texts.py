@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,7 +16,7 @@ from precook.config.texts import MessagesColumn, PassageSettings
 from precook.sources import documents
 from precook.sources.documents import DocumentRule
 from precook.sources.passages import split_passages
-from tests.support.projects import Watched, Words, picture, reasons, text_folder
+from tests.support.projects import Watched, Words, missing, picture, reasons, text_folder
 from tests.support.texts import text_project, write_table
 
 COLUMN = {"column": "text"}
@@ -516,3 +518,96 @@ class TestTables:
             assert project.build().encoded == {"words": 2}
             assert sorted(item.text or "" for item in encoder.items) == ["after", "before"]
             assert not project.plan().missing
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tables that are opened, each time that one is."""
+    tables: list[str] = []
+    read = documents.read_content
+    monkeypatch.setattr(documents, "read_content", lambda path: tables.append(path.name) or read(path))
+    return tables
+
+
+@pytest.mark.usefixtures("settled")
+class TestRememberedTables:
+    """A table whose stamp is known is not opened."""
+
+    ROWS: ClassVar[list[dict[str, Any]]] = [{"text": f"Text {number}.\n\nMore of it."} for number in range(5)]
+
+    @pytest.mark.parametrize("passages", [None, {"by": "paragraphs", "size": 16}])
+    def test_a_warm_plan_opens_no_table(self, tmp_path: Path, opened: list[str], passages: Any) -> None:
+        """It says what the first one said: samples, keys, bad rows and places; what is needed is read then."""
+        rows = [*self.ROWS[:2], {"text": 3}, {}, *self.ROWS[2:]]
+        write_table(tmp_path / "train.jsonl", rows)
+        with text_project(tmp_path, COLUMN, encoders=words(), passages=passages) as project:
+            cold = project.plan()
+            assert opened == ["train.jsonl"]
+            assert len(cold.failed) == 2
+            # But for the last line, which has the free space on the disk.
+            told = str(cold).rpartition("\n")[0]
+        first = Watched()
+        with text_project(tmp_path, COLUMN, encoders=words(first), passages=passages) as project:
+            warm = project.plan()
+            assert str(warm).rpartition("\n")[0] == told
+            assert warm.failed == cold.failed
+            assert [entry.key for entry in warm.missing] == [entry.key for entry in cold.missing]
+            assert warm.samples.by_concept[0].same_as(cold.samples.by_concept[0])
+            assert opened == ["train.jsonl"]
+            assert "Text 2." in str(warm.explain(tmp_path / "train.jsonl, row 5"))
+            assert opened == ["train.jsonl"] * 2
+            project.build()
+        found = "".join(item.text or "" for item in first.items)
+        assert all(f"Text {number}." in found for number in range(5))
+
+    def test_a_table_that_changes_is_read_and_what_it_was_is_forgotten(self, tmp_path: Path, opened: list[str]) -> None:
+        """By its stamp; what is remembered of it does not grow with every edit."""
+        write_table(tmp_path / "train.jsonl", self.ROWS)
+        with text_project(tmp_path, COLUMN, encoders=words()) as project:
+            project.build()
+            for number in range(3):
+                write_table(tmp_path / "train.jsonl", [*self.ROWS, {"text": f"edit {number}"}])
+                before = len(opened)
+                assert missing(project.plan()) == {"words": 1}
+                assert len(opened) == before + 1
+                assert missing(project.plan()) == {"words": 1}
+                assert len(opened) == before + 1
+        with contextlib.closing(sqlite3.connect(tmp_path / "cache/index.sqlite")) as index:
+            rows = index.execute("SELECT sum(length(keys)) FROM memory WHERE kind LIKE 'rows of a table/%'").fetchone()
+            notes = index.execute("SELECT count(*) FROM note WHERE kind LIKE 'tables of texts/%'").fetchone()
+        assert (rows, notes) == ((6 * 40,), (1,))
+
+    def test_a_table_that_changes_after_a_warm_plan_is_not_encoded_by_it(self, tmp_path: Path) -> None:
+        """The texts are read when they are needed, and compared with what was planned."""
+        write_table(tmp_path / "train.jsonl", self.ROWS)
+        with text_project(tmp_path, COLUMN, encoders=words()) as project:
+            project.plan()
+        encoder = Watched()
+        with text_project(tmp_path, COLUMN, encoders=words(encoder)) as project:
+            plan = project.plan()
+            write_table(tmp_path / "train.jsonl", [{"text": "another"}])
+            plan.build()
+            assert {item.text for item in encoder.items} <= {"another"}
+
+    def test_what_memory_has_lost_is_read_again(self, tmp_path: Path, opened: list[str]) -> None:
+        """Rows without their note, and a note without its rows."""
+        write_table(tmp_path / "train.jsonl", self.ROWS)
+        with text_project(tmp_path, COLUMN, encoders=words()) as project:
+            expected = [entry.key for entry in project.plan().missing]
+        kinds = {"memory": "rows of a table/%", "note": "tables of texts/%"}
+        for table, kind in kinds.items():
+            with contextlib.closing(sqlite3.connect(tmp_path / "cache/index.sqlite")) as index, index:
+                assert index.execute(f"DELETE FROM {table} WHERE kind LIKE ?", (kind,)).rowcount
+            before = len(opened)
+            with text_project(tmp_path, COLUMN, encoders=words()) as project:
+                assert [entry.key for entry in project.plan().missing] == expected
+            assert len(opened) == before + 1
+
+
+def test_a_table_that_was_just_written_is_read_again(tmp_path: Path, opened: list[str]) -> None:
+    """It may be edited within the same tick of the clock, and would look the same."""
+    write_table(tmp_path / "train.jsonl", [{"text": "a"}])
+    with text_project(tmp_path, COLUMN, encoders=words()) as project:
+        for _ in range(2):
+            project.plan()
+    assert len(opened) == 2

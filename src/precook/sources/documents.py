@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn
+from precook.errors import SourceError
+from precook.fs.stamps import Stamp
 from precook.identity.digest import derived_digest, digest
 from precook.sources.caption_rule import CaptionTexts
 from precook.sources.captions import CaptionError, checked, decode_caption
@@ -48,14 +51,39 @@ class Document:
 DocumentText = str | Document
 
 
+class TableTexts:
+    """The texts of a table, read when first asked for where only their digests are remembered; from any thread."""
+
+    def __init__(self, texts: tuple[DocumentText, ...] | None, read: Callable[[], tuple[DocumentText, ...]]) -> None:
+        self._texts = texts
+        self._read = read
+        self._lock = threading.Lock()
+
+    def all(self) -> tuple[DocumentText, ...]:
+        """All of them, or none where the table is no longer what is remembered of it."""
+        with self._lock:
+            if self._texts is None:
+                self._texts = self._read()
+            return self._texts
+
+
 @dataclass(frozen=True, slots=True)
 class DocumentTable:
-    """The texts of a table."""
+    """A table of texts."""
 
+    digest: bytes
+    """Of its content."""
     numbers: tuple[int, ...]
-    """Of their rows, as messages count them."""
-    texts: tuple[DocumentText, ...]
+    """Of the rows of its texts, as messages count them."""
     problems: tuple[RowProblem, ...]
+    source: TableTexts = field(compare=False)
+    stamp: Stamp | None = field(default=None, compare=False)
+    """That of its file when it was read; None where it was not."""
+
+    @property
+    def texts(self) -> tuple[DocumentText, ...]:
+        """The texts themselves; none where the table has changed since they were remembered."""
+        return self.source.all()
 
 
 def text_digest(text: DocumentText) -> bytes:
@@ -73,8 +101,35 @@ def read_documents(path: Path, source: TextColumn | MessagesColumn | CompletionC
         columns = TableColumns(source.messages, None, None, nested=True, texts=True)
     else:
         columns = TableColumns(source.prompt, source.completion, None, nested=True, texts=True)
-    rows, problems = usable_rows(path, read_content(path), columns, lambda cells: (cells[0], _document(cells, source)))
-    return DocumentTable(tuple(number for number, _ in rows), tuple(text for _, text in rows), tuple(problems))
+    stamp, content = read_content(path)
+    rows, problems = usable_rows(path, content, columns, lambda cells: (cells[0], _document(cells, source)))
+    texts = tuple(text for _, text in rows)
+    return DocumentTable(
+        digest=digest(content).bytes,
+        numbers=tuple(number for number, _ in rows),
+        problems=tuple(problems),
+        source=TableTexts(texts, lambda: texts),
+        stamp=stamp,
+    )
+
+
+def remembered_documents(
+    path: Path,
+    source: TextColumn | MessagesColumn | CompletionColumns,
+    content: bytes,
+    numbers: Sequence[int],
+    problems: Sequence[RowProblem],
+) -> DocumentTable:
+    """A table of this content's digest as it is remembered; it is opened when one of its texts is needed."""
+
+    def read() -> tuple[DocumentText, ...]:
+        try:
+            table = read_documents(path, source)
+        except SourceError:
+            return ()  # gone, or no table any more: whoever asks for a text does not find it
+        return table.texts if table.digest == content else ()
+
+    return DocumentTable(content, tuple(numbers), tuple(problems), TableTexts(None, read))
 
 
 @dataclass(frozen=True, slots=True)

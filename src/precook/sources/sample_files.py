@@ -222,7 +222,7 @@ def document_files(concept: Concept, root: Path) -> SampleFiles:
 def document_table(path: Path, table: DocumentTable) -> SampleFiles:
     """The texts of a table, whose only file it is itself."""
     listing = list_names(path.parent, [path.name], bytearray([DOCUMENT]))
-    return replace(_of_documents(listing, np.zeros(len(table.texts), np.int64)), documents=table)
+    return replace(_of_documents(listing, np.zeros(len(table.numbers), np.int64)), documents=table)
 
 
 def _of_documents(listing: Listing, rows: Numbers) -> SampleFiles:

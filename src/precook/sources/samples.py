@@ -220,7 +220,10 @@ class ConceptSamples:
         if documents is None:
             content = read_small(self.file_path(sample), MAX_DOCUMENT)
             return DocumentRule(self.concept.caption_encoding, passages).read(content).texts
-        text = documents.texts[int(self.rows[sample])]
+        texts, row = documents.texts, int(self.rows[sample])
+        if row >= len(texts):
+            return []  # the table has changed: its text is not found, and the next plan says what is there
+        text = texts[row]
         return split_text(text, passages) if isinstance(text, str) else [text]
 
     def texts(self, sample: int) -> Sequence[DocumentText]:

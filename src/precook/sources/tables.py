@@ -14,7 +14,7 @@ from typing import TypeVar
 from precook.config.concept import TABLES
 from precook.errors import SourceChangedError, SourceError
 from precook.fs.read import NotAFileError, bytes_there, open_source, read_all
-from precook.fs.stamps import stamp_of
+from precook.fs.stamps import Stamp, stamp_of
 from precook.fs.system import calls
 from precook.identity.digest import digest
 from precook.sources.captions import CaptionError, checked
@@ -73,7 +73,7 @@ def read_table(
     if path.suffix.lower() not in TABLES:
         raise SourceError(path, "not a table", hint=f"the name of a table ends in {', '.join(TABLES)}")
     columns = TableColumns(image_column, caption_column, mask_column, further=further_columns)
-    content = read_content(path)
+    _, content = read_content(path)
     rows, problems = usable_rows(path, content, columns, lambda cells: _row(cells, columns))
     return SourceTable(tuple(rows), tuple(problems), digest(content))
 
@@ -107,8 +107,8 @@ def resolve(table: Path, image: str) -> Path:
     return table.parent / image
 
 
-def read_content(path: Path) -> bytes:
-    """The bytes of a table; `SourceError` where they cannot be had, or are too many."""
+def read_content(path: Path) -> tuple[Stamp, bytes]:
+    """The stamp and the bytes of a table; `SourceError` where they cannot be had, or are too many."""
     try:
         with open_source(path) as (descriptor, before):
             size = before.st_size
@@ -125,7 +125,7 @@ def read_content(path: Path) -> bytes:
         ) from error
     if stamp_of(before) != stamp_of(after):
         raise SourceChangedError(path)
-    return content
+    return stamp_of(after), content
 
 
 def _row(cells: Cells, columns: TableColumns) -> TableRow:
