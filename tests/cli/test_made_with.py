@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -16,6 +17,9 @@ import pytest
 
 import precook
 from precook.encode import registry
+from precook.identity import versions
+from precook.sources import pictures
+from tests.sources.test_extra_formats import saved
 from tests.support.commands import change_config, encoders, environment, report, run
 from tests.support.projects import OWN_ENCODER, dataset, picture, project
 
@@ -28,6 +32,13 @@ def old_pillow(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A Pillow that says that it is an older one."""
     monkeypatch.setattr(PIL, "__version__", OLD)
     return monkeypatch
+
+
+@pytest.fixture(autouse=True)
+def no_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No picture was decoded yet by anything but Pillow, whatever other tests have done in this process."""
+    readers = {name: reader for name, reader in pictures._READERS.items() if name not in pictures.DECODERS}
+    monkeypatch.setattr(pictures, "_READERS", readers)
 
 
 def renew_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +87,29 @@ class TestLibraries:
         made = changes("pixels")
         assert made["today"] == {"precook": precook.__version__, "Pillow": PIL.__version__}
         assert (made["different_entries"], made["changes"]) == (0, [])
+
+    @pytest.mark.parametrize(("ending", "library"), [("heic", "pillow-heif"), ("jxl", "pillow-jxl-plugin")])
+    def test_decoders_of_pictures_are_recorded_where_they_were_needed(
+        self, tmp_path: Path, ending: str, library: str
+    ) -> None:
+        """They decide pixels as Pillow does; entries of other pictures do not name them, and keep their keys."""
+        dataset(tmp_path / "data", 2)
+        sections: dict[str, Any] = {"encoders": {"pixels": {"uses": "image"}}}
+        with project(tmp_path, **sections) as made:
+            made.build()
+            before = {entry.key: made.store.locate(entry.key).made for entry in made.plan().ready}
+            (tmp_path / f"data/other.{ending}").write_bytes(saved(ending)[0])
+            real = importlib.metadata.version(library)
+            made.build()
+            after = {entry.key: made.store.locate(entry.key).made for entry in made.plan().ready}
+        assert before.keys() < after.keys()
+        assert {key: after[key] for key in before} == before
+        assert all(library not in recorded for recorded in before.values())
+        (key,) = after.keys() - before.keys()
+        assert after[key][library] == real
+        assert not versions.compare_versions(after[key], before[next(iter(before))])
+        (change,) = versions.compare_versions({**after[key], library: "0.1"}, {})
+        assert (change.name, change.made, change.today) == (library, ("0.1",), real)
 
     @pytest.mark.parametrize("words", ["plan", "plan --no-write", "status"])
     def test_another_version_is_told_once(self, things: Path, old_pillow: pytest.MonkeyPatch, words: str) -> None:

@@ -63,6 +63,7 @@ from precook.plan.wanted import TEXT, Encoding, Input
 from precook.report import SILENT, Reporter
 from precook.sources import pictures
 from precook.sources.facts import remembered_digests
+from precook.sources.pictures import used_decoders
 from precook.store.snapshot_content import FrozenEos, as_plain
 
 AUTO = "auto"
@@ -279,7 +280,10 @@ class EncoderSpec:
         Of `compiled` code it says so, for people: a plan, which does not know what a build will do, compares no such
         thing with today's versions.
         """
-        return dump_versions({**self.versions(inputs), **({COMPILED: "inductor"} if compiled else {})})
+        versions = self.versions(inputs)
+        if "Pillow" in versions:
+            versions = {**versions, **library_versions(used_decoders())}
+        return dump_versions({**versions, **({COMPILED: "inductor"} if compiled else {})})
 
     def _given_version(self) -> dict[str, str]:
         """The config's `version` as part of the key, where it has one."""
@@ -546,6 +550,22 @@ def _loadable(folder: Path) -> Callable[[str], bool]:
     for index in folder.glob("*.safetensors.index.json"):
         shards |= named_shards(index)
     return lambda name: name in shards or not is_unused(name)
+
+
+class MadeWith:
+    """What the entries of a run are made with, as it is recorded with them; from any thread."""
+
+    def __init__(self, spec: EncoderSpec, inputs: Sequence[str]) -> None:
+        self._spec = spec
+        self._inputs = inputs
+        self._forms: dict[tuple[bool, tuple[str, ...]], bytes] = {}
+
+    def form(self, *, compiled: bool) -> bytes:
+        """The record, for what `compiled` code has made or not; another one once a further decoder was needed."""
+        made_by = compiled, used_decoders()
+        if made_by not in self._forms:
+            self._forms[made_by] = self._spec.made(self._inputs, compiled=compiled)
+        return self._forms[made_by]
 
 
 _COUNTS: dict[str, Callable[[str], bool]] = {

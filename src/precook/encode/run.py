@@ -24,7 +24,7 @@ from precook.encode.batching import MemoryBudget, Shape, count_pixels
 from precook.encode.pool import DevicePool, NoRoomError
 from precook.encode.prepare import Job, make_units
 from precook.encode.progress import BuildProgress, EncoderProgress, FlushPolicy
-from precook.encode.registry import EncoderSpec
+from precook.encode.registry import EncoderSpec, MadeWith
 from precook.encode.results import write_results
 from precook.encode.source_reader import SourceReader, TextLots, windows
 from precook.encode.stages import Stage, StageTimes
@@ -332,7 +332,7 @@ class EncoderRun:
         """Keep the results of a batch, but for those that no pack could hold: they fail."""
         recipe = self.encoder.wants.encoding.recipe
         entries = [(job.entry.key.bytes, parts) for job, parts in results]
-        written = write_results(self._writer, recipe, entries, made=self._made[compiled])
+        written = write_results(self._writer, recipe, entries, made=self._made.form(compiled=compiled))
         if written.keys:
             self._claimed.stored(written.keys, written.group)
             self.progress.stored(written.keys, written.nbytes)
@@ -359,10 +359,9 @@ class EncoderRun:
             self._writer.wait(before)
 
     @functools.cached_property
-    def _made(self) -> dict[bool, bytes]:
-        """What its entries are made with, by compiled code or not; first asked for when everything is loaded."""
-        inputs = self.encoder.wants.encoding.inputs
-        return {compiled: self.spec.made(inputs, compiled=compiled) for compiled in (False, True)}
+    def _made(self) -> MadeWith:
+        """What its entries are made with; first asked for when everything is loaded."""
+        return MadeWith(self.spec, self.encoder.wants.encoding.inputs)
 
     def _count_commits(self) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from precook.encode.pool import DevicePool
 from precook.encode.prepare import Job, Refused, make_units
-from precook.encode.registry import EncoderSpec
+from precook.encode.registry import EncoderSpec, MadeWith
 from precook.encode.results import write_results
 from precook.encode.stages import StageTimes
 from precook.errors import FeedError
@@ -117,14 +117,13 @@ class _Results:
         self._failed: dict[Key, _LiveFailure] = {}
 
     @functools.cached_property
-    def _made(self) -> dict[bool, bytes]:
-        """What its entries are made with, by compiled code or not, once the encoder is loaded."""
-        inputs = self._encoding.inputs
-        return {compiled: self._spec.made(inputs, compiled=compiled) for compiled in (False, True)}
+    def _made(self) -> MadeWith:
+        """What its entries are made with, once the encoder is loaded."""
+        return MadeWith(self._spec, self._encoding.inputs)
 
     def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
         entries = [(job.entry.key.bytes, parts) for job, parts in results]
-        written = write_results(self.writer, self._encoding.recipe, entries, made=self._made[compiled])
+        written = write_results(self.writer, self._encoding.recipe, entries, made=self._made.form(compiled=compiled))
         self._answer(map(Key, written.keys))
         for number, error in written.refused:
             self.fail(results[number][0], error.message, lasting=True)

@@ -34,6 +34,7 @@ _CODE_DIGITS = 32
 _MAX_MODULES = 32
 _MODULES = {
     "Pillow": "PIL",
+    "pillow-heif": "pillow_heif",
     "diffusers": "diffusers",
     "tokenizers": "tokenizers",
     "torch": "torch",
@@ -41,6 +42,8 @@ _MODULES = {
     "transformers": "transformers",
 }
 """Libraries that can decide a result, by the name under which they are installed, with that of their module."""
+_BESIDE = ("pillow-heif", "pillow-jxl-plugin")
+"""Recorded only with entries that were made when it had decoded something; today's is the one that is installed."""
 _INSTALLED = ("site-packages", "dist-packages")
 """Folders in which everybody's packages lie side by side."""
 
@@ -187,6 +190,7 @@ def compare_versions(made: Mapping[str, str], today: Mapping[str, str]) -> list[
     A library that is not there today, or of which nothing was recorded, is no difference: nobody knows of one. Nor is
     another build of the same version, such as one for another device.
     """
+    today = {**{name: version for name in _BESIDE if name in made and (version := _installed(name))}, **today}
     changes = [
         VersionChange(name, (version,), today[name])
         for name, version in made.items()

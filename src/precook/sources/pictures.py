@@ -54,6 +54,8 @@ _EXTRAS = {
     "JXL": ("jxl", "pillow_jxl", "pillow_jxl.JpegXLImagePlugin", "JXLImageFile"),
 }
 """Formats that Pillow reads with an extra of ours: its name, its package, and where in that the reader is."""
+DECODERS = {"HEIF": "pillow-heif", "JXL": "pillow-jxl-plugin"}
+"""The same, by the name under which each is installed."""
 _NAMES = {"HEIF": "HEIC", "JXL": "JPEG XL"}
 _UPRIGHT = frozenset(_EXTRAS)
 """Formats whose decoders turn pictures themselves: by their standards, what EXIF says beside that is not applied."""
@@ -98,6 +100,11 @@ _ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 def reads(name: str) -> bool:
     """Whether a format is read here: some need an extra."""
     return name in _READERS or (name in _EXTRAS and importlib.util.find_spec(_EXTRAS[name][1]) is not None)
+
+
+def used_decoders() -> tuple[str, ...]:
+    """The packages beside Pillow that have decoded pictures in this process: they decide pixels as that does."""
+    return tuple(DECODERS[name] for name in _EXTRAS if name in _READERS)
 
 
 def extra_for(name: str) -> str:
