@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,3 +216,19 @@ def test_changed_bytes_are_read_or_refused(name: str) -> None:
             list(decode_frames(bytes(content), [0, facts.times.count - 1]))
         except RefusedError as error:
             assert str(error).isprintable()
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+def test_a_machine_that_is_short_of_something_refuses_no_clip(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal would be remembered with the clip's content; this is an error of the moment."""
+    av, content = pyav(), clip(2)
+    assert read_clip(content).times.count == 2
+
+    def fail(*_: Any, **__: Any) -> None:
+        av.error.err_check(-number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(av, "open", fail)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            read_clip(content)
+    assert read_clip(content).times.count == 2

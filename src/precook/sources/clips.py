@@ -6,9 +6,11 @@ file's bytes, changes nothing outside and may run in many threads at once; of a 
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import io
 import math
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -163,6 +165,9 @@ def _decode_video(content: bytes, wanted: Sequence[int]) -> Iterator[tuple[int, 
                     return
 
 
+_SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+
+
 @contextmanager
 def _opened(content: bytes) -> Iterator[tuple[Any, Any]]:
     """A video's container and its first stream of pictures; whatever is wrong with it becomes a `RefusedError`."""
@@ -188,6 +193,9 @@ def _opened(content: bytes) -> Iterator[tuple[Any, Any]]:
     except (av.FFmpegError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, RefusedError):
             raise
+        if (number := getattr(error, "errno", None)) in _SHORTAGES:
+            # This machine's trouble, and none of the clip's: a decoder that finds no room for its threads.
+            raise OSError(number, os.strerror(number)) from error
         reason = printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
         raise RefusedError(f"not a readable video: {reason}") from error
 
