@@ -232,3 +232,16 @@ def test_a_machine_that_is_short_of_something_refuses_no_clip(number: int, monke
         with pytest.raises(OSError, match=os.strerror(number)):
             read_clip(content)
     assert read_clip(content).times.count == 2
+
+
+def test_frames_that_are_larger_than_the_container_says_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit on pixels holds for what is decoded, whatever stands in the header of a small file."""
+    content = clip(2, codec="libvpx", form="webm")
+    said = content.replace(b"\xb0\x81\x40", b"\xb0\x81\x10").replace(b"\xba\x81\x30", b"\xba\x81\x10")
+    assert said != content
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 512)
+    for lying in (content, said):
+        with pytest.raises(RefusedError):
+            read_clip(lying)
+        with pytest.raises(RefusedError):
+            list(decode_frames(lying, [0, 1]))

@@ -185,10 +185,10 @@ def _opened(content: bytes) -> Iterator[tuple[Any, Any]]:
             if stream.codec_context is None:
                 raise RefusedError("its codec is none that this PyAV decodes: convert it, to H.264 for example")
             stream.codec_context.thread_count = 1  # several clips are decoded at a time
-            width, height = stream.codec_context.width, stream.codec_context.height
-            limit = Image.MAX_IMAGE_PIXELS
-            if limit is not None and width * height > 2 * limit:
-                raise RefusedError(f"{width} x {height} pixels are more than the {2 * limit} that Pillow allows")
+            if Image.MAX_IMAGE_PIXELS is not None:
+                # By the decoder's own word, too: frames may be larger than the container says.
+                stream.codec_context.options = {"max_pixels": str(2 * Image.MAX_IMAGE_PIXELS)}
+            _check_size(stream.codec_context)
             yield container, stream
     except (av.FFmpegError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, RefusedError):
@@ -212,7 +212,15 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
     for number, frame in enumerate(container.decode(stream)):
         if frame.is_corrupt:
             raise RefusedError(f"damaged: frame {number} cannot be decoded as a whole")
+        _check_size(frame)
         yield frame
+
+
+def _check_size(shown: Any) -> None:
+    """Refuse a stream or a frame of more pixels than a picture may have."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and shown.width * shown.height > 2 * limit:
+        raise RefusedError(f"{shown.width} x {shown.height} pixels are more than the {2 * limit} that Pillow allows")
 
 
 def _stamp(frame: Any, number: int, stream: Any) -> int:
