@@ -112,10 +112,10 @@ class CaptionRule:
             )
         text = decode_caption(content, self.encoding)
         if self.form == "json":
-            captions = _from_json(text, self.field, as_tags=self.tags is not None)
-            if not isinstance(captions, tuple):
-                return self.complete(captions)
-            return self._of_tags([list(map(self._placed, captions))], 1, sum(map(len, captions)))
+            found = _from_json(text, self.field, as_tags=self.tags is not None)
+            if not isinstance(found, tuple):
+                return self.complete(found)
+            return self._of_tags([list(map(self._placed, found))], 1, sum(map(len, found)))
         # As every reader of text files does it: a caption must not change with the system it was written on.
         whole = _LINE_END.sub("\n", text).strip()
         return self.complete([whole] if whole else [], several_lines="\n" in whole)
