@@ -604,6 +604,14 @@ class TestRememberedTables:
             assert len(opened) == before + 1
 
 
+@pytest.mark.parametrize("path", ["nowhere/train.jsonl", "train.jsonl", "folder.jsonl"])
+def test_a_table_that_is_not_there_is_told(tmp_path: Path, path: str) -> None:
+    """Nor its folder, or a folder in its place: by name, and as it was told before anything was remembered."""
+    (tmp_path / "folder.jsonl").mkdir()
+    with text_project(tmp_path, COLUMN, path=path, encoders=words()) as project, pytest.raises(precook.SourceError):
+        project.plan()
+
+
 def test_a_table_that_was_just_written_is_read_again(tmp_path: Path, opened: list[str]) -> None:
     """It may be edited within the same tick of the clock, and would look the same."""
     write_table(tmp_path / "train.jsonl", [{"text": "a"}])

@@ -56,6 +56,8 @@ _USUAL: tuple[TextColumn | MessagesColumn | CompletionColumns, ...] = (
     TextColumn(column="content"),
 )
 """What the columns of texts are usually called; the first that is there is taken."""
+_SHOWN = 4
+"""Names of a mapping that a message shows."""
 _RULE = "files, {column: text}, {messages: messages} or {prompt: prompt, completion: completion}"
 
 
@@ -79,7 +81,7 @@ def _texts(value: object) -> object:
                 return form(**{name: _column(value[name], name) for name in value})
         names = [name for form in _FORMS for name in form.model_fields]
         unknown = next((name for name in value if name not in names), None)
-        found = ", ".join(map(quoted, value)) or "nothing"
+        found = ", ".join(map(quoted, list(value)[:_SHOWN])) or "nothing"
         meant = did_you_mean(unknown, names) if isinstance(unknown, str) else ""
         raise refusal(Flaw(f"must be {_RULE}, not a mapping of {found}{meant}"))
     meant = did_you_mean(value, ["files"]) if isinstance(value, str) else ""

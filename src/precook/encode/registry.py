@@ -63,7 +63,6 @@ from precook.plan.wanted import TEXT, Encoding, Input
 from precook.report import SILENT, Reporter
 from precook.sources import pictures
 from precook.sources.facts import remembered_digests
-from precook.sources.pictures import used_decoders
 from precook.store.snapshot_content import FrozenEos, as_plain
 
 AUTO = "auto"
@@ -282,7 +281,7 @@ class EncoderSpec:
         """
         versions = self.versions(inputs)
         if "Pillow" in versions:
-            versions = {**versions, **library_versions(used_decoders())}
+            versions = {**versions, **library_versions(pictures.used_decoders())}
         return dump_versions({**versions, **({COMPILED: "inductor"} if compiled else {})})
 
     def _given_version(self) -> dict[str, str]:
@@ -562,7 +561,7 @@ class MadeWith:
 
     def form(self, *, compiled: bool) -> bytes:
         """The record, for what `compiled` code has made or not; another one once a further decoder was needed."""
-        made_by = compiled, used_decoders()
+        made_by = compiled, pictures.used_decoders()
         if made_by not in self._forms:
             self._forms[made_by] = self._spec.made(self._inputs, compiled=compiled)
         return self._forms[made_by]

@@ -52,8 +52,8 @@ def collect_texts(
             concept, files, memory, problems, FileSystem.of(root, trust=settings.stamps == "trust"), save, report
         )
     else:
-        file_system = FileSystem.of(root.parent, trust=settings.stamps == "trust")
-        table, rows = _TableMemory(concept, concept.texts, root, memory, file_system).read()
+        trust = settings.stamps == "trust"
+        table, rows = _TableMemory(concept, concept.texts, root, memory, trust=trust).read()
         files = document_table(root, table)
         problems = [(f"{root.name}, row {problem.number}", problem.reason) for problem in table.problems]
         chosen, counts, digests = np.arange(len(table.numbers)), rows.counts, rows.digests
@@ -137,13 +137,17 @@ class _TableMemory:
         source: TextColumn | MessagesColumn | CompletionColumns,
         path: Path,
         memory: Memory,
-        file_system: FileSystem,
+        *,
+        trust: bool,
     ) -> None:
         self._passages = concept.passages
         self._source = source
         self._path = path
         self._memory = memory
-        self._file_system = file_system
+        self._file_system: FileSystem | None = None
+        """None where there is none: whoever reads the table says so."""
+        if path.parent.is_dir():
+            self._file_system = FileSystem.of(path.parent, trust=trust)
         split = None if concept.passages is None else concept.passages.model_dump()
         # By its place, too, so that what a table was before can be forgotten: tables are long, and grow.
         name = digest(canonical([source.model_dump(), split, os.path.abspath(path)])).hex  # noqa: PTH100
@@ -166,10 +170,11 @@ class _TableMemory:
     def _recall(self) -> tuple[DocumentTable, _TableRows] | None:
         try:
             stamps = read_stamps([self._path])
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a NUL in the path
             return None  # whoever reads it says what is wrong
         known, content = self._memory.recall(FILES, stamp_keys(stamps))
-        if not (known & self._file_systems(stamps).trusted(stamps))[0]:
+        systems = self._file_systems(stamps)
+        if systems is None or not (known & systems.trusted(stamps))[0]:
             return None
         noted = _read_note(self._memory.note(self._notes, content[0].tobytes()))
         if noted is None or noted[0] > len(self._memory.rows(self._kind)[0]):
@@ -195,7 +200,8 @@ class _TableMemory:
         numbers = np.array(table.numbers, np.int64)
         note = json.dumps([len(rows.digests), [[problem.number, problem.reason] for problem in table.problems]])
         fits = len(note) <= _LONGEST_NOTE and numbers.max(initial=0) < _LARGEST_NUMBER and rows.counts.all()
-        if not fits or not self._file_systems(stamps).lasting(stamps)[0]:
+        systems = self._file_systems(stamps)
+        if not fits or systems is None or not systems.lasting(stamps)[0]:
             return
         content = np.frombuffer(table.digest, np.uint8)
         places = np.stack([np.repeat(np.arange(len(numbers)), rows.counts), np.repeat(numbers, rows.counts)], axis=1)
@@ -208,7 +214,9 @@ class _TableMemory:
         self._memory.remember(self._kind, _row_keys(content, len(values)), values)
         self._memory.write_note(self._notes, table.digest, note)
 
-    def _file_systems(self, stamps: Stamps) -> FileSystems:
+    def _file_systems(self, stamps: Stamps) -> FileSystems | None:
+        if self._file_system is None:
+            return None
         return FileSystems(self._file_system, stamps, lambda _: str(self._path))
 
 
