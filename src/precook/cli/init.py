@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,9 +22,11 @@ from precook.errors import EncodeError, PrecookError, printable
 from precook.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from precook.config.template import FoundConcept, Proposal, TemplateFacts
+    from precook.config.template import FoundConcept, TemplateFacts
+    from precook.encode.families import Family
+    from precook.encode.propose import ModelFacts
     from precook.sources.survey import SurveyedConcept
 
 _RESOLUTIONS = (1024, 768, 512, 256)
@@ -31,6 +34,10 @@ _ENLARGED = 0.8
 """Pictures whose side is a smaller part of the resolution's are worth a word."""
 _USUAL = 512
 """Where no picture tells its size."""
+_USUAL_FACTOR = 8
+"""Pixels along a side of a latent, where no VAE tells it."""
+_USUAL_STEP = 4
+"""Frames of a latent, where no VAE tells it: most for videos take multiples of it, and one."""
 
 
 def command(  # noqa: PLR0913 - each parameter is an option of the command
@@ -121,13 +128,29 @@ def _look_at(
 ) -> tuple[TemplateFacts, list[SurveyedConcept]]:
     """What the config is to say; its paths begin at `base`."""
     from precook.config.template import TemplateFacts
+    from precook.encode.propose import propose, propose_frames, takes_clips
+    from precook.encode.vae_model import frames_per_latent, pixels_per_latent
     from precook.sources.survey import folder_name, relative_path, survey
 
-    surveyed = survey(folder, base, report=progress.reporter())
+    named = None if model is None else _named_model(model, vae)
+    vae_facts = {} if vae is None else _vae_config(vae)
+    clips = None
+    if named is not None:
+        clips = takes_clips(named.family, named.facts)
+    elif vae is not None:
+        clips = frames_per_latent(vae_facts) is not None
+    surveyed = survey(folder, base, clips=clips, report=progress.reporter())
     if model is not None and any(each.concept.texts is not None for each in surveyed):
         raise usage_error("--for names a model of pictures, and there are texts alone", "--text names a tokenizer")
     resolution = _resolution(surveyed)
-    proposal = None if model is None else _propose(model, base, vae=vae, resolution=resolution)
+    lengths = None
+    if any(each.concept.clips for each in surveyed):
+        lengths = [length for each in surveyed for length in each.lengths]
+    proposal = None
+    if named is not None:
+        place = relative_path(Path(named.place), base) if named.facts.pipeline is not None else named.place
+        other = None if vae is None else relative_path(vae, base)
+        proposal = propose(named.family, named.facts, place, vae=other, resolution=resolution, lengths=lengths)
     if dataset is None:
         name = folder.stem if folder.is_file() else folder_name(folder)
         dataset = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:64] or "dataset"
@@ -138,28 +161,48 @@ def _look_at(
         vae=None if vae is None or proposal is not None else relative_path(vae, base),
         text=None if text is None else relative_path(text, base),
         resolution=resolution,
+        factor=pixels_per_latent(vae_facts) or _USUAL_FACTOR,
+        frames=None if lengths is None else propose_frames(frames_per_latent(vae_facts) or _USUAL_STEP, lengths),
         proposal=proposal,
     )
     return facts, surveyed
 
 
-def _propose(model: str, base: Path, *, vae: Path | None, resolution: int) -> Proposal:
-    """What the config is to say for a pipeline's folder, or for a family whose folders are to be filled in."""
+def _vae_config(vae: Path) -> dict[str, Any]:
+    """The config of a VAE, which may lie in the folder of its pipeline."""
+    from precook.encode.model_folder import find_part
+    from precook.encode.torch_tools import read_config
+
+    try:
+        return read_config(find_part(vae, "diffusers-vae"))
+    except EncodeError as error:
+        raise usage_error(f"--vae {error.message}", error.hint or "download the model again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedModel:
+    """What `--for` names."""
+
+    family: Family | None
+    facts: ModelFacts
+    place: str
+    """Its folder or, where it is not here yet, where the config looks for it."""
+
+
+def _named_model(model: str, vae: Path | None) -> _NamedModel:
+    """A pipeline's folder, or a family whose folders are to be filled in."""
     from precook.encode.families import FAMILIES, family_named, family_of
     from precook.encode.pipeline_folder import INDEX, is_pipeline, read_pipeline
-    from precook.encode.propose import ModelFacts, propose, read_facts
-    from precook.sources.survey import relative_path
+    from precook.encode.propose import ModelFacts, read_facts
 
     folder = Path(model)
-    other = None if vae is None else relative_path(vae, base)
     if is_pipeline(folder):
         try:
             pipeline = read_pipeline(folder)
             family = family_of(pipeline.kind)
-            facts = read_facts(pipeline, family, other_vae=vae)
+            return _NamedModel(family, read_facts(pipeline, family, other_vae=vae), model)
         except EncodeError as error:
             raise usage_error(error.message, error.hint or "download the model again") from error
-        return propose(family, facts, relative_path(folder, base), vae=other, resolution=resolution)
     if os.path.lexists(folder):
         above = " above it" if is_pipeline(folder.parent) else ""
         hint = f"name the folder{above} that has a {INDEX}; --vae and --text name a VAE and a text encoder alone"
@@ -174,7 +217,7 @@ def _propose(model: str, base: Path, *, vae: Path | None, resolution: int) -> Pr
         meant = did_you_mean(model, names)
         raise usage_error(f"--for {printable(model)}: no such folder, and no family of that name{meant}", hint)
     facts = ModelFacts(text_encoders=family.text_encoders, no_prompt=family.no_prompt)
-    return propose(family, facts, f"models/{family.name}", vae=other, resolution=resolution)
+    return _NamedModel(family, facts, f"models/{family.name}")
 
 
 def _write(target: Path, facts: TemplateFacts) -> list[str]:
@@ -214,44 +257,51 @@ def _show(target: Path, facts: TemplateFacts, surveyed: list[SurveyedConcept], e
             f"  {setting.name} {yaml_text(setting.value)}: {setting.reason}" for setting in facts.proposal.settings
         ]
         output.text("\n".join(map(printable, [facts.proposal.sentence, *reasons])))
-    if facts.texts_alone:
-        output.text(printable(f"wrote {target}: dataset {facts.dataset}; encoders: {', '.join(encoders)}"))
-        if facts.text is None:
-            hint = "the file names models/text: put a tokenizer there, or write where it lies; --text DIR names it"
-            output.hint(hint)
-        _hint_at_plan(target)
-        return
-    size = _size(facts)
-    sides = size if isinstance(size, str) else f"{size} pixels a side"
-    output.text(printable(f"wrote {target}: dataset {facts.dataset}, {sides}; encoders: {', '.join(encoders)}"))
-    side, usual = math.prod(map(int, size.split("x"))) ** 0.5 if isinstance(size, str) else size, _usual_side(surveyed)
-    if facts.proposal is not None and usual is not None and usual < _ENLARGED * side:
-        output.hint(
-            f"the usual picture is smaller, about {usual} pixels a side, and would be enlarged;"
-            " `upscale: refuse` leaves such out, and a lower resolution enlarges less"
-        )
-    if facts.proposal is not None and facts.proposal.left_out:
-        output.hint(f"captions are left aside: {facts.proposal.left_out}")
-    if facts.proposal is not None and facts.proposal.pipeline is None:
-        output.hint(f"the file names {facts.proposal.model}: put the model there, or write where it lies")
-    if facts.proposal is None and "pixels" in encoders:
-        aside = any(survey.concept.captions != "none" or survey.captioned for survey in surveyed)
-        output.hint(
-            f"no model was named, so it keeps the pictures themselves{' and leaves captions aside' if aside else ''};"
-            " --for MODEL names a pipeline of diffusers, --vae DIR and --text DIR a VAE and a text encoder alone,"
-            " and the file shows every other encoder"
-        )
-    _hint_at_plan(target)
-
-
-def _hint_at_plan(target: Path) -> None:
+    elif facts.frames is not None:
+        output.text(printable(f"video.frames {yaml_text(facts.frames.value)}: {facts.frames.reason}"))
+    side = _size(facts)
+    size = "" if facts.texts_alone else f", {side}" if isinstance(side, str) else f", {side} pixels a side"
+    output.text(printable(f"wrote {target}: dataset {facts.dataset}{size}; encoders: {', '.join(encoders)}"))
+    for hint in _hints(facts, surveyed, encoders):
+        output.hint(hint)
     named = "" if target == DEFAULT_CONFIG else f" --config {shlex.quote(str(target))}"
     output.hint(f"`precook plan{named}` shows what a build would do")
 
 
+def _hints(facts: TemplateFacts, surveyed: list[SurveyedConcept], encoders: list[str]) -> Iterator[str]:
+    """What the config lacks, and what its owner should know."""
+    if facts.texts_alone:
+        if facts.text is None:
+            yield "the file names models/text: put a tokenizer there, or write where it lies; --text DIR names it"
+        return
+    if facts.proposal is None:
+        if facts.video and facts.vae is None:
+            yield "the file names models/video-vae: put one there, or write where it lies; --vae DIR names it"
+        if "pixels" in encoders:
+            aside = any(survey.concept.captions != "none" or survey.captioned for survey in surveyed)
+            without = " and leaves captions aside" if aside else ""
+            yield (
+                f"no model was named, so it keeps the pictures themselves{without};"
+                " --for MODEL names a pipeline of diffusers, --vae DIR and --text DIR a VAE and a text encoder alone,"
+                " and the file shows every other encoder"
+            )
+        return
+    size, usual = _size(facts), _usual_side(surveyed)
+    side = math.prod(map(int, size.split("x"))) ** 0.5 if isinstance(size, str) else size
+    if usual is not None and usual < _ENLARGED * side:
+        yield (
+            f"the usual picture is smaller, about {usual} pixels a side, and would be enlarged;"
+            " `upscale: refuse` leaves such out, and a lower resolution enlarges less"
+        )
+    if facts.proposal.left_out:
+        yield f"captions are left aside: {facts.proposal.left_out}"
+    if facts.proposal.pipeline is None:
+        yield f"the file names {facts.proposal.model}: put the model there, or write where it lies"
+
+
 def _sentence(survey: SurveyedConcept) -> str:
     """What was found of a concept, in a sentence."""
-    from precook.config.template import yaml_text
+    from precook.config.template import told_count, yaml_text
 
     concept = survey.concept
     if concept.texts is not None:
@@ -263,7 +313,7 @@ def _sentence(survey: SurveyedConcept) -> str:
         captions = f"{_part(survey.captioned, concept)} with captions ({place})"
     elif given is not None:
         captions = f"captions {yaml_text(given)}"
-    parts = [format_count(concept.images, "picture"), captions]
+    parts = [told_count(concept), captions]
     if concept.masks:
         parts.append(f"{_part(survey.masked, concept)} with masks ({concept.masks})")
     if concept.max_side:
@@ -301,7 +351,8 @@ def _document(
             else {
                 "name": survey.concept.name,
                 "path": survey.concept.path,
-                "pictures": survey.concept.images,
+                "pictures": survey.concept.images - survey.concept.clips,
+                **({"clips": survey.concept.clips} if survey.concept.clips else {}),
                 "captions": survey.concept.captions,
                 "captioned": survey.captioned,
                 "settings": dict(survey.concept.settings),
@@ -312,6 +363,8 @@ def _document(
             for survey in surveyed
         ],
     }
+    if facts.video:
+        document["video"] = dict(facts.video)
     if facts.proposal is not None:
         document["for"] = {
             "model": facts.proposal.model,

@@ -19,6 +19,7 @@ from precook.config.messages import quoted
 from precook.config.schema import Settings
 from precook.config.sections import ImageSettings, TextSettings, VideoSettings
 from precook.errors import printable
+from precook.units import format_count
 from precook.values import has_surrogates
 
 _HEAD = (
@@ -66,6 +67,8 @@ class FoundConcept:
     """The pattern of their masks' names."""
     min_side: int
     max_side: int
+    clips: int = 0
+    """How many of them are videos."""
     texts: Mapping[str, Any] | None = None
     """Where there are texts alone: `texts`, and `caption_extension` where it is needed."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -79,7 +82,7 @@ class ProposedSetting:
     """A setting that was decided for a model."""
 
     name: str
-    """A field of `image`, or an encoder and its field with a dot between them."""
+    """A field of `image`, or an encoder or `video` and its field with a dot between them."""
     value: Any
     reason: str
 
@@ -104,6 +107,8 @@ class Proposal:
     """Sections by name."""
     settings: tuple[ProposedSetting, ...]
     """What was decided, and why."""
+    video: Mapping[str, Any]
+    """Which frames of clips are taken; nothing where there are none."""
     remarks: Mapping[str, tuple[str, ...]]
     """Lines to put before an encoder, by its name."""
 
@@ -128,13 +133,24 @@ class TemplateFacts:
     text: str | None
     """Model folder of the text encoder."""
     resolution: int
+    factor: int = 8
+    """Pixels along a side of one latent of the VAE."""
+    frames: ProposedSetting | None = None
+    """How many frames of clips are taken; None where there are none."""
     proposal: Proposal | None = None
-    """For the model that was named; it stands in the place of `vae`, `text` and `resolution`."""
+    """For the model that was named; it stands in the place of `vae`, `text`, `resolution`, `factor` and `frames`."""
 
     @property
     def texts_alone(self) -> bool:
         """Whether there are no pictures."""
         return all(concept.texts is not None for concept in self.concepts)
+
+    @property
+    def video(self) -> Mapping[str, Any]:
+        """Which frames of clips are taken; nothing where there are none."""
+        if self.proposal is not None:
+            return self.proposal.video
+        return {} if self.frames is None else {"frames": self.frames.value, "fps": VideoSettings().fps}
 
 
 def write_config(facts: TemplateFacts) -> str:
@@ -193,13 +209,14 @@ def _settings(facts: TemplateFacts) -> dict[str, Any]:
         }
     proposal = facts.proposal
     encoders: dict[str, Any] = {} if proposal is None else {name: dict(it) for name, it in proposal.encoders.items()}
-    if facts.vae is not None:
-        encoders["latent"] = {**_BLOCKS["latent"], "model": facts.vae}
+    if facts.vae is not None or (facts.video and proposal is None):
+        block = _BLOCKS["video_latent" if facts.video else "latent"]
+        encoders["latent"] = {**block, "model": facts.vae or block["model"]}
     if facts.text is not None:
         encoders["prompt"] = {**_BLOCKS["text"], "model": facts.text}
     if any(concept.masks is not None for concept in facts.concepts):
         # Without a VAE the masks go with the pixels.
-        factor = 8 if proposal is None else proposal.factor
+        factor = facts.factor if proposal is None else proposal.factor
         encoders["mask"] = {**_BLOCKS["mask"], "factor": factor if "latent" in encoders else 1}
     if "latent" not in encoders and (proposal is not None or "prompt" not in encoders):
         encoders["pixels"] = _BLOCKS["pixels"]
@@ -219,13 +236,14 @@ def _settings(facts: TemplateFacts) -> dict[str, Any]:
         "concepts": concepts,
         "image": {
             "resolutions": [facts.resolution],
-            "step": 64,
+            "step": 64 if 64 % facts.factor == 0 else facts.factor,
             "crop": "center",
             "flip": "none",
             "variations": 1,
             **({} if proposal is None else proposal.image),
         },
         "text": {"variations": "all", "empty_prompt": True},
+        **({"video": dict(facts.video)} if facts.video else {}),
         "encoders": encoders,
     }
 
@@ -252,7 +270,7 @@ def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
             continue  # it stands there under another name
         given = settings["encoders"].get(name, block)
         if facts.proposal is not None and name in facts.proposal.encoders:
-            remarks = [*facts.proposal.remarks.get(name, ()), *_reasons(facts.proposal, name)]
+            remarks = [*facts.proposal.remarks.get(name, ()), *_reasons(facts.proposal.settings, name)]
             yield from _indented("  ", _comments(remarks))
         lines = [(f"{name}:", ""), *_indented("  ", _fields(ENCODERS[kind_of(given) or ""], given))]
         yield from _indented("  " if switched_on else "  #", lines)
@@ -265,18 +283,26 @@ def _picture_lines(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterato
     for name, section in (("image", ImageSettings), ("text", TextSettings)):
         yield from _heading(name)
         if facts.proposal is not None and name == "image":
-            yield from _indented("  ", _comments(_reasons(facts.proposal, "")))
+            yield from _indented("  ", _comments(_reasons(facts.proposal.settings, "")))
         yield from _indented("  ", _fields(section, settings[name]))
+    if facts.video:
+        yield from _heading("video")
+        decided = [] if facts.frames is None else [facts.frames]
+        yield from _indented(
+            "  ", _comments(_reasons(decided if facts.proposal is None else facts.proposal.settings, "video"))
+        )
+        yield from _indented("  ", _fields(VideoSettings, settings["video"]))
+        return
     yield from _indented("#", [line for line in _heading("video") if line != ("", "")])
     defaults = {name: field.default for name, field in VideoSettings.model_fields.items()}
     yield from _indented("#  ", _fields(VideoSettings, defaults))
 
 
-def _reasons(proposal: Proposal, encoder: str) -> Iterator[str]:
-    """Why the settings of an encoder are what they are, or without its name those of pictures."""
-    for setting in proposal.settings:
-        owner, _, name = setting.name.rpartition(".")
-        if owner == encoder:
+def _reasons(decided: Iterable[ProposedSetting], owner: str) -> Iterator[str]:
+    """Why the settings of an encoder or of `video` are what they are, or without its name those of pictures."""
+    for setting in decided:
+        section, _, name = setting.name.rpartition(".")
+        if section == owner:
             yield f"{name} {yaml_text(setting.value)}: {setting.reason}"
 
 
@@ -297,7 +323,7 @@ def _concept_lines(concept: FoundConcept, given: Mapping[str, Any], *, every: bo
         yield from _indented("- ", [first])
         yield from _indented("  ", others)
         return
-    pictures = "1 picture" if concept.images == 1 else f"{concept.images:,} pictures"
+    pictures = told_count(concept)
     sides = f", sides from {concept.min_side} to {concept.max_side} pixels" if concept.max_side else ""
     yield from _texts(f"# {pictures}{sides}")
     yield from _comments(concept.remarks)
@@ -306,6 +332,13 @@ def _concept_lines(concept: FoundConcept, given: Mapping[str, Any], *, every: bo
     first, *others = _fields(Concept, given, every=every)
     yield from _indented("- ", [first])
     yield from _indented("  ", others)
+
+
+def told_count(concept: FoundConcept) -> str:
+    """How many pictures and clips a concept has, in words."""
+    pictures = concept.images - concept.clips
+    told = [format_count(concept.clips, "clip")] if concept.clips else []
+    return " and ".join([*told, *([format_count(pictures, "picture")] if pictures or not told else [])])
 
 
 def _fields(section: type[Section], given: Mapping[str, Any], *, every: bool = True) -> Iterator[_Line]:

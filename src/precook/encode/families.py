@@ -55,7 +55,9 @@ class Family:
     no_prompt: str = ""
     """Why its prompts cannot be encoded, where they cannot."""
     frames: bool = False
-    """Its VAE takes videos: latents have a dimension of frames, which a batch does not have."""
+    """Its VAE takes videos: latents have a dimension of frames, which a batch of pictures does not have."""
+    frame_step: int = 0
+    """Frames of a clip that one latent of its VAE stands for; 0 where its models make pictures."""
     notes: tuple[str, ...] = ()
     """What else a training loop of it has to know."""
 
@@ -272,6 +274,7 @@ FAMILIES: tuple[Family, ...] = (
         float32="diffusers' guides run this VAE in float32",
         max_length=512,
         frames=True,
+        frame_step=4,
     ),
     Family(
         name="hunyuan-video",
@@ -291,6 +294,7 @@ FAMILIES: tuple[Family, ...] = (
         prompt="pipe.encode_prompt(prompt)",
         posterior="mean",
         frames=True,
+        frame_step=4,
     ),
     Family(
         name="ltx",
@@ -310,6 +314,7 @@ FAMILIES: tuple[Family, ...] = (
         prompt="pipe.encode_prompt(prompt)",
         posterior="moments",
         frames=True,
+        frame_step=8,
         notes=("packing stays in the loop: LTXPipeline._pack_latents",),
     ),
     Family(
@@ -332,6 +337,7 @@ FAMILIES: tuple[Family, ...] = (
         prompt="compute_prompt_embeddings(tokenizer, text_encoder, prompts)",
         posterior="moments",
         frames=True,
+        frame_step=4,
         notes=("frames come before channels in the loop: permute(0, 2, 1, 3, 4)",),
     ),
     Family(

@@ -5,35 +5,28 @@ A fact comes from the model's own files where they tell it, else from the table 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precook.config.sections import ImageSettings
+from precook.config.sections import ImageSettings, VideoSettings
 from precook.config.template import Proposal, ProposedSetting
 from precook.encode.families import Family
 from precook.encode.model_files import saved_dtype
 from precook.encode.pipeline_folder import INDEX, PipelineFolder
 from precook.encode.prompt_folder import find_pipeline, text_parts
 from precook.encode.torch_tools import read_config
+from precook.encode.vae_model import frames_per_latent, pixels_per_latent
 from precook.errors import EncodeError, printable
 
 _STEP = 64
 """What trainers sort sizes by: few sizes make full batches."""
 _SMALL = 256
 """Below this side a step of 64 would leave hardly any shapes."""
-_MOST = 256
-"""Pixels along a side of a latent: what claims more is no VAE."""
-_RATIOS = ("scale_factor_spatial", "spatial_compression_ratio")
-_LEVELS = {
-    "AutoencoderKL": "block_out_channels",
-    "AutoencoderKLFlux2": "block_out_channels",
-    "AutoencoderKLCogVideoX": "block_out_channels",
-    "AutoencoderKLQwenImage": "dim_mult",
-    "AutoencoderDC": "encoder_block_out_channels",
-}
-"""By the class of a VAE, the field with a number for each of its levels: the size is halved between two of them."""
+_FRAMES = (25, 49, 81)
+"""Numbers of frames that models of videos are trained with, about: one and a half, three and five seconds of 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +42,8 @@ class ModelFacts:
     """Whether it has one."""
     factor: int | None = None
     """Pixels along a side of one latent."""
+    frame_step: int | None = None
+    """Frames that one latent of its VAE stands for; None where it encodes pictures alone."""
     sample_size: int | tuple[int, int] | None = None
     """Latents along a side, or width and height in latents, that the model was trained with."""
     vae_dtype: str | None = None
@@ -88,7 +83,8 @@ def read_facts(pipeline: PipelineFolder, family: Family | None, *, other_vae: Pa
         text_encoders=encoders,
         no_prompt=no_prompt,
         vae=vae is not None,
-        factor=_factor(config),
+        factor=pixels_per_latent(config),
+        frame_step=frames_per_latent(config),
         sample_size=None if trained is None else _sample_size(trained.folder),
         vae_dtype=None if vae is None else _saved(vae, "diffusion_pytorch_model"),
         scales_apart=config.get("invert_scale_latents") is True,
@@ -97,12 +93,40 @@ def read_facts(pipeline: PipelineFolder, family: Family | None, *, other_vae: Pa
     )
 
 
+def takes_clips(family: Family | None, facts: ModelFacts) -> bool:
+    """Whether a model learns videos: one of a known family by that, another one by its VAE."""
+    if facts.pipeline is None:
+        return family is not None and family.frame_step > 0
+    return facts.frame_step is not None and (family is None or family.frame_step > 0)
+
+
+def propose_frames(step: int, lengths: Sequence[int]) -> ProposedSetting:
+    """How many frames to keep of clips, some of which have these lengths, for a VAE with so many frames to a latent."""
+    rate = VideoSettings().fps
+    counts = {(count - 1) // step * step + 1 for count in _FRAMES}
+    reason = f"one frame and multiples of {step} more, as the VAE takes them"
+    if lengths:
+        counts = {count for count in counts if count <= max(lengths)}
+        # Where none has so many, most of the clips shall have what is asked for.
+        counts = counts or {(int(statistics.median_low(lengths)) - 1) // step * step + 1}
+        least, most = min(lengths), max(lengths)
+        found = f"{least}" if least == most else f"{least} to {most}"
+        reason += f"; the clips that were looked at have {found} at {rate} per second"
+    return ProposedSetting("video.frames", sorted({1, *counts}), f"{reason}; of what has fewer, 1 keeps the first")
+
+
 def propose(
-    family: Family | None, facts: ModelFacts, model: str, *, vae: str | None = None, resolution: int = 512
+    family: Family | None,
+    facts: ModelFacts,
+    model: str,
+    *,
+    vae: str | None = None,
+    resolution: int = 512,
+    lengths: Sequence[int] | None = None,
 ) -> Proposal:
     """What a config shall say for a model, which it calls `model`, and for its VAE `vae` where that lies elsewhere.
 
-    `resolution` is for a model of no family that is known.
+    `resolution` is for a model of no family that is known; `lengths` are those of clips, where there are some.
     """
     factor = facts.factor or (8 if family is None else family.factor)
     size = _resolution(family, facts, factor, resolution)
@@ -110,13 +134,22 @@ def propose(
     encoders: dict[str, dict[str, Any]] = {}
     settings = [size, step, *_scaling(family)]
     image = {setting.name: setting.value for setting in settings}
+    video: dict[str, Any] = {}
+    if lengths is not None:
+        step_of = facts.frame_step or (1 if family is None else family.frame_step)
+        settings.append(propose_frames(step_of, lengths))
+        video = {"frames": settings[-1].value, "fps": VideoSettings().fps}
     remarks: dict[str, tuple[str, ...]] = {}
     if facts.vae:
         place = {"model": model, "subfolder": "vae"} if vae is None else {"model": vae}
         chosen = [_vae_dtype(family, facts), _posterior(family), _scaled(family, facts)]
-        encoders["latent"] = {"uses": "diffusers-vae", **place, **_values(chosen)}
+        encoders["latent"] = {
+            "uses": "diffusers-video-vae" if video else "diffusers-vae",
+            **place,
+            **_values(chosen),
+        }
         settings += chosen
-        remarks["latent"] = (*_latent_remarks(family), *filter(None, [facts.no_prompt]))
+        remarks["latent"] = (*_latent_remarks(family, clips=bool(video)), *filter(None, [facts.no_prompt]))
     if facts.text_encoders:
         chosen = [_text_dtype(facts), *_max_length(family)]
         encoders["prompt"] = {"uses": "diffusers-prompt", "model": model, **_values(chosen)}
@@ -132,6 +165,7 @@ def propose(
         factor=factor if family is None else factor * family.patched,
         encoders=encoders,
         settings=tuple(settings),
+        video=video,
         remarks=remarks,
     )
 
@@ -157,15 +191,6 @@ def _require(pipeline: PipelineFolder, name: str) -> None:
         raise EncodeError(
             f"{printable(part.folder)} is not there: {INDEX} of {place} names a {printable(part.kind)}", hint=hint
         )
-
-
-def _factor(config: dict[str, Any]) -> int | None:
-    """How many pixels a latent of a VAE with this config stands for, along a side."""
-    for name in _RATIOS:
-        if type(config.get(name)) is int and 0 < config[name] <= _MOST:
-            return int(config[name])
-    levels = config.get(_LEVELS.get(str(config.get("_class_name")), ""))
-    return 2 ** (len(levels) - 1) if isinstance(levels, list) and 0 < len(levels) < _MOST.bit_length() else None
 
 
 def _sample_size(folder: Path) -> int | tuple[int, int] | None:
@@ -274,12 +299,12 @@ def _max_length(family: Family | None) -> Iterator[ProposedSetting]:
         yield ProposedSetting("prompt.max_length", family.max_length, reason)
 
 
-def _latent_remarks(family: Family | None) -> Iterator[str]:
+def _latent_remarks(family: Family | None, *, clips: bool) -> Iterator[str]:
     if family is None:
         return
     yield f'batch["latent"] stands for this, in {family.loop}:'
     yield f"  {family.latent}"
-    if family.frames:
+    if family.frames and not clips:
         yield 'a batch has no dimension of frames: batch["latent"].unsqueeze(2) has one'
     yield from family.notes
 

@@ -40,6 +40,9 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of the channels."""
 _LEVELS = ("encoder_block_out_channels", "down_block_out_channels", "block_out_channels", "dim_mult", "ch_mult")
 """Fields of configs with one number for each level of the encoder; the size is halved between two levels."""
+_RATIOS = ("spatial_compression_ratio", "scale_factor_spatial")
+_MOST_LEVELS = 8
+"""What claims more of them is no VAE."""
 _MOST_ELEMENTS = 2**31 - 1
 _SIDES = 2
 """Dimensions of a picture."""
@@ -93,6 +96,62 @@ def class_name(folder: Path) -> str | None:
 def convention(name: str | None) -> Convention:
     """What pipelines do with the VAEs of a class."""
     return _CONVENTIONS.get(name or "", Convention())
+
+
+def pixels_per_latent(config: Mapping[str, Any]) -> int | None:
+    """How many pixels along a side one latent of a VAE with this config stands for; None where it does not say so."""
+    ratio = next((config[name] for name in _RATIOS if config.get(name) is not None), None)
+    if ratio is None:
+        ratio = _halved(config, "patch_size") or _product(config, "spatial_expansions", "spatial_downsample_factors")
+    if ratio is None:
+        levels = next((config[name] for name in _LEVELS if config.get(name)), None)
+        if isinstance(levels, list | tuple) and len(levels) <= _MOST_LEVELS:
+            # Wan 2.2 makes one of several pixels before its first level.
+            ratio = 2 ** (len(levels) - 1) * (_whole(config.get("patch_size")) or 1 if "dim_mult" in config else 1)
+    return _whole(config.get("encoder_patch_size") if ratio is None else ratio)
+
+
+def frames_per_latent(config: Mapping[str, Any]) -> int | None:
+    """How many frames of a clip one latent of a VAE with this config stands for, but for the first one's.
+
+    None where it does not say so: a VAE for pictures does not.
+    """
+    ratio = config.get("temporal_compression_ratio")
+    halved = config.get("temperal_downsample")
+    if isinstance(halved, list | tuple) and len(halved) <= _MOST_LEVELS:
+        ratio = 2 ** sum(map(bool, halved))
+    if ratio is None:
+        ratio = _halved(config, "patch_size_t") or _product(
+            config, "temporal_expansions", "temporal_downsample_factors"
+        )
+    levels = config.get("block_out_channels")
+    if ratio is None and config.get("_class_name") == "AutoencoderKLMagvit" and isinstance(levels, list | tuple):
+        ratio = 2 ** (min(len(levels), _MOST_LEVELS) - 2)
+    return _whole(ratio)
+
+
+def _whole(ratio: object) -> int | None:
+    """A ratio as a whole number; None where it is none that a VAE could have."""
+    if type(ratio) not in (int, float):
+        return None
+    assert isinstance(ratio, int | float), "for the type checker"
+    return int(ratio) if 1 <= ratio <= 2**_MOST_LEVELS and ratio == int(ratio) else None
+
+
+def _halved(config: Mapping[str, Any], patch: str) -> int | None:
+    """The ratio of one that halves time, height and width alike between some of its levels, as LTX does."""
+    scaling, size = config.get("spatio_temporal_scaling"), _whole(config.get(patch, 1))
+    if not isinstance(scaling, list | tuple) or len(scaling) > _MOST_LEVELS or size is None:
+        return None
+    return int(size * 2 ** sum(map(bool, scaling)))
+
+
+def _product(config: Mapping[str, Any], *names: str) -> int | None:
+    """The product of the numbers in the first of these fields that is there."""
+    numbers = next((config[name] for name in names if config.get(name)), None)
+    if not isinstance(numbers, list | tuple) or len(numbers) > _MOST_LEVELS or None in map(_whole, numbers):
+        return None
+    return math.prod(map(int, numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,12 +491,7 @@ def _vae_class(folder: Path) -> Any:
 
 def _factor(model: Any) -> int:
     """How much smaller than its picture a latent is."""
-    factor = vars(model).get("spatial_compression_ratio") or model.config.get("spatial_compression_ratio")
-    levels = next((model.config[name] for name in _LEVELS if model.config.get(name)), None)
-    if factor is None and levels is not None:
-        factor = 2 ** (len(levels) - 1)
-    if factor is None:
-        factor = model.config.get("encoder_patch_size")
+    factor = vars(model).get("spatial_compression_ratio") or pixels_per_latent(model.config)
     if type(factor) is not int or factor < 1:
         message = f"the config of {type(model).__name__} does not say how much smaller its latents are"
         raise EncodeError(message, hint="name the folder of a VAE for pictures")
@@ -446,9 +500,7 @@ def _factor(model: Any) -> int:
 
 def _frame_step(model: Any) -> int:
     """How many frames of a clip one latent stands for."""
-    step = vars(model).get("temporal_compression_ratio") or model.config.get("temporal_compression_ratio")
-    if (halved := model.config.get("temperal_downsample")) is not None:
-        step = 2 ** sum(map(bool, halved))
+    step = frames_per_latent(model.config) or vars(model).get("temporal_compression_ratio")
     if not isinstance(step, int | float) or step < 1 or step != int(step):
         message = f"the config of {type(model).__name__} does not say how many frames one latent stands for"
         raise EncodeError(message, hint="name the folder of a VAE for videos, or report it")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from precook.config.sections import VideoSettings
 from precook.config.template import FoundConcept
 from precook.errors import SourceError, printable
 from precook.fs.read import read_small
 from precook.report import SILENT, Reporter, Task
+from precook.sources.clips import has_pyav, read_clip
 from precook.sources.facts import LARGEST
 from precook.sources.formats import VIDEO_SUFFIXES
+from precook.sources.frame_choice import capacity
 from precook.sources.pictures import RefusedError, read_facts
-from precook.sources.sample_files import CAPTION, NOT_SAMPLES, PICTURE, mask_path, picture_suffixes
+from precook.sources.sample_files import CAPTION, NOT_SAMPLES, OTHER, PICTURE, mask_path, picture_suffixes
 from precook.sources.survey_captions import EXTENSIONS, find_captions, find_metadata, repeats_in
 from precook.sources.text_survey import survey_files, survey_table
 from precook.sources.walk import walk
@@ -24,6 +28,8 @@ from precook.units import format_count
 
 _MEASURED = 100
 """Pictures whose size is read: enough to tell the usual one."""
+_DECODED = 10
+"""Clips that are decoded: nothing else tells how many frames they have."""
 _LONGEST_NAME = 200
 _MASKS = ("{stem}-masklabel.png", "{stem}-mask.png", "{stem}_mask.png")
 _MASK_FOLDERS = ("masks/", "mask/", "../masks/", "../mask/")
@@ -41,40 +47,47 @@ class SurveyedConcept:
     """Pictures with a mask."""
     usual_side: int = 0
     """The side of a square as large as the usual picture; 0 where none could be read."""
+    lengths: tuple[int, ...] = ()
+    """Frames of some of its clips, at the usual rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FileGroup:
-    """Pictures that may be a concept; paths are relative to the folder that is surveyed."""
+    """Pictures and clips that may be a concept; paths are relative to the folder that is surveyed."""
 
     folder: str
     pictures: tuple[str, ...]
 
 
-def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[SurveyedConcept]:
+def survey(folder: Path, base: Path, *, clips: bool | None = None, report: Reporter = SILENT) -> list[SurveyedConcept]:
     """The concepts in a folder: each of its folders that holds pictures, or the folder itself if pictures lie in it.
 
-    Without pictures, the texts of a folder or of a table are one. `base` is where the config file will lie; paths are
-    relative to it. `SourceError` where there are neither.
+    With `clips` videos are samples beside them, as they are where a model takes them; where nobody says whether it
+    does, they are if they are more than the pictures. Without pictures and videos, the texts of a folder or of a table
+    are a concept. `base` is where the config file will lie; paths are relative to it. `SourceError` where there is
+    nothing of all that.
     """
     if folder.is_file():
         return [SurveyedConcept(survey_table(folder, relative_path(folder, base)))]
-    roles = dict.fromkeys((ending[1:] for ending in EXTENSIONS), CAPTION)
+    roles = dict.fromkeys((ending[1:] for ending in EXTENSIONS), CAPTION) | dict.fromkeys(VIDEO_SUFFIXES, OTHER)
     listing = walk(folder, {**dict.fromkeys(picture_suffixes(), PICTURE), **roles}, recursive=True)
     paths = [listing.path(row) for row in range(len(listing.names))]
     files = {path for path, regular in zip(paths, listing.regular().tolist(), strict=True) if regular}
     # A FIFO or a link to nothing counts as a picture, as it does in a plan, which says what is wrong with it.
     pictures = [path for path, role in zip(paths, listing.roles, strict=True) if role == PICTURE]
     samples = [path for path in pictures if not _stem(path).endswith(NOT_SAMPLES)]
+    videos = [path for path, role in zip(paths, listing.roles, strict=True) if role == OTHER]
+    if clips if clips is not None else len(videos) > len(samples):
+        samples, videos = samples + videos, []
     # A table beside the folders names what lies in all of them.
     one = samples and find_metadata(folder, len(samples)) is not None
     groups = [_FileGroup("", tuple(sorted(samples)))] if one else _groups(samples)
-    if not groups and (texts := survey_files(listing, folder_name(folder), relative_path(folder, base))):
+    if not groups and not videos and (texts := survey_files(listing, folder_name(folder), relative_path(folder, base))):
         return [SurveyedConcept(texts)]
     if not groups:
         hint = f"pictures end in {', '.join('.' + suffix for suffix in picture_suffixes())}; hidden files do not count"
-        if videos := sum(listing.ignored[suffix] for suffix in VIDEO_SUFFIXES):
-            hint = f"{format_count(videos, 'video')} in there: docs/guides/video.md has a config for them"
+        if videos:
+            hint = f"{format_count(len(videos), 'video')} in there, and the model that is named takes pictures alone"
         if listing.problems:
             path, reason = listing.problems[0]
             hint = f"{printable(path)}: {printable(reason)}"
@@ -90,6 +103,11 @@ def survey(folder: Path, base: Path, *, report: Reporter = SILENT) -> list[Surve
     groups = [group for group in groups if not masks.issuperset(group.pictures)] or groups
     with report.task("looking at pictures", total=None, unit="files") as task:
         found = [_surveyed(group, patterns[group.folder], masks, files, folder, base, task) for group in groups]
+    if videos:
+        why = "the model that is named takes pictures alone"
+        if clips is None:
+            why = "there are more pictures; --vae DIR or --for MODEL names a model that takes them"
+        found[0] = _with_remarks(found[0], [f"{format_count(len(videos), 'video')} in there, left aside: {why}"])
     # Two folders may say other repeats of one name: then each goes by its whole name.
     names = Counter(each.concept.name for each in found)
     return [
@@ -162,7 +180,10 @@ def _surveyed(
         if not captions.captioned and "captions" not in settings:
             settings["captions"] = {"text": repeats[1]}
             remarks.append("no captions were found: the name of the folder stands for them, as kohya's trainers do it")
-    sides = _sides(folder, [path for path in samples if path in files], task)
+    sides, lengths = _measured(folder, [path for path in samples if path in files], task)
+    clips = sum(map(_is_video, samples))
+    if clips and not has_pyav():
+        remarks.append("PyAV is not installed, which decodes videos: pip install 'precook[video]'")
     kind: Literal["sidecar", "filename", "none"] = "sidecar" if captions.captioned else _captions_without_files(samples)
     concept = FoundConcept(
         name=_concept_name(folder_name(root) if repeats is None else repeats[1]),
@@ -172,11 +193,21 @@ def _surveyed(
         masks=pattern,
         min_side=min(sides, default=0),
         max_side=max(sides, default=0),
+        clips=clips,
         settings=settings,
         remarks=tuple(remarks),
     )
     masked = sum(mask_path(path, pattern) in files for path in samples) if pattern else 0
-    return SurveyedConcept(concept, captions.captioned, masked, round(statistics.median(sides)) if sides else 0)
+    usual = round(statistics.median(sides)) if sides else 0
+    return SurveyedConcept(concept, captions.captioned, masked, usual, tuple(lengths))
+
+
+def _with_remarks(found: SurveyedConcept, remarks: Iterable[str]) -> SurveyedConcept:
+    return replace(found, concept=replace(found.concept, remarks=(*found.concept.remarks, *remarks)))
+
+
+def _is_video(path: str) -> bool:
+    return path.rpartition(".")[2].lower() in VIDEO_SUFFIXES
 
 
 def _captions_without_files(samples: list[str]) -> Literal["filename", "none"]:
@@ -186,14 +217,23 @@ def _captions_without_files(samples: list[str]) -> Literal["filename", "none"]:
     return "filename" if 2 * telling > len(names) else "none"
 
 
-def _sides(root: Path, paths: list[str], task: Task) -> list[int]:
-    """The side of a square of the same area, of some pictures."""
-    sides = []
-    for path in paths[:: len(paths) // _MEASURED + 1]:
+def _measured(root: Path, paths: list[str], task: Task) -> tuple[list[int], list[int]]:
+    """Of some pictures and clips, the side of a square of the same area; and of the clips the number of frames."""
+    sides, lengths = [], []
+    videos = [path for path in paths if _is_video(path)]
+    pictures = [path for path in paths if not _is_video(path)]
+    for path in [*pictures[:: len(pictures) // _MEASURED + 1], *videos[:: len(videos) // _DECODED + 1]]:
         task.advance()
         try:
-            facts = read_facts(read_small(root / path, LARGEST))
+            content = read_small(root / path, LARGEST)
+            if _is_video(path):
+                clip = read_clip(content)
+                lengths.append(capacity(clip.times, VideoSettings().rate))
+                width, height = clip.width, clip.height
+            else:
+                facts = read_facts(content)
+                width, height = facts.width, facts.height
         except (OSError, RefusedError):
             continue  # `plan` names it
-        sides.append(round((facts.width * facts.height) ** 0.5))
-    return sides
+        sides.append(round((width * height) ** 0.5))
+    return sides, lengths
