@@ -355,6 +355,18 @@ class TestInit:
                 MESSAGES,
                 "1 text (conversations in",
             ),
+            (
+                "train.jsonl",
+                '{"conversations": [{"from": "human", "value": "a"}]}\n{"conversations": [], "tools": "[]"}\n',
+                {"messages": "conversations", "tools": "tools"},
+                "tools in column tools)\n  1 row cannot be used; row 2: an empty list in column 'conversations'",
+            ),
+            (
+                "train.csv",
+                "instruction,input,output\na,b,c\n",
+                {"prompt": "instruction", "completion": "output"},
+                "1 text (columns instruction and output)\n  left aside: column input, of which no text is made",
+            ),
             ("notes/a.txt", "a text", "files", "1 text (files that end in .txt)"),
             ("notes/a.md", "# a text", "files", "1 text (files that end in .md)"),
         ],

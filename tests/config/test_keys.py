@@ -77,6 +77,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "concepts.0.loss_weight": (0.5, set()),
     "concepts.0.image": ({"flip": "none"}, PICTURES),
     "concepts.0.text": ({"variations": 1}, TEXTS),
+    "concepts.0.video": ({"frames": [1, 5]}, {"clip"}),
     "concepts.0.enabled": (True, set()),
     "concepts.0.validation": (True, set()),
     # how pictures are cut

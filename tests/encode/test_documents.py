@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import precook
 from tests.encode.test_tokens import BEGIN, save_tokenizer
-from tests.support.texts import CONVERSATIONS, chat_tokenizer, text_project, write_table
+from tests.support.texts import CONVERSATIONS, TOOL, chat_tokenizer, text_project, write_table
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -69,13 +70,66 @@ def test_a_template_that_refuses_a_conversation(tmp_path: Path) -> None:
 
 
 def test_a_template_that_does_not_mark_the_assistant(tmp_path: Path) -> None:
-    """With labels of the assistant there is nothing to learn, and it is said what to mark."""
-    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    """With labels of the assistant there is nothing to learn: a plan says it once, and what to mark."""
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}{# {% generation #}"
     save_tokenizer(tmp_path / "text", template=f"{BEGIN} $A", chat_template=template)
     write_table(tmp_path / "train.jsonl", [{"messages": CONVERSATIONS[0]}])
-    report, _ = build(tmp_path, MESSAGES, labels="assistant")
+    with pytest.raises(precook.ConfigError) as caught:
+        build(tmp_path, MESSAGES, labels="assistant")
+    (problem,) = caught.value.problems
+    assert problem.where == "encoders.tokens.labels"
+    assert problem.message.endswith("text: the chat template does not tell what the assistant says")
+    assert problem.hint == "mark it with {% generation %} and {% endgeneration %}, or write labels: all"
+    assert build(tmp_path, MESSAGES)[0].encoded == {"tokens": 1}
+
+
+def test_a_prompt_in_messages_without_marks_is_told_by_its_row(tmp_path: Path) -> None:
+    """Whether a table of completions has messages is seen row by row."""
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    save_tokenizer(tmp_path / "text", template=f"{BEGIN} $A", chat_template=template)
+    write_table(tmp_path / "train.jsonl", [{"prompt": CONVERSATIONS[0][:1], "completion": CONVERSATIONS[0][1:]}])
+    report, _ = build(tmp_path, COMPLETION, labels="assistant")
     (failure,) = report.failed
     assert "does not tell what the assistant says" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("template", "flaw"),
+    [
+        ("{% for message in messages %}\n{{ message.content }}", "line 2: Unexpected end of template"),
+        ("{% generation %}the fox", "line 1: Unexpected end of template"),
+        ("the {{ fox", "line 1: unexpected end of template"),
+        ("{% fox %}", "line 1: Encountered unknown tag 'fox'"),
+    ],
+)
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_template_that_is_not_written_right(tmp_path: Path, template: str, flaw: str, place: str) -> None:
+    """A plan says it once, with the line, and not a build for every row."""
+    save_tokenizer(tmp_path / "text", template=f"{BEGIN} $A", chat_template="{{ messages }}")
+    if place.endswith(".jinja"):
+        (tmp_path / "text" / place).write_text(template)
+    else:
+        (tmp_path / "text/chat_template.jinja").unlink(missing_ok=True)
+        file = tmp_path / "text" / place
+        file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+    write_table(tmp_path / "train.jsonl", [{"messages": messages} for messages in CONVERSATIONS])
+    with pytest.raises(precook.ConfigError) as caught:
+        build(tmp_path, MESSAGES)
+    (problem,) = caught.value.problems
+    assert problem.where == "encoders.tokens.model"
+    assert f"the chat template is not written right, {flaw}" in problem.message
+
+
+def test_templates_as_transformers_takes_them(tmp_path: Path) -> None:
+    """Marks, loop controls and what a template raises are no flaws; conversations with tools have their own."""
+    default = "{% for message in messages %}{% if loop.index > 9 %}{% break %}{% endif %}the {% endfor %}"
+    marked = "{% for message in messages %}{%- generation -%}the fox {%- endgeneration -%}{% endfor %}"
+    save_tokenizer(tmp_path / "text", template=f"{BEGIN} $A", chat_template={"default": default, "tool_use": marked})
+    rows = [{"messages": CONVERSATIONS[0], "tools": [TOOL]}]
+    write_table(tmp_path / "train.jsonl", rows)
+    assert build(tmp_path, {**MESSAGES, "tools": "tools"})[0].encoded == {"tokens": 1}
+    with pytest.raises(precook.ConfigError, match="the chat template does not tell"):
+        build(tmp_path, {**MESSAGES, "tools": "tools"}, labels="assistant")
 
 
 def test_a_tokenizer_without_an_end(tmp_path: Path) -> None:

@@ -202,6 +202,41 @@ def test_frames_that_a_model_would_leave_out_are_refused(tmp_path: Path) -> None
     assert "such as 1, 5 and 9" in (caught.value.hint or "")
 
 
+def test_a_plan_says_once_which_numbers_of_frames_the_model_takes(tmp_path: Path) -> None:
+    """By the place in the config, that of a concept too, before anything is decoded or loaded."""
+    saved(tmp_path / "model", "wan")
+    (tmp_path / "data").mkdir()
+    write_clip(tmp_path / "data/a.mp4", b"nobody looks at it")
+    config = """\
+dataset: test
+concepts:
+  - name: a
+    path: data
+  - name: b
+    path: data
+    video: {frames: [1, 10]}
+  - name: c
+    path: data
+    enabled: false
+    video: {frames: [2]}
+video: {frames: [1, 24, 25]}
+encoders:
+  latent: {uses: diffusers-video-vae, model: model}
+"""
+    (tmp_path / "precook.yaml").write_text(config)
+    with precook.load(tmp_path / "precook.yaml") as owner, pytest.raises(precook.ConfigError) as caught:
+        owner.plan()
+    assert [(one.where, one.line, one.message, one.hint) for one in caught.value.problems] == [
+        ("video.frames", 12, "24 frames: AutoencoderKLWan takes one and multiples of 4 more", "write 21 or 25"),
+        (
+            "concepts[1].video.frames",
+            7,
+            "10 frames: AutoencoderKLWan takes one and multiples of 4 more",
+            "write 9 or 13",
+        ),
+    ]
+
+
 def test_a_vae_for_pictures_is_refused_for_clips(tmp_path: Path) -> None:
     """A model without a dimension of frames is no model for clips, and the error says which encoder it is for."""
     FAMILIES["AutoencoderKL: SD"].make().save_pretrained(tmp_path / "model")

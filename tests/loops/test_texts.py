@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.texts import FORMS, chat_tokenizer, text_project, write_table
+from tests.support.texts import FORMS, SPEAKERS, chat_tokenizer, text_project, write_table
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -45,6 +45,24 @@ def trainer(base: Path, data: Any, **options: Any) -> Any:
     )
 
 
+def test_human_and_gpt_are_the_user_and_the_assistant(tmp_path: Path) -> None:
+    """ShareGPT's own words for them become TRL's rows of the same messages: TRL itself would show the template both."""
+    chat_tokenizer(tmp_path / "text")
+    live = trainer(tmp_path, datasets.Dataset.from_list(FORMS["messages"][0]))
+    rows = [
+        {"conversations": [{"from": SPEAKERS[one["role"]], "value": one["content"]} for one in row["messages"]]}
+        for row in FORMS["messages"][0]
+    ]
+    write_table(tmp_path / "train.jsonl", rows)
+    encoders = {"tokens": {"uses": "transformers-tokens", "model": "text", "max_length": LIMIT}}
+    with text_project(tmp_path, {"messages": "conversations"}, encoders=encoders) as project:
+        project.build()
+        with project.store.snapshot("test").feed(batch_size=2) as feed:
+            ours = trainer(tmp_path, feed.as_hf_dataset())
+    for column in ("input_ids", "labels"):
+        assert [row[column] for row in ours.train_dataset] == [row[column] for row in live.train_dataset]
+
+
 def losses(made: Any) -> list[float]:
     made.train()
     return [line["loss"] for line in made.state.log_history if "loss" in line]
@@ -75,6 +93,10 @@ def cached(base: Path, form: str, **settings: Any) -> Any:
         pytest.param("messages", {}, {}, id="messages"),
         pytest.param("messages", {"labels": "assistant"}, {"assistant_only_loss": True}, id="assistant"),
         pytest.param("spoken", {}, {}, id="spoken"),
+        pytest.param("tools", {}, {}, id="tools"),
+        pytest.param("tools-json", {"labels": "assistant"}, {"assistant_only_loss": True}, id="tools-json"),
+        pytest.param("spoken-tools", {}, {}, id="spoken-tools"),
+        pytest.param("from", {}, {}, id="from-value"),
     ],
 )
 def test_training_is_what_it_would_be_without_a_cache(

@@ -69,6 +69,32 @@ def test_clips_go_from_files_to_batches(tmp_path: Path) -> None:
         assert {batch["size"] for batch in feed.epoch(0)} == {(5, 48, 64), (1, 48, 64)}
 
 
+def test_concepts_may_have_frames_of_their_own(tmp_path: Path) -> None:
+    """What a concept says takes the place of the file's, field by field; a feed has batches of both."""
+    content = clip(20)
+    for name in ("long", "short", "slow"):
+        write_clip(tmp_path / name / f"{name}.mp4", content if name != "slow" else clip(20, rate=8), name)
+    concepts = [
+        {"name": "long", "path": "long", "video": {"frames": [9, 40]}},
+        {"name": "short", "path": "short"},
+        {"name": "slow", "path": "slow", "video": {"fps": "source", "start": "middle"}},
+    ]
+    with clips(tmp_path, concepts=concepts) as owner:
+        assert owner.build().encoded == {"clip": 3}
+        found = fed(owner)
+        assert {name: batch["size"][0] for name, batch in found.items()} == {"long": 9, "short": 5, "slow": 5}
+        np.testing.assert_array_equal(found["long"]["clip"][0], np.stack(decoded(content)[:9]))
+        slow = decoded((tmp_path / "slow/slow.mp4").read_bytes())
+        np.testing.assert_array_equal(found["slow"]["clip"][0], np.stack(slow[7:12]))
+    alone = [{"name": "other", "path": "long"}]
+    with clips(tmp_path, concepts=alone, video={"frames": [9], "fps": 16}) as owner:
+        assert not owner.plan().missing, "the same keys as where the file says it"
+    short = [{"name": "long", "path": "long", "video": {"frames": [40]}}, {"name": "short", "path": "short"}]
+    with clips(tmp_path, concepts=short) as owner:
+        (failure,) = owner.plan().failed
+    assert failure.reason == "too short: 20 frames at 16 per second, and video.frames asks for 40"
+
+
 @pytest.mark.usefixtures("settled")
 def test_a_warm_plan_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Size and time stamps are remembered with the digest, of even rates and of others, and other settings use them."""

@@ -72,6 +72,69 @@ class TestSources:
         assert item.document is not None
         assert item.document.parts == {"messages": messages}
 
+    @pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train.parquet"])
+    def test_conversations_as_sharegpt_writes_them(self, tmp_path: Path, name: str) -> None:
+        """They are what the same messages are with role and content: the same entries, whoever wrote the table."""
+        call = {"name": "look_up", "arguments": {"word": "cat"}}
+        spoken = [
+            {"from": "system", "value": "be short"},
+            {"from": "human", "value": "what is a cat?"},
+            {"from": "function_call", "value": json.dumps(call)},
+            {"from": "observation", "value": "an animal"},
+            {"from": "gpt", "value": "an animal"},
+        ]
+        if name.endswith(".csv"):
+            quoted = json.dumps(spoken).replace('"', '""')
+            (tmp_path / name).write_text(f'conversations\n"{quoted}"\n')
+        elif name.endswith(".parquet"):
+            arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+            pytest.importorskip("pyarrow.parquet").write_table(
+                arrow.table({"conversations": [spoken]}), tmp_path / name
+            )
+        else:
+            write_table(tmp_path / name, [{"conversations": spoken}])
+        encoder = Watched(make=lambda item: 1)
+        encoder.documents = True  # type: ignore[attr-defined]
+        with text_project(tmp_path, {"messages": "conversations"}, path=name, encoders=words(encoder)) as project:
+            report = project.build()
+            assert (report.encoded, report.failed) == ({"words": 1}, ())
+            (item,) = encoder.items
+            assert item.document is not None
+            messages = [
+                {"role": "system", "content": "be short"},
+                {"role": "user", "content": "what is a cat?"},
+                {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]},
+                {"role": "tool", "content": "an animal"},
+                {"role": "assistant", "content": "an animal"},
+            ]
+            assert item.document.parts == {"messages": messages}
+        write_table(tmp_path / "roles.jsonl", [{"messages": messages}])
+        with text_project(tmp_path, {"messages": "messages"}, path="roles.jsonl", encoders=words(encoder)) as project:
+            assert not project.plan().missing
+
+    @pytest.mark.parametrize(
+        "tools",
+        [[{"type": "function", "function": {"name": "x"}}], '[{"type": "function", "function": {"name": "x"}}]'],
+    )
+    def test_the_tools_of_a_conversation_are_part_of_it(self, tmp_path: Path, tools: Any) -> None:
+        """As objects or as JSON; other tools are another text, and a row without them is what it was."""
+        messages = [{"role": "user", "content": "a cat"}]
+        rows = [{"messages": messages, "tools": tools}, {"messages": messages}, {"messages": messages, "tools": 3}]
+        write_table(tmp_path / "train.jsonl", rows)
+        encoder = Watched(make=lambda item: 1)
+        encoder.documents = True  # type: ignore[attr-defined]
+        columns = {"messages": "messages", "tools": "tools"}
+        with text_project(tmp_path, columns, encoders=words(encoder)) as project:
+            report = project.build()
+            assert [(one.path, one.reason) for one in report.failed] == [
+                ("train.jsonl, row 3", "a number in column 'tools': write a list of tools, each an object")
+            ]
+            found = [item.document.parts for item in encoder.items if item.document is not None]
+        assert {"messages": messages, "tools": [{"type": "function", "function": {"name": "x"}}]} in found
+        assert {"messages": messages} in found
+        with text_project(tmp_path, {"messages": "messages"}, encoders=words(encoder)) as project:
+            assert len(project.plan().missing) == 0
+
     def test_what_is_kept_can_be_read_again(self, tmp_path: Path) -> None:
         """With `keep`, batches of a snapshot have the texts and where they stood; without, neither."""
         write_table(tmp_path / "train.jsonl", [{"text": " a cat"}, {"text": "a dog"}])
@@ -177,7 +240,15 @@ class TestBadInput:
         [
             ([{"role": "narrator", "content": "x"}], "message 1 in column 'messages' has the role 'narrator'"),
             ([{"role": "user", "content": "x"}, {"content": "x"}], "message 2 in column 'messages' has no role"),
-            ([{"from": "human", "value": "x"}], "has no role: write one of system"),
+            (
+                [{"from": "narrator", "value": "x"}],
+                "message 1 in column 'messages' is from 'narrator', who is not known",
+            ),
+            ([{"from": 1, "value": "x"}], "is from a number: write one of system, human"),
+            ([{"from": "human"}], "has no content"),
+            ([{"from": "human", "content": "x"}], "has from and content"),
+            ([{"from": "function_call", "value": "look it up"}], "calls no function: write JSON with name"),
+            ([{"from": "function_call", "value": '{"name": "x"}'}], "calls no function: write JSON with name"),
             ([{"role": "user"}], "has no content"),
             ([{"role": "user", "content": 3}], "has a number for its content"),
             ([{"role": "user", "content": [{"type": "image"}]}], "content that is no text"),

@@ -11,12 +11,13 @@ import precook
 from tests.encode.test_tokens import BEGIN, END, save_tokenizer
 
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
     "the fox {% generation %}{{ message.content }} {{ eos_token }}{% endgeneration %} "
     "{% else %}{{ message.role }} {{ message.content }} {% endif %}{% endfor %}"
     "{% if add_generation_prompt %}the fox {% endif %}"
 )
-"""A chat template that marks what the assistant says."""
+"""A chat template that names its tools, and marks what the assistant says."""
 
 TEXTS = [
     "the quick brown fox",
@@ -46,6 +47,9 @@ CONVERSATIONS: list[list[dict[str, str]]] = [
     ],
     [{"role": "user", "content": "the quick brown"}, {"role": "assistant", "content": "fox"}],
 ]
+TOOL = {"type": "function", "function": {"name": "balloons", "parameters": {"type": "object", "properties": {}}}}
+CALLED = [{"messages": messages, "tools": [TOOL] * number} for number, messages in enumerate(CONVERSATIONS, 1)]
+SPEAKERS = {"user": "human", "assistant": "gpt", "system": "system"}
 SPOKEN = [{"prompt": messages[:-1], "completion": messages[-1:]} for messages in CONVERSATIONS]
 
 FORMS: dict[str, tuple[list[dict[str, Any]], Any]] = {
@@ -53,6 +57,22 @@ FORMS: dict[str, tuple[list[dict[str, Any]], Any]] = {
     "completion": (COMPLETIONS, {"prompt": "prompt", "completion": "completion"}),
     "messages": ([{"messages": messages} for messages in CONVERSATIONS], {"messages": "messages"}),
     "spoken": (SPOKEN, {"prompt": "prompt", "completion": "completion"}),
+    "tools": (CALLED, {"messages": "messages", "tools": "tools"}),
+    "tools-json": (
+        [{**row, "tools": json.dumps(row["tools"])} for row in CALLED],
+        {"messages": "messages", "tools": "tools"},
+    ),
+    "spoken-tools": (
+        [{**row, "tools": [TOOL]} for row in SPOKEN],
+        {"prompt": "prompt", "completion": "completion", "tools": "tools"},
+    ),
+    "from": (
+        [
+            {"conversations": [{"from": one["role"], "value": one["content"]} for one in messages]}
+            for messages in CONVERSATIONS
+        ],
+        {"messages": "conversations"},
+    ),
 }
 """Rows of a table, and what its concept says of them."""
 

@@ -327,8 +327,10 @@ def _source(texts: Mapping[str, Any]) -> str:
     source = texts["texts"]
     if source == "files":
         return f"files that end in {texts.get('caption_extension', '.txt')}"
-    kind = "conversations in column" if "messages" in source else "column" if len(source) == 1 else "columns"
-    return f"{kind} {' and '.join(source.values())}"
+    columns = [column for name, column in source.items() if name != "tools"]
+    kind = "conversations in column" if "messages" in source else "column" if len(columns) == 1 else "columns"
+    tools = f", tools in column {source['tools']}" if "tools" in source else ""
+    return f"{kind} {' and '.join(columns)}{tools}"
 
 
 def _part(number: int, concept: FoundConcept) -> str:

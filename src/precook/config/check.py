@@ -14,7 +14,14 @@ from precook.config.encoders import ENCODERS
 from precook.config.field_types import FieldPath, Flaw, Section
 from precook.config.messages import described, did_you_mean, quoted
 from precook.config.schema import Settings
-from precook.config.sections import ImageOverrides, ImageSettings, TextOverrides, TextSettings, VideoSettings
+from precook.config.sections import (
+    ImageOverrides,
+    ImageSettings,
+    TextOverrides,
+    TextSettings,
+    VideoOverrides,
+    VideoSettings,
+)
 from precook.config.texts import PassageSettings
 from precook.config.yaml import MAX_DIGITS, Origin, read_document
 from precook.errors import ConfigError
@@ -40,6 +47,7 @@ _IN_CONCEPTS: dict[str, type[Section]] = {
     "passages": PassageSettings,
     "image": ImageOverrides,
     "text": TextOverrides,
+    "video": VideoOverrides,
 }
 
 

@@ -30,7 +30,7 @@ from precook.config.field_types import (
 )
 from precook.config.further_pictures import FurtherPicture, FurtherPictures, checked_pattern, numbered
 from precook.config.messages import described, did_you_mean, either, quoted
-from precook.config.sections import ImageOverrides, TextOverrides
+from precook.config.sections import ImageOverrides, TextOverrides, VideoOverrides
 from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn, TextFiles, TextsField
 
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
@@ -43,7 +43,7 @@ _MAX_TAGS = 1 << 20
 
 OF_PICTURES = {
     *("captions", "prefix", "suffix", "trigger", "tags", "masks", "missing_mask", "images", "image_column"),
-    *("image", "text", "clips"),
+    *("image", "text", "video", "clips"),
 }
 """Fields that say something of pictures."""
 
@@ -375,6 +375,12 @@ class Concept(Section):
         title="Text",
         description="Which of its texts are encoded, where that is not as the file says.",
         examples=[{"variations": 1}],
+    )
+    video: VideoOverrides | None = Field(
+        default=None,
+        title="Video",
+        description="Which frames of its clips are taken, where that is not as the file says.",
+        examples=[{"frames": [1, 49]}],
     )
     enabled: bool = Field(
         default=True,

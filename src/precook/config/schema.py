@@ -123,6 +123,10 @@ class Settings(Section):
         """Which texts of a concept are encoded."""
         return override(self.text, concept.text)
 
+    def video_of(self, concept: Concept) -> VideoSettings:
+        """Which frames of the clips of a concept are taken."""
+        return override(self.video, concept.video)
+
     @model_validator(mode="after")
     def _agree(self) -> Settings:
         flaws = [

@@ -331,6 +331,14 @@ class TextOverrides(TextSettings):
         return self
 
 
+class VideoOverrides(VideoSettings):
+    """Which frames of the clips of one concept are taken: what is written here, and for the rest what the file says."""
+
+    @model_serializer(mode="wrap")
+    def _spelled(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _written(self, dump)
+
+
 def override(settings: _Settings, overrides: Section | None) -> _Settings:
     """Settings of the file with those of a concept in their places."""
     if overrides is None:

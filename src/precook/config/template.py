@@ -314,7 +314,8 @@ def _heading(name: str) -> Iterator[_Line]:
 def _concept_lines(concept: FoundConcept, given: Mapping[str, Any], *, every: bool) -> Iterator[_Line]:
     """One concept; the first one shows every setting."""
     if concept.texts is not None:
-        yield from _texts("# 1 text" if concept.images == 1 else f"# {concept.images:,} texts")
+        yield from _texts(f"# {format_count(concept.images, 'text')}")
+        yield from _comments(concept.remarks)
         first, *others = (
             line
             for line in _fields(Concept, given, every=every)

@@ -27,13 +27,26 @@ class TextColumn(Section):
     column: NonEmpty = Field(description="Its name.")
 
 
-class MessagesColumn(Section):
-    """A column of the table holds conversations, each a list of messages with role and content."""
+class _Spoken(Section):
+    """What chat templates show."""
+
+    tools: NonEmpty | None = Field(
+        default=None, description="The column of the tools that a conversation may call, for the chat template."
+    )
+
+    @model_serializer
+    def _spelled(self) -> dict[str, str]:
+        names = sorted(type(self).model_fields, key="tools".__eq__)
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class MessagesColumn(_Spoken):
+    """A column of the table holds conversations, each a list of messages with role and content, or from and value."""
 
     messages: NonEmpty = Field(description="Its name.")
 
 
-class CompletionColumns(Section):
+class CompletionColumns(_Spoken):
     """Two columns of the table hold prompts and what is to follow them."""
 
     prompt: NonEmpty = Field(description="The column of prompts.")
@@ -58,7 +71,7 @@ _USUAL: tuple[TextColumn | MessagesColumn | CompletionColumns, ...] = (
 """What the columns of texts are usually called; the first that is there is taken."""
 _SHOWN = 4
 """Names of a mapping that a message shows."""
-_RULE = "files, {column: text}, {messages: messages} or {prompt: prompt, completion: completion}"
+_RULE = "files, {column: text}, {messages: messages} or {prompt: prompt, completion: completion}, perhaps with tools"
 
 
 def usual_texts(columns: Collection[str]) -> TextColumn | MessagesColumn | CompletionColumns | None:
@@ -77,7 +90,7 @@ def _texts(value: object) -> object:
         return TextFiles()
     if isinstance(value, dict):
         for form in _FORMS:
-            if set(value) == set(form.model_fields):
+            if _required(form) <= set(value) <= set(form.model_fields):
                 return form(**{name: _column(value[name], name) for name in value})
         names = [name for form in _FORMS for name in form.model_fields]
         unknown = next((name for name in value if name not in names), None)
@@ -86,6 +99,10 @@ def _texts(value: object) -> object:
         raise refusal(Flaw(f"must be {_RULE}, not a mapping of {found}{meant}"))
     meant = did_you_mean(value, ["files"]) if isinstance(value, str) else ""
     raise refusal(Flaw(f"must be {_RULE}, not {described(value)}{meant}"))
+
+
+def _required(form: type[Section]) -> set[str]:
+    return {name for name, field in form.model_fields.items() if field.is_required()}
 
 
 def _column(value: object, name: str) -> str:
@@ -100,7 +117,7 @@ def _schema(form: type[Section]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {name: {"type": "string", "minLength": 1} for name in form.model_fields},
-        "required": list(form.model_fields),
+        "required": [name for name in form.model_fields if name in _required(form)],
         "additionalProperties": False,
     }
 

@@ -155,6 +155,7 @@ def plan_build(
     encodings = _look_at_models(specs, store, memory, write=write, report=report)
     for encoding in encodings:
         specs[encoding.name].check_texts(encoding, settings.used_concepts)
+        specs[encoding.name].check_clips(settings)
     concepts = collect_sources(settings, base, encodings, store, memory, write=write, report=report)
     plan = make_plan(settings, base, encodings, concepts, store, memory, write=write, lease=lease)
     return BuildPlan(plan, specs)

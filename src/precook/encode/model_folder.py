@@ -7,6 +7,8 @@ missing: transformers makes an empty tokenizer of a folder that has none.
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +64,10 @@ _LEARNED_POSITIONS = ("clip_text_model", "siglip_text_model")
 """Types of models that have no position beyond those of their config."""
 _TOKENIZERS_OF = {"CLIPTokenizer": ("clip",), "T5Tokenizer": ("t5", "umt5", "mt5")}
 """Classes of tokenizers that belong to one kind of model, by the beginnings of its type."""
+_DEFAULT, _TOOL_USE = "default", "tool_use"
+"""The chat templates that transformers takes by itself."""
+_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+"""Where a chat template says that the assistant speaks."""
 _SPARE = 100
 """A table may lack one in so many tokens: Gemma's tokenizer has one more than the model that takes texts alone."""
 
@@ -129,10 +135,27 @@ class ModelFolders:
             self.check_template("remove chat_template, or name a tokenizer that has one")
 
     def check_template(self, hint: str) -> None:
-        """Refuse a tokenizer without a chat template."""
+        """Refuse a tokenizer without a chat template, and one with a template that is not written right."""
         settings, names = _settings_of(self.tokenizer), file_names(self.tokenizer)
         if "chat_template" not in settings and not any(name.startswith("chat_template") for name in names):
             raise EncodeError(f"{printable(self.tokenizer)}: the tokenizer has no chat template", hint=hint)
+        for name, template in read_templates(self.tokenizer).items():
+            if flaw := template_flaw(template):
+                which = "the chat template" if name == _DEFAULT else f"the chat template {printable(name)}"
+                message = f"{printable(self.tokenizer)}: {which} is not written right, {flaw}"
+                raise EncodeError(message, hint="mend it, or name another tokenizer")
+
+    def check_marks(self, *, tools: bool) -> None:
+        """Refuse a chat template that does not tell what the assistant says, where labels are made by that."""
+        templates = read_templates(self.tokenizer)
+        # As transformers chooses: conversations with tools have a template of their own where there is one.
+        used = {name: text for name, text in templates.items() if name == _DEFAULT or (tools and name == _TOOL_USE)}
+        for name, template in (used or templates).items():
+            if not _MARK.search(template):
+                which = "the chat template" if name == _DEFAULT else f"the chat template {printable(name)}"
+                message = f"{printable(self.tokenizer)}: {which} does not tell what the assistant says"
+                hint = "mark it with {% generation %} and {% endgeneration %}, or write labels: all"
+                raise EncodeError(message, hint=hint)
 
     def instead(self, otherwise: str, folder: Path | None = None) -> str:
         """A hint to what fits this encoder in the pipeline that a folder is part of; else another hint.
@@ -206,6 +229,55 @@ def check_tokenizer(folder: Path, *, hint: str = "name the folder that has a tok
     """Refuse a folder without a tokenizer: of nothing, transformers makes one that knows no word."""
     if not has_tokenizer(folder):
         raise EncodeError(f"{printable(folder)}: no tokenizer in there", hint=hint)
+
+
+def read_templates(folder: Path) -> dict[str, str]:
+    """The chat templates of a tokenizer by name; the one that is usually taken is called default."""
+    given = _settings_of(folder).get("chat_template")
+    if isinstance(given, list):
+        given = {one.get("name"): one.get("template") for one in given if isinstance(one, dict)}
+    named = given if isinstance(given, dict) else {_DEFAULT: given}
+    templates = {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+    files = {_DEFAULT: folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    for name, file in files.items():
+        if file.is_file():
+            try:
+                templates[name] = file.read_text("utf-8")
+            except UnicodeDecodeError as error:
+                raise EncodeError(f"{printable(file)}: not UTF-8", hint="save it as UTF-8") from error
+    return templates
+
+
+def template_flaw(template: str) -> str | None:
+    """What is not written right in a chat template, by its syntax alone; None where that is right, or nobody can tell.
+
+    Nothing of it is run.
+    """
+    if importlib.util.find_spec("jinja2") is None:
+        return None
+    from jinja2 import Environment, TemplateSyntaxError, ext, nodes  # noqa: PLC0415 - only for chat templates
+
+    class Generation(ext.Extension):
+        """The block by which a template marks what the assistant says: transformers', not Jinja's."""
+
+        tags = {"generation"}  # noqa: RUF012 - as the class above has it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(inside).set_lineno(line)
+
+    environment = Environment(  # noqa: S701 - nothing is rendered
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    try:
+        environment.parse(template)
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {printable(error.message or 'it cannot be read')}"
+    except RecursionError:
+        return "it is nested too deeply"
+    return None
 
 
 def is_tokenizer_file(name: str) -> bool:

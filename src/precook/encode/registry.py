@@ -22,6 +22,7 @@ from precook.config.concept import Concept
 from precook.config.encoders import (
     Compile,
     DiffusersPrompt,
+    DiffusersVideoVae,
     EncoderSection,
     ModelEncoder,
     PictureEncoder,
@@ -33,6 +34,7 @@ from precook.config.encoders import (
 )
 from precook.config.field_types import is_in_key
 from precook.config.further_pictures import OWN, VIDEO
+from precook.config.schema import Settings
 from precook.config.texts import CompletionColumns, MessagesColumn
 from precook.config.yaml import Origin
 from precook.encode.encoder import BaseEncoder, Encoder, as_base, read_inputs, why_no_encoder_class
@@ -51,7 +53,7 @@ from precook.encode.processor import backend
 from precook.encode.prompt_folder import cleaned_by, find_pipeline, text_parts
 from precook.encode.prompt_leaves import known_forms
 from precook.encode.torch_tools import named_shards, raised, read_config
-from precook.encode.vae_model import Convention, class_name, convention
+from precook.encode.vae_model import Convention, class_name, convention, frames_per_latent
 from precook.errors import ConfigError, EncodeError, IdentityError, SourceError, printable
 from precook.fs.stamps import read_stamps, stamp_keys
 from precook.identity.models import identify_path
@@ -244,12 +246,47 @@ class EncoderSpec:
                 message = f"it takes texts in one piece, and the concept {printable(concept.name)} has {kind}"
                 hint = "transformers-tokens takes them; a class of yours says documents = True"
                 raise self.origin.error(where, message, hint=hint)
-            folders = self._folders(self.snapshots.planned)
-            if isinstance(concept.texts, MessagesColumn) and folders is not None:
-                try:
-                    folders.check_template("put it into the folder, as chat_template.jinja, or name another tokenizer")
-                except EncodeError as error:
-                    raise self._refusal("model", error) from error
+            if isinstance(concept.texts, MessagesColumn):
+                self._check_template(concept.texts)
+
+    def _check_template(self, texts: MessagesColumn) -> None:
+        """Refuse a tokenizer whose chat template can make nothing of conversations, or not what is asked for."""
+        folders, section, setting = self._folders(self.snapshots.planned), self.definition, "model"
+        if folders is None:
+            return
+        try:
+            folders.check_template("put it into the folder, as chat_template.jinja, or name another tokenizer")
+            if isinstance(section, TransformersTokens) and section.labels == "assistant":
+                setting = "labels"
+                folders.check_marks(tools=texts.tools is not None)
+        except EncodeError as error:
+            raise self._refusal(setting, error) from error
+
+    def check_clips(self, settings: Settings) -> None:
+        """Refuse numbers of frames that the model of an encoder of clips would cut, where its config tells them."""
+        section = self.definition
+        folders = self._folders(self.snapshots.planned) if isinstance(section, DiffusersVideoVae) else None
+        if folders is None or not isinstance(section, DiffusersVideoVae):
+            return
+        try:
+            config = read_config(folders.model if section.config is None else self.base / section.config)
+        except EncodeError as error:
+            raise self._refusal("model", error) from error
+        step = frames_per_latent(config) or 1
+        problems = {}
+        for number, concept in enumerate(settings.concepts):
+            if not concept.enabled:
+                continue
+            own = concept.video is not None and "frames" in concept.video.model_fields_set
+            where = ("concepts", number, "video", "frames") if own else ("video", "frames")
+            for count in settings.video_of(concept).frames:
+                if (count - 1) % step:
+                    below = (count - 1) // step * step + 1
+                    message = f"{count} frames: {config['_class_name']} takes one and multiples of {step} more"
+                    hint = f"write {below} or {below + step}"
+                    problems[where, count] = self.origin.problem(where, message, hint)
+        if problems:
+            raise ConfigError(*problems.values(), file=self.origin.file)
 
     def _renewal(self) -> str:
         """What to write so that all entries of this encoder have other keys."""

@@ -7,7 +7,8 @@ mask is all ones then, and padded along with the ids in a batch. A text that giv
 How a text is cut is the tokenizer's matter (its side, its special tokens); to what length is `max_length`, or without
 it the limit that the tokenizer states. A tokenizer that states none cuts nothing.
 
-Texts in parts become what TRL's SFTTrainer makes of them. A conversation goes through the tokenizer's chat template. A
+Texts in parts become what TRL's SFTTrainer makes of them. A conversation goes through the tokenizer's chat template,
+with its tools where it has some. A
 prompt with its completion is tokenised as one text, ended with the end-of-sequence token unless it ends so already, and
 the completion begins where the tokens are others than those of the prompt alone. Beside the ids stand `labels`: the ids
 that count in the loss, -100 elsewhere. They are cut after the first `max_length` tokens; what has no label left then is
@@ -110,7 +111,12 @@ class Tokenizer:
             return list(self._columns([text], special_tokens)[0]["input_ids"])
 
     def conversation(
-        self, messages: list[dict[str, Any]], *, generation: bool = False, assistant: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        generation: bool = False,
+        assistant: bool = False,
     ) -> tuple[list[int], list[int] | None]:
         """The tokens of messages in the chat template, with `generation` up to where an answer would begin.
 
@@ -120,6 +126,7 @@ class Tokenizer:
             try:
                 found = self.library.apply_chat_template(
                     messages,
+                    tools=tools,
                     add_generation_prompt=generation,
                     tokenize=True,
                     return_dict=True,
@@ -236,9 +243,9 @@ class TokensEncoder(BaseEncoder):
     def _in_parts(self, document: Document) -> TokenRow:
         """A conversation, or a prompt with its completion, and which of its tokens count."""
         parts, tokenizer, wanted = document.parts, self._loaded, self._section.labels
-        spoken = None
+        tools, spoken = parts.get("tools"), None
         if "messages" in parts:
-            ids, spoken = tokenizer.conversation(parts["messages"], assistant=wanted == "assistant")
+            ids, spoken = tokenizer.conversation(parts["messages"], tools, assistant=wanted == "assistant")
             counts = [True] * len(ids)
         else:
             prompt, completion = parts["prompt"], parts["completion"]
@@ -247,8 +254,8 @@ class TokensEncoder(BaseEncoder):
                 before = tokenizer.ids(prompt, special_tokens=special)
                 ids = tokenizer.ids(prompt + self._ended(completion, labelled=True), special_tokens=special)
             else:
-                before, _ = tokenizer.conversation(prompt, generation=True)
-                ids, spoken = tokenizer.conversation(prompt + completion, assistant=wanted == "assistant")
+                before, _ = tokenizer.conversation(prompt, tools, generation=True)
+                ids, spoken = tokenizer.conversation(prompt + completion, tools, assistant=wanted == "assistant")
             # Tokens may merge across the border, and a template may show a prompt otherwise when it is answered.
             shared = sum(
                 1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, ids, strict=False))

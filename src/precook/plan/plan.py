@@ -137,7 +137,7 @@ def make_plan(
     With a lease, all that is wanted is protected by it before it is looked up.
     """
     samples = Samples(concepts)
-    targets = cut_samples(samples, settings.image, settings.video)
+    targets = cut_samples(samples, settings.image)
     wanted = [want(encoding, samples, targets, settings.text, memory) for encoding in encodings]
     plan = Plan(settings, base, store, memory, samples, targets, {})
     return look_up(plan, wanted, memory, write=write, lease=lease)

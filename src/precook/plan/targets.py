@@ -173,7 +173,7 @@ class Targets:
         return self.cuts if picture in (OWN, VIDEO) else self.further[picture]
 
 
-def cut_samples(samples: Samples, image: ImageSettings, video: VideoSettings) -> Targets:
+def cut_samples(samples: Samples, image: ImageSettings) -> Targets:
     """Work out how every sample is cut for every target of its concept and, of clips, which frames are taken.
 
     `image` is what the file says for all concepts.
@@ -188,11 +188,11 @@ def cut_samples(samples: Samples, image: ImageSettings, video: VideoSettings) ->
     ]
     choices: list[Numbers] = []
     if samples.clips is not None:
-        chosen = [_choices(samples, video, variation) for variation in range(variations)]
+        chosen = [_choices(samples, variation) for variation in range(variations)]
         choices = [chosen[target.variation] for target in targets]
         for sample in np.flatnonzero(chosen[0][:, 1] == 0).tolist():
             for cut in cuts:
-                cut.refused[sample] = _why_short(samples.clips[sample], video)
+                cut.refused[sample] = _why_short(samples.clips[sample], samples.in_concept(sample)[0].video)
     refused = [dict(cut.refused) for cut in cuts]
     further = {name: _cut_further(samples, name, targets, cuts, resolutions, refused) for name in samples.further}
     # What a concept does not want has no size.
@@ -299,14 +299,16 @@ def _joined_further(by_concept: Sequence[ConceptSamples], name: str) -> FurtherC
     )
 
 
-def _choices(samples: Samples, video: VideoSettings, variation: int) -> Numbers:
+def _choices(samples: Samples, variation: int) -> Numbers:
     """Which frames are taken of each clip; zeros where it has too few."""
     assert samples.clips is not None, "asked for where there are clips"
     rows = np.zeros((samples.count, 3), np.int64)
     bits: list[int] = []
     for image, start, stop in samples.cut_alike():
         bits += draw(samples.images[start:stop], Purpose.START, number=variation, seed=image.seed).tolist()
+    videos = [concept.video for concept in samples.by_concept]
     for row, (times, one) in enumerate(zip(samples.clips, bits, strict=True)):
+        video = videos[int(samples.concepts[row])]
         choice = choose_frames(times, video.frames, video.rate, video.start, one)
         if choice is not None:
             rows[row] = choice.start, choice.count, choice.rate

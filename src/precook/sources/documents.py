@@ -21,7 +21,7 @@ from precook.identity.digest import derived_digest, digest
 from precook.sources.caption_rule import CaptionTexts
 from precook.sources.captions import CaptionError, checked, decode_caption
 from precook.sources.passages import split_passages
-from precook.sources.table_formats import Cells, RowError, RowProblem, TableColumns, kind_name, quoted
+from precook.sources.table_formats import JSON, Cells, RowError, RowProblem, TableColumns, kind_name, quoted
 from precook.sources.tables import read_content, usable_rows
 
 MAX_BYTES = 256 << 20
@@ -30,20 +30,31 @@ MAX_PASSAGES = 1_000_000
 """The most passages of a file: each is a sample."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Who says the messages of a conversation."""
+SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
+"""The same as ShareGPT calls them, where messages have `from` and `value`."""
 
 _CONTEXT = "precook document 1"
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text in parts: the `messages` of a conversation, or a `prompt` and its `completion`."""
+    """A text in parts: the `messages` of a conversation, or a `prompt` and its `completion`; perhaps with `tools`."""
 
     form: str
     """The parts as JSON, in the order in which they were written: a chat template may show that order."""
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The parts by name: lists of messages or, of a prompt and its completion, perhaps texts."""
+        """The parts by name: lists of messages and of tools or, of a prompt and its completion, perhaps texts."""
         parts: dict[str, Any] = json.loads(self.form)
         return parts
 
@@ -98,9 +109,9 @@ def read_documents(path: Path, source: TextColumn | MessagesColumn | CompletionC
     if isinstance(source, TextColumn):
         columns = TableColumns(source.column, None, None, texts=True)
     elif isinstance(source, MessagesColumn):
-        columns = TableColumns(source.messages, None, None, nested=True, texts=True)
+        columns = TableColumns(source.messages, None, source.tools, nested=True, texts=True)
     else:
-        columns = TableColumns(source.prompt, source.completion, None, nested=True, texts=True)
+        columns = TableColumns(source.prompt, source.completion, source.tools, nested=True, texts=True)
     stamp, content = read_content(path)
     rows, problems = usable_rows(path, content, columns, lambda cells: (cells[0], _document(cells, source)))
     texts = tuple(text for _, text in rows)
@@ -168,20 +179,24 @@ def split_text(text: str, passages: PassageSettings | None, *, most: int | None 
 
 
 def _document(cells: Cells, source: TextColumn | MessagesColumn | CompletionColumns) -> DocumentText:
-    _, first, second, *_ = cells
+    _, first, second, third, _ = cells
     if isinstance(source, TextColumn):
         return _text(first, source.column)
+    tools = {} if third is None else {"tools": _tools(third, source.tools or "")}
     if isinstance(source, MessagesColumn):
-        return _in_parts(messages=_messages(first, source.messages))
+        return _in_parts(messages=_messages(first, source.messages), **tools)
     if {type(first), type(second)} == {str, list}:
         columns = f"{kind_name(first)} in column {quoted(source.prompt)} and {kind_name(second)} in "
         raise RowError(f"{columns}{quoted(source.completion)}: write a text into both, or messages")
     if isinstance(first, str):
+        if tools:
+            raise RowError(f"tools in column {quoted(source.tools or '')} beside texts: write messages, or null there")
         # A prompt may be empty: then the completion follows nothing.
         return _in_parts(prompt=checked(first), completion=_text(second, source.completion))
     return _in_parts(
         prompt=_messages(first, source.prompt, or_text=True),
         completion=_messages(second, source.completion, or_text=True),
+        **tools,
     )
 
 
@@ -222,11 +237,28 @@ def _messages(value: object, column: str, *, or_text: bool = False) -> list[dict
     ]
 
 
+def _tools(value: object, column: str) -> list[dict[str, Any]]:
+    """The tools of a conversation, which tables often hold as JSON."""
+    if isinstance(value, str):
+        try:
+            value = JSON.decode(value)
+        except (ValueError, RecursionError):
+            raise RowError(f"text in column {quoted(column)} that is no JSON: write a list of tools there") from None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        found = "a list of something else" if isinstance(value, list) else kind_name(value)
+        raise RowError(f"{found} in column {quoted(column)}: write a list of tools, each an object")
+    for text in _strings(value):
+        checked(text)
+    return value
+
+
 def _message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RowError(f"{where} is {kind_name(message)}: write an object with role and content")
     # Columns of a Parquet file have null where a message has no such field.
     fields = {name: value for name, value in message.items() if value is not None or name == "content"}
+    if "role" not in fields and "from" in fields:
+        fields = _from_sharegpt(fields, where)
     role = fields.get("role")
     if not isinstance(role, str):
         raise RowError(f"{where} has no role: write one of {', '.join(ROLES)}")
@@ -242,6 +274,36 @@ def _message(message: object, where: str) -> dict[str, Any]:
     for text in _strings(fields):
         checked(text)
     return fields
+
+
+def _from_sharegpt(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """A message of `from` and `value` as chat templates take it; a call of a function becomes a call of a tool."""
+    speaker = fields["from"]
+    if not isinstance(speaker, str):
+        raise RowError(f"{where} is from {kind_name(speaker)}: write one of {', '.join(SPEAKERS)}")
+    if speaker not in SPEAKERS:
+        known = ", ".join(SPEAKERS)
+        raise RowError(f"{where} is from {quoted(speaker)}, who is not known: write one of {known}")
+    if fields.pop("content", None) is not None:
+        raise RowError(f"{where} has from and content: write role and content, or from and value")
+    names = {"from": "role", "value": "content"}
+    renamed = {names.get(name, name): value for name, value in fields.items()} | {"role": SPEAKERS[speaker]}
+    if speaker == "function_call":
+        renamed["tool_calls"] = _calls(renamed.pop("content", None), where)
+    return renamed
+
+
+def _calls(value: object, where: str) -> list[dict[str, Any]]:
+    """The calls that a message makes, which ShareGPT writes as JSON: an object with name and arguments, or several."""
+    try:
+        calls = JSON.decode(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        calls = None
+    calls = calls if isinstance(calls, list) else [calls]
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
+            raise RowError(f"{where} calls no function: write JSON with name and arguments as its value")
+    return [{"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}} for call in calls]
 
 
 def _check_parts(content: list[object], where: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from precook.config.concept import ColumnName, Concept
 from precook.config.schema import Settings
-from precook.config.sections import ImageSettings, TextSettings
+from precook.config.sections import ImageSettings, TextSettings, VideoSettings
 from precook.fs.read import read_small
 from precook.fs.stamps import SIZE
 from precook.fs.trust import FileSystem
@@ -98,6 +98,8 @@ class ConceptSamples:
     """How its pictures are cut."""
     text: TextSettings
     """Which of its texts are encoded."""
+    video: VideoSettings
+    """Which frames of its clips are taken."""
     files: SampleFiles
     rows: Numbers
     """Rows of `files` that are samples."""
@@ -333,6 +335,7 @@ class _Collection:
         self._files = files
         self._image = settings.image_of(concept)
         self._text = settings.text_of(concept)
+        self._video = settings.video_of(concept)
         self._memory = memory
         self._file_system = file_system
         self._save = save
@@ -370,6 +373,7 @@ class _Collection:
             concept=self._concept,
             image=self._image,
             text=self._text,
+            video=self._video,
             files=files,
             rows=chosen[keep],
             images=pictures.digests[keep],

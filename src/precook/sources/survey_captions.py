@@ -5,19 +5,17 @@ It is a guess for `precook init`, which writes it into the config with its reaso
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from precook.errors import printable
+from precook.errors import SourceError, printable
 from precook.fs.read import read_small
 from precook.sources.captions import MAX_BYTES, CaptionError, decode_caption, split_lines
 from precook.sources.table_formats import JSON
-from precook.sources.tables import MAX_BYTES as MAX_TABLE
+from precook.sources.tables import read_columns
 from precook.units import format_count
 
 METADATA = ("metadata.jsonl", "metadata.csv")
@@ -58,8 +56,8 @@ def find_metadata(folder: Path, pictures: int) -> tuple[str, FoundCaptions] | No
     """The table of a dataset of the hub in a folder, and how it is read; None where there is none."""
     for name in METADATA:
         try:
-            columns = _columns(name, read_small(folder / name, MAX_TABLE))
-        except (OSError, ValueError, csv.Error):
+            columns = read_columns(folder / name)
+        except SourceError:
             continue  # absent, or no such table
         if "file_name" not in columns:
             continue
@@ -128,12 +126,3 @@ def _json_fields(text: str) -> list[str]:
     except (ValueError, RecursionError):
         return []
     return list(value) if isinstance(value, dict) else []
-
-
-def _columns(name: str, content: bytes) -> list[str]:
-    """The columns of a table by its first row."""
-    text = content.decode("utf-8-sig")
-    if name.endswith(".csv"):
-        return next(csv.reader(io.StringIO(text)), [])
-    first = next((line for line in text.split("\n") if line.strip()), "")
-    return _json_fields(first)

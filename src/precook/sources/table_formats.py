@@ -306,6 +306,20 @@ def _parquet_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator
         raise SourceError(path, f"broken parquet: {printable(error)}", hint=_WRITE_AGAIN) from error
 
 
+def parquet_columns(path: Path) -> list[str]:
+    """What the columns of a Parquet file are called."""
+    try:
+        import pyarrow  # noqa: PLC0415, ICN001 - an extra, and slow to import
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError as error:
+        raise SourceError(path, "parquet needs pyarrow", hint="pip install 'precook[parquet]'") from error
+    try:
+        names: list[str] = parquet.read_schema(path).names
+    except pyarrow.ArrowException as error:
+        raise SourceError(path, f"broken parquet: {printable(error)}", hint=_WRITE_AGAIN) from error
+    return names
+
+
 def _checked_leaves(path: Path, metadata: Any, nbytes: int, columns: TableColumns) -> list[str]:
     """Where the texts of the columns lie in the file; refused where they claim to be very much more than its bytes."""
     most_values, most_bytes = _MAX_ROWS + nbytes, _MAX_TEXT + _UNFOLDING * nbytes

@@ -6,6 +6,9 @@ cannot be used is a problem of that row. A table whose rows cannot be told apart
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +21,26 @@ from precook.fs.stamps import Stamp, stamp_of
 from precook.fs.system import calls
 from precook.identity.digest import digest
 from precook.sources.captions import CaptionError, checked
-from precook.sources.table_formats import Cells, RowError, RowProblem, TableColumns, kind_name, quoted, read_rows
+from precook.sources.table_formats import (
+    JSON,
+    Cells,
+    RowError,
+    RowProblem,
+    TableColumns,
+    kind_name,
+    parquet_columns,
+    quoted,
+    read_rows,
+)
 from precook.units import format_size
 from precook.values import Digest
 
 MAX_BYTES = 1 << 30
 """Of a table: it is in memory as a whole, and several times while it is taken apart."""
 _MAX_HOLES = 64 << 20
+_BEGINNING = 16 << 20
+"""Bytes of a table that are looked at for its columns: a line of JSON has no more."""
+_FIRST_ROWS = 100
 _T = TypeVar("_T")
 
 MAX_PROBLEMS = 100_000
@@ -96,6 +112,31 @@ def usable_rows(
         except (RowError, CaptionError) as error:
             problems.append(RowProblem(cells[0], str(error)))
     return rows, problems
+
+
+def read_columns(path: Path) -> list[str]:
+    """What the columns of a table are called, by its beginning; `SourceError` where it cannot be read.
+
+    Of JSON lines, all fields that the first rows have; nothing where there are no rows.
+    """
+    try:
+        if path.suffix.lower() == ".parquet":
+            return parquet_columns(path)
+        with open_source(path) as (descriptor, _), open(descriptor, "rb", closefd=False) as opened:
+            text = opened.read(_BEGINNING).decode("utf-8-sig", "replace")
+        lines = io.StringIO(text, newline="")
+        if path.suffix.lower() in (".csv", ".tsv"):
+            return next(csv.reader(lines, delimiter="," if path.suffix.lower() == ".csv" else "\t"), [])
+    except (OSError, csv.Error) as error:
+        raise SourceError(path, getattr(error, "strerror", None) or str(error)) from error
+    found: dict[str, None] = {}
+    for line in itertools.islice(filter(str.strip, lines), _FIRST_ROWS):
+        try:
+            row = JSON.decode(line)
+        except (ValueError, RecursionError):
+            continue
+        found.update(dict.fromkeys(row if isinstance(row, dict) else ()))
+    return list(found)
 
 
 def resolve(table: Path, image: str) -> Path:

@@ -62,6 +62,7 @@ def collect_texts(
         concept=concept,
         image=settings.image_of(concept),
         text=settings.text_of(concept),
+        video=settings.video_of(concept),
         files=files,
         rows=np.repeat(chosen, counts),
         images=digests,
