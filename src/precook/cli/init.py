@@ -127,7 +127,7 @@ def _look_at(
     text: Path | None,
 ) -> tuple[TemplateFacts, list[SurveyedConcept]]:
     """What the config is to say; its paths begin at `base`."""
-    from precook.config.template import TemplateFacts
+    from precook.config.template import TemplateFacts, control_names
     from precook.encode.propose import propose, propose_frames, takes_clips
     from precook.encode.vae_model import frames_per_latent, pixels_per_latent
     from precook.sources.survey import folder_name, relative_path, survey
@@ -150,7 +150,15 @@ def _look_at(
     if named is not None:
         place = relative_path(Path(named.place), base) if named.facts.pipeline is not None else named.place
         other = None if vae is None else relative_path(vae, base)
-        proposal = propose(named.family, named.facts, place, vae=other, resolution=resolution, lengths=lengths)
+        proposal = propose(
+            named.family,
+            named.facts,
+            place,
+            vae=other,
+            resolution=resolution,
+            lengths=lengths,
+            controls=control_names(each.concept for each in surveyed),
+        )
     if dataset is None:
         name = folder.stem if folder.is_file() else folder_name(folder)
         dataset = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:64] or "dataset"
@@ -216,7 +224,9 @@ def _named_model(model: str, vae: Path | None) -> _NamedModel:
             hint += "; a model of the hub is named in the config, as model beside revision"
         meant = did_you_mean(model, names)
         raise usage_error(f"--for {printable(model)}: no such folder, and no family of that name{meant}", hint)
-    facts = ModelFacts(text_encoders=family.text_encoders, no_prompt=family.no_prompt)
+    facts = ModelFacts(
+        text_encoders=family.text_encoders, no_prompt=family.no_prompt, sees_pictures=family.sees_pictures
+    )
     return _NamedModel(family, facts, f"models/{family.name}")
 
 

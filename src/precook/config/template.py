@@ -214,11 +214,15 @@ def _settings(facts: TemplateFacts) -> dict[str, Any]:
         encoders["latent"] = {**block, "model": facts.vae or block["model"]}
     if facts.text is not None:
         encoders["prompt"] = {**_BLOCKS["text"], "model": facts.text}
+    controls = control_names(facts.concepts)
+    if proposal is None and not facts.video:
+        pictures = encoders.get("latent", _BLOCKS["pixels"])
+        encoders |= {name: {**pictures, "of": name} for name in controls}
     if any(concept.masks is not None for concept in facts.concepts):
         # Without a VAE the masks go with the pixels.
         factor = facts.factor if proposal is None else proposal.factor
         encoders["mask"] = {**_BLOCKS["mask"], "factor": factor if "latent" in encoders else 1}
-    if "latent" not in encoders and (proposal is not None or "prompt" not in encoders):
+    if "latent" not in encoders and (proposal is not None or "prompt" not in encoders or controls):
         encoders["pixels"] = _BLOCKS["pixels"]
     concepts = [
         {
@@ -262,7 +266,10 @@ def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
     if facts.proposal is not None:
         yield from _indented("  ", _comments([facts.proposal.sentence]))
     used = {kind_of(given) for given in settings["encoders"].values()}
-    for name, block in _BLOCKS.items():
+    # Those that have no place of their own among the usual ones, such as the encoder of control pictures, come first.
+    blocks: dict[str, dict[str, Any]] = {name: {} for name in settings["encoders"] if name not in _BLOCKS}
+    blocks |= _BLOCKS
+    for name, block in blocks.items():
         switched_on = name in settings["encoders"]
         if facts.texts_alone and name not in _OF_TEXTS:
             continue
@@ -333,6 +340,16 @@ def _concept_lines(concept: FoundConcept, given: Mapping[str, Any], *, every: bo
     first, *others = _fields(Concept, given, every=every)
     yield from _indented("- ", [first])
     yield from _indented("  ", others)
+
+
+def control_names(concepts: Iterable[FoundConcept]) -> list[str]:
+    """What the further pictures of concepts are called: those of a list are numbered."""
+    names: dict[str, None] = {}
+    for concept in concepts:
+        for name, given in concept.settings.get("images", {}).items():
+            several = [f"{name}_{number}" for number in range(1, len(given) + 1)] if isinstance(given, list) else [name]
+            names.update(dict.fromkeys(several))
+    return list(names)
 
 
 def told_count(concept: FoundConcept) -> str:

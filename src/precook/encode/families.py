@@ -54,6 +54,8 @@ class Family:
     """Tokens of a caption, where the loop takes another number than the pipeline's `encode_prompt` by itself."""
     no_prompt: str = ""
     """Why its prompts cannot be encoded, where they cannot."""
+    sees_pictures: bool = False
+    """Its prompts see the control picture: where samples have none, there is no prompt."""
     frames: bool = False
     """Its VAE takes videos: latents have a dimension of frames, which a batch of pictures does not have."""
     frame_step: int = 0
@@ -239,7 +241,8 @@ FAMILIES: tuple[Family, ...] = (
         name="qwen-image-edit",
         title="Qwen-Image-Edit",
         pipelines=("QwenImageEditPipeline", "QwenImageEditPlusPipeline", "QwenImageEditInpaintPipeline"),
-        text_encoders=(),
+        text_encoders=("text_encoder",),
+        sees_pictures=True,
         resolution=1024,
         factor=8,
         patch=2,
@@ -247,7 +250,7 @@ FAMILIES: tuple[Family, ...] = (
         resampling="bilinear",
         rounding="nearest",
         latent=_NORMALISED,
-        prompt="",
+        prompt="pipe.encode_prompt(prompt, image)",
         posterior="moments",
         frames=True,
         no_prompt="it takes a picture for its prompts: give the concept `images`, and name one in `of`",

@@ -38,6 +38,8 @@ class ModelFacts:
     text_encoders: tuple[str, ...] = ()
     no_prompt: str = ""
     """Why its prompts cannot be encoded, where they cannot."""
+    sees_pictures: bool = False
+    """Whether its prompts see a control picture."""
     vae: bool = True
     """Whether it has one."""
     factor: int | None = None
@@ -70,18 +72,23 @@ def read_facts(pipeline: PipelineFolder, family: Family | None, *, other_vae: Pa
         _require(pipeline, name)
     vae = other_vae or (parts["vae"].folder if "vae" in parts else None)
     encoders, no_prompt = tuple(sorted(name for name in needed if name.startswith("text_encoder"))), ""
+    max_length = None if family is None else family.max_length
+    seen = False
     try:
-        find_pipeline(pipeline.path, None if family is None else family.max_length, {})
+        find_pipeline(pipeline.path, max_length, {})
     except EncodeError as error:
         if vae is None:
             raise
-        encoders, no_prompt = (), error.message
+        seen = _sees_pictures(pipeline, max_length)
+        no_prompt = error.message
+        encoders = encoders if seen else ()
     config = {} if vae is None else read_config(vae)
     trained = None if family is None or family.sample_size is None else parts.get(family.sample_size)
     return ModelFacts(
         pipeline=pipeline.kind,
         text_encoders=encoders,
         no_prompt=no_prompt,
+        sees_pictures=seen,
         vae=vae is not None,
         factor=pixels_per_latent(config),
         frame_step=frames_per_latent(config),
@@ -123,10 +130,12 @@ def propose(
     vae: str | None = None,
     resolution: int = 512,
     lengths: Sequence[int] | None = None,
+    controls: Sequence[str] = (),
 ) -> Proposal:
     """What a config shall say for a model, which it calls `model`, and for its VAE `vae` where that lies elsewhere.
 
-    `resolution` is for a model of no family that is known; `lengths` are those of clips, where there are some.
+    `resolution` is for a model of no family that is known; `lengths` are those of clips, where there are some, and
+    `controls` the names of the pictures that targets were made from.
     """
     factor = facts.factor or (8 if family is None else family.factor)
     size = _resolution(family, facts, factor, resolution)
@@ -140,6 +149,7 @@ def propose(
         settings.append(propose_frames(step_of, lengths))
         video = {"frames": settings[-1].value, "fps": VideoSettings().fps}
     remarks: dict[str, tuple[str, ...]] = {}
+    left_out = "" if facts.sees_pictures and controls else facts.no_prompt
     if facts.vae:
         place = {"model": model, "subfolder": "vae"} if vae is None else {"model": vae}
         chosen = [_vae_dtype(family, facts), _posterior(family), _scaled(family, facts)]
@@ -149,10 +159,14 @@ def propose(
             **_values(chosen),
         }
         settings += chosen
-        remarks["latent"] = (*_latent_remarks(family, clips=bool(video)), *filter(None, [facts.no_prompt]))
-    if facts.text_encoders:
+        remarks["latent"] = (*_latent_remarks(family, clips=bool(video)), *filter(None, [left_out]))
+        if not video:
+            encoders |= {name: {**encoders["latent"], "of": name} for name in controls}
+    if facts.text_encoders and not left_out:
         chosen = [_text_dtype(facts), *_max_length(family)]
         encoders["prompt"] = {"uses": "diffusers-prompt", "model": model, **_values(chosen)}
+        if facts.sees_pictures:
+            encoders["prompt"]["of"] = controls[0] if len(controls) == 1 else list(controls)
         settings += chosen
         remarks["prompt"] = tuple(_prompt_remarks(family, facts))
     return Proposal(
@@ -160,7 +174,7 @@ def propose(
         pipeline=facts.pipeline,
         family=None if family is None else family.name,
         title=None if family is None else family.title,
-        left_out=facts.no_prompt,
+        left_out=left_out,
         image=image,
         factor=factor if family is None else factor * family.patched,
         encoders=encoders,
@@ -168,6 +182,15 @@ def propose(
         video=video,
         remarks=remarks,
     )
+
+
+def _sees_pictures(pipeline: PipelineFolder, max_length: int | None) -> bool:
+    """Whether a pipeline makes prompts of texts with pictures."""
+    try:
+        find_pipeline(pipeline.path, max_length, {}, pictures=True)
+    except EncodeError:
+        return False
+    return True
 
 
 def _saved(folder: Path, stem: str) -> str | None:

@@ -22,6 +22,7 @@ from precook.sources.frame_choice import capacity
 from precook.sources.pictures import RefusedError, read_facts
 from precook.sources.sample_files import CAPTION, NOT_SAMPLES, OTHER, PICTURE, mask_path, picture_suffixes
 from precook.sources.survey_captions import EXTENSIONS, find_captions, find_metadata, repeats_in
+from precook.sources.survey_further import control_beside, control_patterns, describe_controls, find_targets
 from precook.sources.text_survey import survey_files, survey_table
 from precook.sources.walk import walk
 from precook.units import format_count
@@ -57,6 +58,8 @@ class _FileGroup:
 
     folder: str
     pictures: tuple[str, ...]
+    controls: tuple[str, ...] = ()
+    """Patterns that lead from its pictures to those that they were made from."""
 
 
 def survey(folder: Path, base: Path, *, clips: bool | None = None, report: Reporter = SILENT) -> list[SurveyedConcept]:
@@ -101,6 +104,7 @@ def survey(folder: Path, base: Path, *, clips: bool | None = None, report: Repor
     }
     # Masks in a folder of their own look like a concept.
     groups = [group for group in groups if not masks.issuperset(group.pictures)] or groups
+    groups = _with_controls(groups, files)
     with report.task("looking at pictures", total=None, unit="files") as task:
         found = [_surveyed(group, patterns[group.folder], masks, files, folder, base, task) for group in groups]
     if videos:
@@ -154,6 +158,19 @@ def _groups(pictures: list[str]) -> list[_FileGroup]:
     return [_FileGroup(folder, tuple(paths)) for folder, paths in by_folder.items()]
 
 
+def _with_controls(groups: list[_FileGroup], files: set[str]) -> list[_FileGroup]:
+    """The groups with the control pictures of their targets, where these lie in folders of their own or beside them."""
+    by_folder = {group.folder: group for group in groups}
+    named = find_targets(by_folder)
+    if named is not None:
+        target, controls = named
+        patterns = control_patterns(by_folder[target].pictures, controls, files)
+        if patterns is not None and not any(map(_is_video, by_folder[target].pictures)):
+            paired = replace(by_folder[target], controls=tuple(patterns))
+            return [paired if group.folder == target else group for group in groups if group.folder not in controls]
+    return [replace(group, controls=tuple(control_beside(group.pictures, files))) for group in groups]
+
+
 def _mask_pattern(group: _FileGroup, files: set[str]) -> str | None:
     """The pattern that finds a mask for most pictures; None where none finds any."""
     counts = {
@@ -180,6 +197,9 @@ def _surveyed(
         if not captions.captioned and "captions" not in settings:
             settings["captions"] = {"text": repeats[1]}
             remarks.append("no captions were found: the name of the folder stands for them, as kohya's trainers do it")
+    if group.controls and table is None:
+        settings["images"], told = describe_controls(folder, samples, group.controls, files)
+        remarks += told
     sides, lengths = _measured(folder, [path for path in samples if path in files], task)
     clips = sum(map(_is_video, samples))
     if clips and not has_pyav():
