@@ -58,7 +58,7 @@ fuzz-quick: .venv/ready
 # processor needs torchvision, which this environment has.
 CLIENTS ?= ../clients
 clients: .venvs/clients/ready
-	failed=0; for suite in tests/clients/test_*.py tests/encode/test_edit_prompts.py; do \
+	failed=0; for suite in tests/clients/test_*.py tests/encode/test_edit_prompts.py tests/cli/test_init_further.py; do \
 		PRECOOK_CLIENTS=$(abspath $(CLIENTS)) .venvs/clients/bin/python -m pytest -q -rs $$suite $(ARGS) || failed=1; \
 	done; exit $$failed
 

@@ -20,8 +20,8 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 if importlib.util.find_spec("torchvision") is not None:
     import tests.clients.torchvision_operators  # noqa: F401 - before all that imports torchvision
 
-from tests.cli.test_init_for import model_folder  # noqa: E402 - after the skips
-from tests.support.vaes import kl  # noqa: E402 - likewise
+from tests.cli.test_init_for import model_folder
+from tests.support.vaes import kl
 
 
 def pairs(

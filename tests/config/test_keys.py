@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from precook.config.concept import Concept, TagSettings
-from precook.config.encoders import ENCODERS, UserSection
+from precook.config.encoders import ENCODERS, DiffusersPrompt, UserSection
 from precook.config.field_types import decides
 from precook.config.schema import Settings
 from precook.config.sections import ImageSettings, TextSettings, VideoSettings
@@ -20,8 +20,8 @@ from precook.config.texts import PassageSettings
 from tests.support.clips import animation
 from tests.support.projects import picture, project, text_folder, vae_folder
 
-ALL = {"latent", "clip", "prompt", "tokens", "inputs", "mask", "pixels", "hint", "vision", "mine"}
-PICTURES = {"latent", "clip", "inputs", "mask", "pixels", "hint", "vision"}
+ALL = {"latent", "clip", "prompt", "tokens", "inputs", "mask", "pixels", "hint", "vision", "mine", "own"}
+PICTURES = {"latent", "clip", "inputs", "mask", "pixels", "hint", "vision", "own"}
 TEXTS = {"prompt", "tokens", "mine"}
 BASE: dict[str, Any] = {
     "store": "cache",
@@ -48,6 +48,7 @@ BASE: dict[str, Any] = {
         "hint": {"uses": "image", "of": "control"},
         "vision": {"uses": "transformers-vision", "model": "models/vision"},
         "mine": {"uses": "tests.support.projects:Words", "version": 1},
+        "own": {"uses": "tests.support.projects:Pixels"},
     },
 }
 CHANGES: dict[str, tuple[Any, set[str]]] = {
@@ -199,8 +200,27 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "encoders.mine.version": (2, {"mine"}),
     "encoders.mine.device": ("cpu", set()),
     "encoders.mine.batch_size": (4, set()),
+    "encoders.own.of": ("control", {"own"}),
+    "encoders.own.version": (2, {"own"}),
+    "encoders.own.device": ("cpu", set()),
+    "encoders.own.batch_size": (4, set()),
 }
 """A field, another value for it, and the encoders whose keys change with it."""
+PROMPTS: dict[str, tuple[Any, bool]] = {
+    "model": ("models/other-pipeline", True),
+    "revision": ("main", False),
+    "subfolder": ("part", True),
+    "dtype": ("bfloat16", True),
+    "compile": ("on", False),
+    "device_memory": ("8GiB", False),
+    "max_length": (77, True),
+    "options": ({"clean_caption": False}, True),
+    "of": ("image", True),
+    "device": ("cpu", False),
+    "batch_size": (4, False),
+    "version": (2, True),
+}
+"""A field of a pipeline's prompts, another value, and whether their keys change with it."""
 OF_TEXTS: dict[str, Any] = {
     "texts": {"column": "body"},
     "passages": None,
@@ -272,6 +292,48 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (base / "models" / name).mkdir(parents=True, exist_ok=True)
         (base / "models" / name / "preprocessor_config.json").write_text(f'{{"size": {number}}}')
     return base
+
+
+def pipeline_folder(folder: Path, kind: str, seed: int) -> None:
+    """The parts of a pipeline that make prompts."""
+    parts = {name: ["transformers", "Some"] for name in ("text_encoder", "tokenizer", "processor")}
+    for name in parts:
+        text_folder(folder / name, {"a": seed, "[UNK]": seed + 1}, seed)
+    (folder / "processor/preprocessor_config.json").write_text("{}")
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": kind, **parts}))
+
+
+@pytest.mark.parametrize("field", PROMPTS)
+def test_what_decides_prompts_of_a_pipeline_changes_their_keys(base: Path, field: str) -> None:
+    """A12: also which picture they see, by its content; where the model lies and how it runs is in no key."""
+    kind = "QwenImageEditPipeline" if field == "of" else "SanaPipeline"
+    for seed, name in enumerate(("pipeline", "other-pipeline", "pipeline/part")):
+        pipeline_folder(base / "models" / f"{kind}" / name, kind, seed)
+    value, changes = PROMPTS[field]
+    section = {"uses": "diffusers-prompt", "model": f"models/{kind}/pipeline"}
+    section |= {"of": "control"} if field == "of" else {}
+    value = f"models/{kind}/other-pipeline" if field == "model" else value
+    before, after = (
+        keys_of(base, {**BASE, "encoders": {"prompt": {**section, **more}}}) for more in ({}, {field: value})
+    )
+    assert (before != after) == changes
+
+
+def test_a_picture_that_prompts_see_counts_by_its_content(base: Path) -> None:
+    """Another name for the same pictures, or several of them, and their order."""
+    pipeline_folder(base / "models/plus", "QwenImageEditPlusPipeline", 0)
+    further = {"control": "{stem}-condlabel.png", "same": "{stem}-condlabel.png", "other": "{stem}-condlabel.webp"}
+    concept = {**BASE["concepts"][0], "images": further}
+
+    def seen(*of: str) -> dict[str, frozenset[str]]:
+        encoder = {"uses": "diffusers-prompt", "model": "models/plus", "of": list(of)}
+        return keys_of(base, {**BASE, "concepts": [concept], "encoders": {"prompt": encoder}})
+
+    assert seen("control") != seen("other")
+    assert (
+        len({str(sorted(seen(*of)["prompt"])) for of in (("control",), ("control", "other"), ("other", "control"))})
+        == 3
+    )
 
 
 @pytest.fixture(scope="module")
@@ -374,6 +436,11 @@ def test_every_field_is_walked() -> None:
     for name, one in BASE["encoders"].items():
         section = ENCODERS.get(one["uses"], UserSection)
         fields |= {f"encoders.{name}.{field}": info for field, info in section.model_fields.items() if field != "uses"}
+    prompts = {name: field for name, field in DiffusersPrompt.model_fields.items() if name != "uses"}
+    assert set(prompts) == set(PROMPTS)
+    assert {name: decides(field) for name, field in prompts.items() if name != "revision"} == {
+        name: changes for name, (_, changes) in PROMPTS.items() if name != "revision"
+    }
     for name, field in PassageSettings.model_fields.items():
         assert f"passages.{name}" in OF_TEXTS
         assert decides(field)

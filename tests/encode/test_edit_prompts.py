@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -140,15 +141,62 @@ def test_a_feed_makes_what_is_missing(place: Path) -> None:
     assert len(batch["prompt"]["prompt_embeds"]) == 3
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_prompts_of_the_plus_pipeline_see_several_controls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipeline_of: Callable[[str], Path], count: int
+) -> None:
+    """Each as the pipeline's own call shows them, in their order, whatever their shapes."""
+    shutil.copytree(pipeline_of("qwen-image-edit-plus"), tmp_path / "model")
+    controls = [f"control_{number}" for number in range(1, count + 1)]
+    for number in range(2):
+        picture(tmp_path / f"target/{number}.png", number, (90, 60))
+        (tmp_path / f"target/{number}.txt").write_text("make it blue")
+        for place, name in enumerate(controls):
+            picture(tmp_path / f"{name}/{number}.png", 100 + 10 * place + number, (90, 60) if place else (60, 90))
+    monkeypatch.chdir(tmp_path)
+    images = [{"path": f"../{name}/{{stem}}.png", "fit": "own"} for name in controls]
+    prompt = {"uses": "diffusers-prompt", "model": "model", "of": controls}
+    with (
+        precook.Project(
+            base=tmp_path,
+            dataset="edits",
+            concepts=[{"name": "edits", "path": "target", "images": {"control": images}}],
+            image={"resolutions": [64], "step": 16},
+            encoders={"prompt": prompt, **{name: {"uses": "image", "of": name} for name in controls}},
+        ) as project,
+        torch.inference_mode(),
+    ):
+        assert project.build().failed == ()
+        plan = project.plan()
+        pipeline = diffusers.QwenImageEditPlusPipeline.from_pretrained(tmp_path / "model")
+        assert len(plan.ready.of("prompt")) == 4, "a caption and the empty prompt of each"
+        for entry in plan.ready.of("prompt"):
+            name = Path(entry.path or "").name
+            shown = [
+                Image.fromarray(np.asarray(project.store.get(one.key)))
+                for control in controls
+                for one in plan.ready.of(control)
+                if Path(one.path or "").name == name
+            ]
+            assert len(shown) == count
+            text = "" if entry.line is None else "make it blue"
+            image = shown[0] if count == 1 else shown
+            expected, mask = pipeline.encode_prompt(prompt=text, image=image)
+            assert mask is None
+            assert torch.equal(project.store.get(entry.key)["prompt_embeds"], expected[0])
+
+
 @pytest.mark.parametrize(
     ("family", "of", "message"),
     [
         ("qwen-image-edit", None, "takes a picture for its prompts"),
+        ("qwen-image-edit", ["control", "pose"], "takes one picture for a prompt, and `of` names 2"),
+        ("qwen-image-edit-plus", None, "takes a picture for its prompts"),
         ("qwen-image", "control", "takes no picture for its prompts"),
     ],
 )
 def test_pictures_go_to_pipelines_that_take_them(
-    pipeline_of: Callable[[str], Path], family: str, of: str | None, message: str
+    pipeline_of: Callable[[str], Path], family: str, of: str | list[str] | None, message: str
 ) -> None:
     """A prompt that sees nothing, or is shown what it cannot see, is refused before anything is loaded."""
     section = DiffusersPrompt(uses="diffusers-prompt", model="unused", of=of)

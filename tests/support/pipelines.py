@@ -491,6 +491,10 @@ def _qwen_edit(folder: Path) -> Any:
     return diffusers.QwenImageEditPipeline(**parts)
 
 
+def _qwen_edit_plus(folder: Path) -> Any:
+    return diffusers.QwenImageEditPlusPipeline(**_qwen_edit(folder).components)
+
+
 def _wan(_: Path) -> Any:
     pieces = _t5_tokenizer()
     return diffusers.WanPipeline(
@@ -817,5 +821,5 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     "z-image": _z_image,
 }
 """What makes each family's pipeline; the folder is for parts that are made of files."""
-SEEING: dict[str, Callable[[Path], Any]] = {"qwen-image-edit": _qwen_edit}
+SEEING: dict[str, Callable[[Path], Any]] = {"qwen-image-edit": _qwen_edit, "qwen-image-edit-plus": _qwen_edit_plus}
 """The same for pipelines whose prompts see a picture; their processors need torchvision."""

@@ -34,6 +34,8 @@ _ENLARGED = 0.8
 """Pictures whose side is a smaller part of the resolution's are worth a word."""
 _USUAL = 512
 """Where no picture tells its size."""
+_SEVERAL = 2
+"""Pictures that prompts of edit models see, where no pipeline says that it is one."""
 _USUAL_FACTOR = 8
 """Pixels along a side of a latent, where no VAE tells it."""
 _USUAL_STEP = 4
@@ -225,7 +227,9 @@ def _named_model(model: str, vae: Path | None) -> _NamedModel:
         meant = did_you_mean(model, names)
         raise usage_error(f"--for {printable(model)}: no such folder, and no family of that name{meant}", hint)
     facts = ModelFacts(
-        text_encoders=family.text_encoders, no_prompt=family.no_prompt, sees_pictures=family.sees_pictures
+        text_encoders=family.text_encoders,
+        no_prompt=family.no_prompt,
+        sees_pictures=_SEVERAL if family.sees_pictures else 0,
     )
     return _NamedModel(family, facts, f"models/{family.name}")
 

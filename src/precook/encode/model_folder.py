@@ -311,7 +311,7 @@ def _settings_of(tokenizer: Path) -> dict[str, Any]:
 def _check_pipeline(folder: Path, section: DiffusersPrompt, fact: Fact) -> list[Path]:
     """Refuse a pipeline that cannot make prompts of what is in its folder; the files of its text encoders' weights."""
     weights = []
-    parts = text_parts(find_pipeline(folder, section.max_length, section.options, pictures=bool(section.pictures)))
+    parts = text_parts(find_pipeline(folder, section.max_length, section.options, pictures=len(section.pictures)))
     for name, part in parts.items():
         if name.startswith("tokenizer"):
             check_tokenizer(part.folder, hint="download the whole pipeline")

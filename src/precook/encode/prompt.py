@@ -85,7 +85,7 @@ class PromptEncoder(BaseEncoder):
     def load(self, device: str) -> None:
         """Load the pipeline's text encoders and tokenizers, and try them."""
         section, seen = self._section, self._section.pictures
-        found = find_pipeline(self._folder, section.max_length, section.options, pictures=bool(seen))
+        found = find_pipeline(self._folder, section.max_length, section.options, pictures=len(seen))
         pipeline = PromptPipeline(found, section, device)
         alone = [pipeline.encode([text], _probe_pictures(len(seen)))[0] for text in _PROBES]
         self._shapes = {name: tuple(leaf.shape) for name, leaf in alone[0].items() if pipeline.form(name).fixed}

@@ -17,6 +17,9 @@ from precook.errors import EncodeError, printable
 _MAX_LENGTH = "max_sequence_length"
 IMAGE = "image"
 """The argument of encode_prompt that takes pictures."""
+_ONE_PICTURE = ("QwenImageEditPipeline", "QwenImageEditInpaintPipeline")
+"""Pipelines whose prompts have a place for one picture alone."""
+_SEVERAL_PICTURES = "QwenImageEditPlusPipeline"
 _TEXT_PARTS = ("text_encoder", "tokenizer")
 """How the names of parts begin that make prompts."""
 _CLEANERS = {"bs4": "beautifulsoup4", "ftfy": "ftfy"}
@@ -52,9 +55,9 @@ def text_parts(pipeline: PipelineFolder) -> dict[str, PipelinePart]:
 
 
 def find_pipeline(
-    folder: Path, max_length: int | None, options: Mapping[str, object], *, pictures: bool = False
+    folder: Path, max_length: int | None, options: Mapping[str, object], *, pictures: int = 0
 ) -> PipelineFolder:
-    """The pipeline in a folder, if it is one that can make prompts, with `pictures` of these, too; else `EncodeError`.
+    """The pipeline in a folder, if it is one that can make prompts, each with so many pictures; else `EncodeError`.
 
     Nothing is loaded.
 
@@ -68,7 +71,10 @@ def find_pipeline(
     place = f"{printable(folder)}: {printable(pipeline.kind)}"
     parts = text_parts(pipeline)
     if source is not None:
-        _check_arguments(place, source, max_length, options, pictures=pictures)
+        _check_arguments(place, source, max_length, options, pictures=pictures > 0)
+    if pictures > 1 and pipeline.kind in _ONE_PICTURE:
+        hint = f"name one of them in `of`, or use {_SEVERAL_PICTURES}, which takes several"
+        raise EncodeError(f"{place} takes one picture for a prompt, and `of` names {pictures}", hint=hint)
     if not any(name.startswith("text_encoder") for name in parts):
         raise EncodeError(f"{place} has no text encoder in this folder", hint="download the whole pipeline")
     absent = [] if source is None else [name for name in source.parts if name not in parts]

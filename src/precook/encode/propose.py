@@ -38,8 +38,8 @@ class ModelFacts:
     text_encoders: tuple[str, ...] = ()
     no_prompt: str = ""
     """Why its prompts cannot be encoded, where they cannot."""
-    sees_pictures: bool = False
-    """Whether its prompts see a control picture."""
+    sees_pictures: int = 0
+    """How many control pictures its prompts see: none, one, or 2 for any number."""
     vae: bool = True
     """Whether it has one."""
     factor: int | None = None
@@ -73,7 +73,7 @@ def read_facts(pipeline: PipelineFolder, family: Family | None, *, other_vae: Pa
     vae = other_vae or (parts["vae"].folder if "vae" in parts else None)
     encoders, no_prompt = tuple(sorted(name for name in needed if name.startswith("text_encoder"))), ""
     max_length = None if family is None else family.max_length
-    seen = False
+    seen = 0
     try:
         find_pipeline(pipeline.path, max_length, {})
     except EncodeError as error:
@@ -166,7 +166,9 @@ def propose(
         chosen = [_text_dtype(facts), *_max_length(family)]
         encoders["prompt"] = {"uses": "diffusers-prompt", "model": model, **_values(chosen)}
         if facts.sees_pictures:
-            encoders["prompt"]["of"] = controls[0] if len(controls) == 1 else list(controls)
+            # Where its prompts have a place for one alone, that is the first.
+            one = len(controls) == 1 or facts.sees_pictures == 1
+            encoders["prompt"]["of"] = controls[0] if one else list(controls)
         settings += chosen
         remarks["prompt"] = tuple(_prompt_remarks(family, facts))
     return Proposal(
@@ -184,13 +186,14 @@ def propose(
     )
 
 
-def _sees_pictures(pipeline: PipelineFolder, max_length: int | None) -> bool:
-    """Whether a pipeline makes prompts of texts with pictures."""
-    try:
-        find_pipeline(pipeline.path, max_length, {}, pictures=True)
-    except EncodeError:
-        return False
-    return True
+def _sees_pictures(pipeline: PipelineFolder, max_length: int | None) -> int:
+    """How many pictures the prompts of a pipeline see: none, one, or 2 for any number."""
+    for count in (1, 2):
+        try:
+            find_pipeline(pipeline.path, max_length, {}, pictures=count)
+        except EncodeError:
+            return count - 1
+    return 2
 
 
 def _saved(folder: Path, stem: str) -> str | None:

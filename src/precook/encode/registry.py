@@ -451,7 +451,7 @@ class EncoderSpec:
     def _pipeline(self, section: DiffusersPrompt, folder: Path, memory: Memory, report: Reporter) -> dict[str, object]:
         """A pipeline by the parts that make prompts: what draws, or decodes, or says when to stop decides nothing."""
         try:
-            found = find_pipeline(folder, section.max_length, section.options, pictures=bool(section.pictures))
+            found = find_pipeline(folder, section.max_length, section.options, pictures=len(section.pictures))
         except EncodeError as error:
             raise self.origin.error(("encoders", self.name, "model"), error.message, hint=error.hint) from error
         parts = {
