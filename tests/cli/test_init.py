@@ -391,6 +391,33 @@ class TestInit:
         assert planned.code in (0, 3), planned.err
         assert json.loads(planned.out)["samples"] == 1
 
+    def test_a_tokenizer_alone_keeps_tokens_of_captions(self, here: Path) -> None:
+        """There is no model to make embeddings with; it is said, and what is written plans and builds."""
+        pytest.importorskip("transformers", reason="transformers is not installed")
+        Folders.captions(here)
+        text_folder(here / "tokenizer")
+        for name in ("config.json", "model.safetensors"):
+            (here / "tokenizer" / name).unlink()
+        for number, word in enumerate(("a", "cat", "a")):
+            (here / f"data/p{number}.txt").write_text(word)
+        ended = run("init", "data", "--text", "tokenizer")
+        assert "hint: tokenizer has a tokenizer and no model, so token ids of captions are kept" in ended.err
+        uses = {name: one.uses for name, one in settings_in(here / "precook.yaml").encoders.items()}
+        assert uses == {"tokens": "transformers-tokens"}
+        built = run("build")
+        assert built.code == 0, built.out + built.err
+
+    @pytest.mark.parametrize("kind", ["data", "train.jsonl"])
+    def test_a_folder_without_a_tokenizer_is_refused(self, here: Path, kind: str) -> None:
+        """A plan would refuse it anyway; nothing is written."""
+        Folders.captions(here)
+        (here / "train.jsonl").write_text('{"text": "a cat"}\n')
+        vae_folder(here / "models/vae")
+        ended = run("init", kind, "--text", "models/vae")
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.startswith("error: --text models/vae: no tokenizer in there\nhint: ")
+        assert not (here / "precook.yaml").exists()
+
     def test_the_file_for_texts_shows_what_texts_have(self, here: Path) -> None:
         """Settings at their defaults can be switched on without being refused, and nothing speaks of pictures."""
         (here / "train.jsonl").write_text('{"text": "a cat"}\n')

@@ -329,6 +329,7 @@ def test_a_picture_that_prompts_see_counts_by_its_content(base: Path) -> None:
         encoder = {"uses": "diffusers-prompt", "model": "models/plus", "of": list(of)}
         return keys_of(base, {**BASE, "concepts": [concept], "encoders": {"prompt": encoder}})
 
+    assert seen("control") == seen("same")
     assert seen("control") != seen("other")
     assert (
         len({str(sorted(seen(*of)["prompt"])) for of in (("control",), ("control", "other"), ("other", "control"))})

@@ -105,7 +105,8 @@ def test_defaults_in_the_file_are_the_defaults(read: Reader) -> None:
     lines = [
         line
         if re.match(
-            r" *#(?:revision|subfolder|version|samples|masks|caption_extension|tags|texts|passages|image|text):", line
+            r" *#(?:revision|subfolder|version|samples|masks|caption_extension|tags|texts|passages|image|text|video):",
+            line,
         )
         else re.sub(r"^( *)#(?=\w+: \S)", r"\1", line)
         for line in content.splitlines()

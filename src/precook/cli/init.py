@@ -144,6 +144,7 @@ def _look_at(
     surveyed = survey(folder, base, clips=clips, report=progress.reporter())
     if model is not None and any(each.concept.texts is not None for each in surveyed):
         raise usage_error("--for names a model of pictures, and there are texts alone", "--text names a tokenizer")
+    tokens_alone = text is not None and _check_text(text, tokens=surveyed[0].concept.texts is not None)
     resolution = _resolution(surveyed)
     lengths = None
     if any(each.concept.clips for each in surveyed):
@@ -171,11 +172,26 @@ def _look_at(
         vae=None if vae is None or proposal is not None else relative_path(vae, base),
         text=None if text is None else relative_path(text, base),
         resolution=resolution,
+        tokens_alone=tokens_alone,
         factor=pixels_per_latent(vae_facts) or _USUAL_FACTOR,
         frames=None if lengths is None else propose_frames(frames_per_latent(vae_facts) or _USUAL_STEP, lengths),
         proposal=proposal,
     )
     return facts, surveyed
+
+
+def _check_text(text: Path, *, tokens: bool) -> bool:
+    """Whether a folder has a tokenizer and no model; refused where it lacks what is to be kept: `tokens` or prompts."""
+    from precook.encode.model_folder import find_part, find_tokenizer, has_tokenizer
+
+    try:
+        model = find_part(text, "transformers-tokens" if tokens else "transformers-text")
+    except EncodeError as error:
+        raise usage_error(f"--text {error.message}", "--text names the folder of one part") from error
+    if not has_tokenizer(find_tokenizer(model)):
+        hint = "name the folder that has a tokenizer.json or a vocabulary, or one with such a folder beside it"
+        raise usage_error(f"--text {printable(text)}: no tokenizer in there", hint)
+    return not any(model.glob("*.safetensors")) and not any(model.glob("*.bin"))
 
 
 def _vae_config(vae: Path) -> dict[str, Any]:
@@ -288,6 +304,8 @@ def _hints(facts: TemplateFacts, surveyed: list[SurveyedConcept], encoders: list
         if facts.text is None:
             yield "the file names models/text: put a tokenizer there, or write where it lies; --text DIR names it"
         return
+    if facts.tokens_alone:
+        yield f"{facts.text} has a tokenizer and no model, so token ids of captions are kept, and no embeddings"
     if facts.proposal is None:
         if facts.video and facts.vae is None:
             yield "the file names models/video-vae: put one there, or write where it lies; --vae DIR names it"

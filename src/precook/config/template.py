@@ -133,6 +133,8 @@ class TemplateFacts:
     text: str | None
     """Model folder of the text encoder."""
     resolution: int
+    tokens_alone: bool = False
+    """Whether that folder has a tokenizer, and no model that takes its tokens."""
     factor: int = 8
     """Pixels along a side of one latent of the VAE."""
     frames: ProposedSetting | None = None
@@ -213,7 +215,8 @@ def _settings(facts: TemplateFacts) -> dict[str, Any]:
         block = _BLOCKS["video_latent" if facts.video else "latent"]
         encoders["latent"] = {**block, "model": facts.vae or block["model"]}
     if facts.text is not None:
-        encoders["prompt"] = {**_BLOCKS["text"], "model": facts.text}
+        kept, of = ("tokens", "tokens") if facts.tokens_alone else ("prompt", "text")
+        encoders[kept] = {**_BLOCKS[of], "model": facts.text}
     controls = control_names(facts.concepts)
     if proposal is None and not facts.video:
         pictures = encoders.get("latent", _BLOCKS["pixels"])
@@ -222,7 +225,7 @@ def _settings(facts: TemplateFacts) -> dict[str, Any]:
         # Without a VAE the masks go with the pixels.
         factor = facts.factor if proposal is None else proposal.factor
         encoders["mask"] = {**_BLOCKS["mask"], "factor": factor if "latent" in encoders else 1}
-    if "latent" not in encoders and (proposal is not None or "prompt" not in encoders or controls):
+    if "latent" not in encoders and (proposal is not None or facts.text is None or controls):
         encoders["pixels"] = _BLOCKS["pixels"]
     concepts = [
         {
