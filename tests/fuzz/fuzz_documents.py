@@ -19,6 +19,13 @@ MESSAGES = [
     {"role": "user", "content": "a cat?", "name": None},
     {"role": "assistant", "content": [{"type": "text", "text": "é\u2028"}], "name": "cat"},
 ]
+SPOKEN = [
+    {"from": "human", "value": "a cat?"},
+    {"from": "function_call", "value": '{"name": "look", "arguments": {"at": "é"}}'},
+    {"from": "observation", "value": "a cat"},
+    {"from": "gpt", "value": "yes"},
+]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 ROWS = [
     {"text": "a cat\n\n# on a mat", "messages": MESSAGES[:1], "prompt": "a", "completion": " cat"},
     {"text": None, "messages": [], "prompt": "", "completion": ""},
@@ -27,6 +34,7 @@ ROWS = [
 SOURCES = (
     TextColumn(column="text"),
     MessagesColumn(messages="messages"),
+    MessagesColumn(messages="messages", tools="tools"),
     CompletionColumns(prompt="prompt", completion="completion"),
     CompletionColumns(prompt="messages", completion="messages"),
 )
@@ -49,8 +57,11 @@ def check(data: bytes) -> bool:
         for text in table.texts[:100]:
             assert len(text_digest(text)) == 32
             if isinstance(text, Document):
-                for part in text.parts.values():
-                    assert isinstance(part, str) or all(message["role"] in ROLES for message in part)
+                for name, part in text.parts.items():
+                    if name == "tools":
+                        assert all(isinstance(tool, dict) for tool in part)
+                    else:
+                        assert isinstance(part, str) or all(message["role"] in ROLES for message in part)
             else:
                 passages = split_text(text, PassageSettings(by="headings", size=16, overlap=4))
                 assert text.strip()
@@ -63,10 +74,26 @@ def seeds() -> list[bytes]:
     """The same rows in each format."""
     found = [b"j" + "\n".join(map(json.dumps, ROWS)).encode()]
     found.append(b"j" + "\n".join(json.dumps({**row, "messages": MESSAGES}) for row in ROWS).encode())
+    tools = [TOOLS, json.dumps(TOOLS), None]
+    spoken = [{**row, "messages": SPOKEN, "tools": one} for row, one in zip(ROWS, tools, strict=True)]
+    found.append(b"j" + "\n".join(map(json.dumps, spoken)).encode())
     cells = [['"{}"'.format(json.dumps(value).replace('"', '""')) for value in row.values()] for row in ROWS]
     found.append(b"c" + "\r\n".join(",".join(line) for line in [[*ROWS[0]], *cells]).encode())
     return found
 
 
-WORDS = ("text", "messages", "prompt", "completion", "role", "content", "tool_calls", "system")
+WORDS = (
+    "text",
+    "messages",
+    "prompt",
+    "completion",
+    "role",
+    "content",
+    "tool_calls",
+    "system",
+    "from",
+    "value",
+    "function_call",
+    "tools",
+)
 TARGET = Target("documents", seeds, check, mutate, WORDS)

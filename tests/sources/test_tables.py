@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from precook import SourceChangedError, SourceError, digest
 from precook.sources.table_formats import RowProblem
-from precook.sources.tables import SourceTable, TableRow, read_table, resolve
+from precook.sources.tables import SourceTable, TableRow, read_columns, read_table, resolve
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -187,6 +187,27 @@ def test_a_megabyte_caption_is_read(folder: Path, name: str) -> None:
     else:
         content = comma_separated(rows, "," if kind == ".csv" else "\t")
     assert read(folder / name, content).rows == (TableRow(1, "a.jpg", (rows[0]["caption"],), None),)
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning", "columns"),
+    [
+        ("t.jsonl", b'{"a": 1}\n\nnot JSON\n{"b": 2, "a": 3}\n', ["a", "b"]),
+        ("t.csv", b'a,"b c"\n1,2\n', ["a", "b c"]),
+        ("t.tsv", b"\xef\xbb\xbfa\tb\n1\t2\n", ["a", "b"]),
+        ("t.jsonl", b"", []),
+    ],
+)
+def test_columns_are_told_by_the_beginning(folder: Path, name: str, beginning: bytes, columns: list[str]) -> None:
+    """A table that is far too large to be read is asked in a moment, and what is no file is refused."""
+    (folder / name).write_bytes(beginning)
+    if beginning:
+        os.truncate(folder / name, 64 << 30)  # a hole: reading it would take minutes, and more memory than there is
+    assert read_columns(folder / name) == columns
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(SourceError):
+        read_columns(folder / name)
 
 
 def test_columns_that_are_not_asked_for_are_not_looked_at(folder: Path) -> None:
