@@ -120,6 +120,30 @@ def test_an_encoder_with_something_else_called_length_is_no_trouble() -> None:
     assert len(sink.stored) == 2
 
 
+def test_a_cpu_stores_what_an_encoder_stages_where_it_lies() -> None:
+    """The copies that `encode` makes for those who keep its trees are not made for the store."""
+    landed = np.arange(12.0).reshape(4, 3)
+
+    class Staging(Counting):
+        gives_away = True
+
+        def stage(self, batch: list[Item]) -> Any:
+            return SimpleNamespace(launch=lambda: None, land=lambda: list(landed[: len(batch)]))
+
+        def encode(self, batch: list[Item]) -> list[Any]:
+            raise AssertionError(batch)
+
+    class Keeping(Sink):
+        def store(self, results: Sequence[tuple[Job, Parts]], *, compiled: bool) -> None:
+            super().store(results, compiled=compiled)
+            assert all(np.shares_memory(parts.leaves[0].data, landed) for _, parts in results)
+
+    sink = Keeping()
+    with pool_of(Staging(), sink) as some:
+        some.give([text("a") for _ in range(7)])
+    assert len(sink.stored) == 7
+
+
 def test_jobs_after_an_error_are_refused_with_it() -> None:
     """Whoever goes on giving learns what happened instead of waiting for ever."""
 

@@ -582,6 +582,22 @@ class TestEntries:
             close(one["hidden"], other["hidden"])
 
 
+def test_a_cpu_is_asked_for_no_more_tokens_than_it_is_quick_with(folders: Callable[[str], Path]) -> None:
+    """So many for each core that torch may use; before a model is loaded nobody knows where it runs."""
+    section = TransformersText(uses="transformers-text", model="unused", max_length=LIMIT)
+    encoder = TextEncoder(section, folders("clip"), folders("clip"))
+    assert encoder.most_work is None
+    encoder.load("cpu")
+    alone = encoder.most_work
+    assert alone is not None
+    torch.set_num_threads(2)
+    try:
+        encoder.load("cpu")
+        assert encoder.most_work == 2 * alone
+    finally:
+        torch.set_num_threads(1)
+
+
 class TestRefusals:
     """What cannot be encoded as asked is refused at load, by name."""
 

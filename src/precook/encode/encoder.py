@@ -174,7 +174,8 @@ class BaseEncoder:
     """Whether it never touches a tree again once it has returned it, nor the memory under it: such a tree is stored
     without a copy."""
     can_stage = False
-    """Whether a GPU can be handed the next batch before the last is back, by `stage`."""
+    """Whether the engine has batches by `stage`: a GPU can then be handed the next before the last is back, and a CPU's
+    results are stored without the copies that `encode` makes for those who keep them."""
     can_compile = False
     """Whether `compile` may make it faster; to be asked once it is loaded."""
     compiled = False

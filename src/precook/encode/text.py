@@ -78,6 +78,11 @@ class TextEncoder(BaseEncoder):
         """Whether they run on compiled code."""
         return self._loaded is not None and self._loaded[1].compiled.on
 
+    @property
+    def most_work(self) -> int | None:  # type: ignore[override]
+        """Tokens up to which a CPU is as quick as it gets."""
+        return None if self._loaded is None else self._loaded[1].most_tokens
+
     def load(self, device: str) -> None:
         """Load tokenizer and model, and refuse what they cannot do before the first text."""
         tokenizer = Tokenizer(self._tokenizer_folder)

@@ -176,7 +176,13 @@ class Worker:
                 self._sink.fail(piece[0], described(trees), lasting=not is_out_of_memory(trees))
 
     def _encode(self, batch: list[Job]) -> object:
-        return self.encoder.encode([job.item for job in batch])
+        items = [job.item for job in batch]
+        if not self.encoder.can_stage:
+            return self.encoder.encode(items)
+        # Without the copies that `encode` makes for those who keep its trees.
+        staged = self.encoder.stage(items)
+        staged.launch()
+        return staged.land()
 
     def _accept(
         self, batch: Sequence[Job], trees: Sequence[Tree], *, not_finite: Collection[int] | None = None
