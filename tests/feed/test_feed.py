@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -118,6 +119,16 @@ class TestOrder:
         owner.build()
         expected = list(owner.feed(batch_size=2).epoch(1))
         assert equal(expected, owner.feed(batch_size=2, threads=threads, prefetch=2).epoch(1))
+
+    def test_batches_of_small_entries_are_made_by_one_thread(self, tmp_path: Path) -> None:
+        """Several would pass Python to and fro for every entry, and be slower than one, however many are asked for."""
+        owner = everything(images(tmp_path))
+        owner.build()
+        epoch = owner.feed(batch_size=2, threads=3, prefetch=3).epoch(0)
+        coming = iter(epoch)
+        next(coming)
+        assert sum(thread.name.startswith("precook-feed") for thread in threading.enumerate()) == 1
+        assert len(list(coming)) == len(epoch) - 1
 
     @pytest.mark.parametrize("ranks", [2, 3])
     def test_ranks_get_disjoint_batches(self, tmp_path: Path, ranks: int) -> None:

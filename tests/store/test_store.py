@@ -205,6 +205,29 @@ def test_stack_puts_entries_of_one_shape_into_one_buffer(store: precook.Store, r
         store.stack([wanted[0], recipe.key("nothing")])
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_stack_is_checked_at_every_read_if_asked(path: Path, recipe: precook.Recipe, *, plain: bool) -> None:
+    """With verify_reads="always" a byte that changed is noticed before the file is looked at again, and named."""
+    wanted = keys(recipe, 4)
+    with precook.open(path) as store:
+        for number, key in enumerate(wanted):
+            leaf = np.full(1000, number)
+            store.put(key, {"x": leaf, "caption": f"c{number}"} if plain else leaf, recipe=recipe)
+    with precook.open(path, verify_reads="always") as store:
+        for _ in range(2):
+            batch = store.stack(wanted)
+            assert same(batch["x"] if plain else batch, np.stack([np.full(1000, number) for number in range(4)]))
+        pack = store.locate(wanted[2]).table.pack
+        pack.look_at = float("inf")
+        with pack.path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"x")
+        with pytest.raises(precook.DamagedEntryError, match=wanted[2].hex[:16]):
+            store.stack(wanted)
+        batch = store.stack([wanted[3], wanted[0]])
+        assert same(batch["x"] if plain else batch, np.stack([np.full(1000, 3), np.full(1000, 0)]))
+
+
 def test_leaves_can_be_asked_for_in_another_library(store: precook.Store, recipe: precook.Recipe) -> None:
     """`tensors=` overrides what went in; without it each leaf comes back as it was."""
     torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -53,8 +51,8 @@ class Epoch:
         """Called with the epoch and the number of batches of it that were handed out."""
         self._unread = batches.unread
         self._small = batches.small
-        # Threads that make small batches at once pass Python to and fro for every entry.
-        self._turn = threading.Lock() if self._small else nullcontext()
+        # Threads that make small batches beside each other pass Python to and fro: one alone is quicker.
+        self._threads = min(options.threads, 1) if self._small else options.threads
 
     def __len__(self) -> int:
         return self._schedule.steps - self._start
@@ -76,14 +74,14 @@ class Epoch:
     def _make_all(self) -> Generator[tuple[int, Handed], None, None]:
         """Every batch and its number, at most `prefetch` of them ahead of whoever takes them."""
         steps = range(self._start, self._schedule.steps)
-        if not self._options.threads:
+        if not self._threads:
             for step in steps:
                 if handed := self._make(step, self._prepare(step)):
                     yield step, handed
             return
         waiting: deque[tuple[int, Future[Handed]]] = deque()
         coming = iter(steps)
-        pool = ThreadPool(self._options.threads, thread_name_prefix="precook-feed")
+        pool = ThreadPool(self._threads, thread_name_prefix="precook-feed")
         # Also at the end of the process, for an iterator that nobody took to its end: later, modules are gone.
         end = weakref.finalize(waiting, pool.shutdown, wait=True, cancel_futures=True)
         try:
@@ -114,8 +112,7 @@ class Epoch:
         ahead = step + self._options.prefetch
         if self._unread and ahead < self._schedule.steps:
             self._batches.announce(self._schedule.items, self._schedule.batch(ahead, self._rank))
-        with self._turn:
-            batch = finish()
+        batch = finish()
         if batch is None:
             check_lost(self._schedule.ranks)
             return []

@@ -46,7 +46,7 @@ class FeedOptions:
     prefetch: int = 4
     """Batches that are made ahead, at the most."""
     threads: int = 2
-    """Threads that make them; 0 makes each when it is asked for."""
+    """Threads that make them, one at the most where all entries are small; 0 makes each when it is asked for."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seed", "prefetch", "threads"):

@@ -39,12 +39,12 @@ from precook.store.format.pack import (
     Head,
     LeafColumn,
     Table,
-    checksum,
     pack_id,
     pair,
     parse_head,
     parse_pack_header,
     row_checksums,
+    row_tail,
     shared_tail,
 )
 from precook.store.leaves import Library, converter
@@ -404,7 +404,8 @@ class TableFile:
         """The same for a row that need not fit into memory; nothing of it is kept."""
         if not self.pack.whole:
             raise RowDamagedError("the pack is cut short")
-        self._compare(row, [(leaf.row_shape(row), _pieces(descriptor, *leaf.span(row))) for leaf in self.table.leaves])
+        spans = [leaf.span(row) for leaf in self.table.leaves]
+        self.check(row, itertools.chain.from_iterable(_pieces(descriptor, *span) for span in spans))
         self.checked[row] = 1
 
     def announce(self, *rows: int) -> None:
@@ -412,45 +413,24 @@ class TableFile:
         with self.pack.open() as descriptor:
             self._announce(descriptor, rows)
 
-    def check(self, row: int, arrays: Sequence[Array]) -> None:
-        """Compare a row's leaves with its checksum."""
-        begun = self.hashed_first(row)
-        if begun is None:
-            self._compare(row, [(array.shape, (array,)) for array in arrays])
-            return
-        state = xxh3_128(begun)
-        for array in arrays:
-            state.update(array.data)
+    def check(self, row: int, pieces: Iterable[Array]) -> None:
+        """Compare a row's leaves, whole or in pieces, with its checksum."""
+        state = xxh3_128(self.hashed_first(row))
+        for piece in pieces:
+            state.update(piece.data)
         if state.digest() != self.table.checksums[row].tobytes():
-            raise RowDamagedError(NO_MATCH)
-
-    def hashed_first(self, row: int) -> bytes | None:
-        """What a row's checksum is made of before its leaves; None where the row has more of its own than them.
-
-        Next to nothing is left to do then beside the hash.
-        """
-        if self._tail is None:
-            return None
-        key: bytes = self.table.keys[row].tobytes()
-        return key + self.pack.head.recipe_digests[self.table.recipes.item(row)] + self._tail
-
-    def _compare(self, row: int, leaves: list[tuple[tuple[int, ...], Iterable[Array]]]) -> None:
-        table = self.table
-        computed = checksum(
-            key=table.keys[row].tobytes(),
-            recipe=self.pack.head.recipe_digests[table.recipes.item(row)],
-            skeleton=table.skeleton,
-            values=table.values.row(row),
-            labels=table.labels.row(row),
-            leaves=leaves,
-        )
-        if computed != table.checksums[row].tobytes():
             raise RowDamagedError(NO_MATCH)
         try:
             # Whoever made the checksum may have made it over anything.
-            table.check_values(row)
+            self.table.check_values(row)
         except ValueError as error:
             raise RowDamagedError(f"its plain values cannot be read: {error}") from error
+
+    def hashed_first(self, row: int) -> bytes:
+        """What a row's checksum is made of before its leaves: next to nothing is left to do then beside the hash."""
+        table = self.table
+        key: bytes = table.keys[row].tobytes()
+        return key + self.pack.head.recipe_digests[table.recipes.item(row)] + (self._tail or row_tail(table, row))
 
     def is_mapped(self, row: int) -> bool:
         """Whether a row was checked and may now be taken from the mapped file."""

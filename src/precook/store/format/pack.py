@@ -196,10 +196,16 @@ def checksum(
 
 def shared_tail(table: Table) -> bytes | None:
     """What the checksums of all rows of a table have between recipe and leaves; None where it differs."""
-    shapes = [leaf.shape for leaf in table.leaves if leaf.shape is not None]
-    if len(shapes) < len(table.leaves) or table.values.offsets is not None or table.labels.offsets is not None:
+    varies = any(leaf.shape is None for leaf in table.leaves)
+    if varies or table.values.offsets is not None or table.labels.offsets is not None:
         return None
-    return _tail(table.skeleton, table.values.text, table.labels.text, shapes)
+    return row_tail(table, 0)
+
+
+def row_tail(table: Table, row: int) -> bytes:
+    """What the checksum of a row has there."""
+    shapes = [leaf.row_shape(row) for leaf in table.leaves]
+    return _tail(table.skeleton, table.values.row(row), table.labels.row(row), shapes)
 
 
 def _tail(skeleton: bytes, values: bytes, labels: bytes, shapes: Iterable[tuple[int, ...]]) -> bytes:
