@@ -78,7 +78,7 @@ def usual_texts(columns: Collection[str]) -> TextColumn | MessagesColumn | Compl
     """The texts of a table, by what its columns are called; None where that says nothing.
 
     >>> usual_texts(["id", "messages", "text"])
-    MessagesColumn(messages='messages')
+    MessagesColumn(tools=None, messages='messages')
     """
     return next((source for source in _USUAL if set(source.model_dump().values()) <= set(columns)), None)
 
