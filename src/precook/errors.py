@@ -25,6 +25,8 @@
         ├── NoLeaseError         no such lease
         ├── PinnedError          a pinned snapshot is not removed
         ├── ReadOnlyError        writing is not allowed here
+        ├── AccessError          a bucket refused the credentials, or they lack a right
+        ├── UnreachableError     a bucket did not answer for as long as we wait
         ├── NoSpaceError         the disk or the quota is full
         │   └── StoreFullError   ... or the store has reached its max_bytes
         ├── StoreReadError       the system refused a read
@@ -39,11 +41,10 @@ codes stand here, also those of commands that end without an error.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from precook.values import Key
 
 FAILED = 1
@@ -58,7 +59,7 @@ LOCKED = 11
 NEWER_FORMAT = 12
 READ_ONLY = 13
 NO_SPACE = 14
-"""The disk is full, or a size cannot be reached."""
+"""The disk is full, a size cannot be reached, or a bucket did not answer for as long as we wait."""
 INTERRUPTED = 130
 """As a shell tells of a process that SIGINT ended."""
 BROKEN_PIPE = 141
@@ -217,9 +218,10 @@ class DamagedEntryError(MissingEntryError):
 class StoreError(PrecookError):
     """Something about the store as a whole."""
 
-    def __init__(self, path: Path, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, path: Path | str, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{printable(path)}: {message}", hint=hint)
-        self.path = path
+        self.path = Path(path)
+        """The store, or a file of it; of a URL, what a path makes of it."""
         self.reason = message
 
 
@@ -229,8 +231,8 @@ class NoStoreError(StoreError):
     hint = "check the path, or write a first entry to create one"
     exit_code = NO_STORE
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "no store there")
+    def __init__(self, path: Path | str, message: str = "no store there", *, hint: str | None = None) -> None:
+        super().__init__(path, message, hint=hint)
 
 
 class NoSnapshotError(StoreError):
@@ -238,7 +240,7 @@ class NoSnapshotError(StoreError):
 
     hint = "build the dataset to the end; `precook status` lists the snapshots there are"
 
-    def __init__(self, path: Path, dataset: str) -> None:
+    def __init__(self, path: Path | str, dataset: str) -> None:
         super().__init__(path, f"no snapshot of {printable(dataset)!r}")
         self.dataset = dataset
 
@@ -249,7 +251,7 @@ class SnapshotEntriesError(StoreError):
     hint = "`precook verify --repair` drops what is damaged; then build the dataset again"
     exit_code = DAMAGED
 
-    def __init__(self, path: Path, dataset: str, entries: tuple[tuple[Key, str], ...]) -> None:
+    def __init__(self, path: Path | str, dataset: str, entries: tuple[tuple[Key, str], ...]) -> None:
         few = "; ".join(f"{key.hex[:16]}…: {reason}" for key, reason in entries[:5])
         more = f"; and {len(entries) - 5:,} more" if len(entries) > 5 else ""  # noqa: PLR2004 - a few say enough
         named = f"{len(entries):,} entries that {printable(dataset)} needs cannot be read"
@@ -271,7 +273,7 @@ class NewerFormatError(StoreError):
     hint = "upgrade precook; nothing was changed"
     exit_code = NEWER_FORMAT
 
-    def __init__(self, path: Path, found: int, known: int) -> None:
+    def __init__(self, path: Path | str, found: int, known: int) -> None:
         super().__init__(path, f"format {found}, this precook knows formats up to {known}")
         self.found = found
         self.known = known
@@ -311,6 +313,20 @@ class ReadOnlyError(StoreError):
 
     hint = "open a store you may write to"
     exit_code = READ_ONLY
+
+
+class AccessError(StoreError):
+    """A bucket refused the credentials, or they lack a right; no secret is part of the message."""
+
+    hint = "look at the credentials in the environment, and at the rights they have"
+    exit_code = READ_ONLY
+
+
+class UnreachableError(StoreError):
+    """A bucket did not answer for as long as we wait; what was committed before is unharmed."""
+
+    hint = "look whether the server runs and can be reached, then start again: what was committed is there"
+    exit_code = NO_SPACE
 
 
 class NoSpaceError(StoreError):

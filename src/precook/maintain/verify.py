@@ -31,7 +31,6 @@ from precook.store import files
 from precook.store.index.index import Place
 from precook.store.internals import StoreInternals
 from precook.store.keysets import BLOCK, split
-from precook.store.layout import list_packs
 from precook.store.packfile import PackFile, damage_reason
 from precook.store.snapshot import SnapshotFile, list_snapshots, read_snapshot
 from precook.store.store import Store
@@ -176,7 +175,7 @@ def verify_store(
         message = f"subset {part}/{parts}: give k/n with k from 1 to n"
         raise ValueError(message)
     started = time.monotonic()
-    names = sorted(list_packs(internals.layout)[0])
+    names = sorted(internals.pack_names())
     files.reached("verify.listed")
     chosen = [name for name in names if int(name[:8], 16) % parts == part - 1 and name > (after or "")]
     if max_seconds is not None and after is None:

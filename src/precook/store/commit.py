@@ -57,8 +57,11 @@ def commit(store: StoreInternals, entries: Iterable[Entry]) -> None:
     head = parse_head(parse_pack_header(image.head[: header_length(image.head)]), image.head)
     assert head.id == pack_id(image.head) == image.id
     with store.room(image.nbytes):
-        with publishing(store, image.id) as path:
-            files.publish(path, [image.head, *image.body])
+        if store.send is not None:
+            store.send(image)
+        else:
+            with publishing(store, image.id) as path:
+                files.publish(path, [image.head, *image.body])
         files.reached("commit.published")
         store.index.add([head])
     store.packs.touch(np.concatenate([table.keys for table in head.tables]))

@@ -15,10 +15,12 @@ from precook.errors import LockedError, StoreError
 from precook.fs.trust import file_system_time
 from precook.store import files
 from precook.store.copy import Verify
+from precook.store.format.build import PackImage
 from precook.store.index.index import Index
 from precook.store.layout import Layout, Marker
 from precook.store.lease import Lease
 from precook.store.lookup import Lookup
+from precook.store.origin import DiskOrigin, PackOrigin
 from precook.store.pack_cache import PackCache
 from precook.store.packfile import Guard, PackFile
 from precook.store.reader import Reader
@@ -82,14 +84,18 @@ class StoreInternals:
         read_only: bool,
         verify: Verify,
         make_room: Callable[[int], None] | None,
+        origin: PackOrigin | None = None,
     ) -> None:
         self.layout = layout
         self.marker = marker
         self.directories = directories
-        self.packs = PackCache(layout)
-        self.index = Index(layout, marker.id, self.packs.heads, read_only=read_only)
+        self.origin: PackOrigin = origin or DiskOrigin(layout)
+        self.packs = PackCache(layout, self.origin)
+        self.index = self.make_index(read_only=read_only)
         self.lookup = Lookup(layout, self.index, self.packs)
         self.reader = Reader(layout, self.lookup, verify=verify)
+        self.send: Callable[[PackImage], None] | None = None
+        """What makes a pack durable where the store does not lie on this disk; None where it does."""
         self.putting = threading.RLock()
         """Held by a thread that puts single entries: a second one finds what the first has put."""
         self._make_room = make_room
@@ -101,7 +107,15 @@ class StoreInternals:
 
     def open_pack(self, name: str) -> PackFile:
         """A pack, opened for whoever reads it once."""
-        return PackFile(self.layout.pack(name), name, Guard())
+        return self.origin.open(name, Guard())
+
+    def make_index(self, *, read_only: bool) -> Index:
+        """What finds entries in these packs."""
+        return Index(self.layout, self.marker.id, self.packs.heads, read_only=read_only)
+
+    def pack_names(self) -> set[str]:
+        """Every pack that is there to be read."""
+        return self.origin.names()
 
     def is_sound(self, key: bytes) -> bool:
         """Whether an entry is there and, read from the disk, what was put; one that is not becomes a miss."""

@@ -93,6 +93,10 @@ class Layout:
         """The file of a pack."""
         return self.packs / pack_id[:2] / f"{pack_id}.safetensors"
 
+    def written(self, pack_id: str) -> Path:
+        """The file whose time says when a pack was written."""
+        return self.pack(pack_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Marker:

@@ -93,6 +93,9 @@ class Lookup:
         if isinstance(error, FileNotFoundError):
             self.forget_pack(table.pack)
             return None
+        if isinstance(error, RowDamagedError) and self.packs.origin.fetch_again(table.pack):
+            self.packs.forget(table.pack)
+            return None
         # A damaged place becomes a miss, here and in the index.
         reason = damage_reason(error, table.pack.path)
         self._known.pop(key.bytes, None)

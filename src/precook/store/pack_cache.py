@@ -19,6 +19,7 @@ from precook.store.format.pack import Head
 from precook.store.index.index import Place
 from precook.store.keysets import beginnings, keyset
 from precook.store.layout import Layout
+from precook.store.origin import PackOrigin
 from precook.store.packfile import RECORDED, USED, Guard, PackFile, TableFile, damage_reason
 from precook.values import Bytes, Flags
 
@@ -41,8 +42,9 @@ Marks = dict[str, Flags]
 class PackCache:
     """Packs that are opened, and what is known about them; safe to use from several threads and after a fork."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, origin: PackOrigin) -> None:
         self._layout = layout
+        self.origin = origin
         self._lock = threading.Lock()
         self._guard = Guard()
         self._packs: OrderedDict[str, PackFile] = OrderedDict()
@@ -66,7 +68,7 @@ class PackCache:
         """The heads of packs, passing over those that are damaged or gone."""
         for name in ids:
             try:
-                yield PackFile(self._layout.pack(name), name, Guard()).head
+                yield self.origin.head(name)
                 self.bad_packs.pop(name, None)
             except FileNotFoundError:
                 continue
@@ -77,7 +79,7 @@ class PackCache:
         """An opened pack, kept while there is room for its head."""
         pack = self._packs.get(name)
         if pack is None:
-            opened = PackFile(self._layout.pack(name), name, self._guard)
+            opened = self.origin.open(name, self._guard)
             with self._lock:
                 # Another thread may have been quicker: rows are handed out by one object only.
                 pack = self._packs.setdefault(name, opened)

@@ -107,9 +107,9 @@ class Store:
         self._directories = files.Directories(path)
         self._internals: StoreInternals | None = None
         check_path(self._layout, read_only=read_only)
-        marker = read_marker(self._layout)
+        marker = self._read_marker()
         if marker is None and read_only:
-            raise NoStoreError(path)
+            raise NoStoreError(self.location)
         self._read_only = read_only
         self._refusal = "opened read-only", ReadOnlyError.hint
         """Why nothing can be written, and what to do."""
@@ -121,7 +121,12 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """Where the store lies."""
+        """Where the store lies; of one in a bucket, where this machine keeps what is near of it."""
+        return self._layout.root
+
+    @property
+    def location(self) -> Path | str:
+        """Where the store lies, as people write it: its path, or its URL."""
         return self._layout.root
 
     @property
@@ -364,16 +369,20 @@ class Store:
 
     def snapshots(self) -> list[SnapshotFile]:
         """Every snapshot, by dataset and then from the oldest to the newest."""
-        return list_snapshots(self._layout) if self._ready() is not None else []
+        if self._ready() is None:
+            return []
+        self.look_for_snapshots()
+        return list_snapshots(self._layout)
 
     def snapshot(self, dataset: str) -> Snapshot:
         """The latest snapshot of a dataset, read and checked; `NoSnapshotError` where there is none."""
-        self._ready()
+        if self._ready() is not None:
+            self.look_for_snapshots()
 
         def latest(listed: list[SnapshotFile]) -> Snapshot:
             snapshots = [snapshot for snapshot in listed if snapshot.dataset == dataset]
             if not snapshots:
-                raise NoSnapshotError(self.path, dataset)
+                raise NoSnapshotError(self.location, dataset)
             return read_snapshot(snapshots[-1])
 
         return dataclasses.replace(with_snapshots(self._layout, latest), store=self)
@@ -394,9 +403,10 @@ class Store:
         """
         if self._read_only:
             self._check_needs(dataset, needs, seen)
+            self.look_for_snapshots()
             latest = equal_latest(self._layout, dataset, content)
             if latest is None:
-                raise ReadOnlyError(self.path, f"the snapshot of {dataset} cannot be written here")
+                raise ReadOnlyError(self.location, f"the snapshot of {dataset} cannot be written here")
             return dataclasses.replace(latest, store=self)
         internals = self._created()
         index = internals.index
@@ -404,7 +414,9 @@ class Store:
         with index.exclusive():
             internals.check_leases()
             self._check_needs(dataset, needs, seen)
+            self.look_for_snapshots()
             written = write_snapshot(self._layout, self._directories, index.exclusive, dataset, content)
+            self._send_snapshot(written.file)
         return dataclasses.replace(written, store=self)
 
     def _check_needs(self, dataset: str, needs: Bytes | None, seen: str | None) -> None:
@@ -415,6 +427,12 @@ class Store:
                 hint = "build again; only those are encoded"
                 raise IncompleteError(f"{lost:,} entries of {dataset} were removed meanwhile", hint=hint)
 
+    def look_for_snapshots(self) -> None:
+        """Called before snapshots are listed: those of a bucket are brought near."""
+
+    def _send_snapshot(self, file: SnapshotFile) -> None:
+        """Called with the latest snapshot once it lies here: one of a bucket is brought there."""
+
     def tidy(self, internals: StoreInternals) -> None:
         """Called when the store is opened to be written to; whoever looks after it goes on with what was cut off."""
 
@@ -424,7 +442,7 @@ class Store:
     def internals(self, *, create: bool = True) -> StoreInternals:
         """Its parts, for code that looks after it; where there is no store yet one is made, or `NoStoreError`."""
         if self._ready() is None and not create:
-            raise NoStoreError(self.path)
+            raise NoStoreError(self.location)
         return self._created()
 
     def reindex(self) -> int:
@@ -477,7 +495,7 @@ class Store:
         return _reopen, (type(self), self.path, options)
 
     def __repr__(self) -> str:
-        return f"Store({str(self.path)!r}{', read_only=True' if self._read_only else ''})"
+        return f"Store({str(self.location)!r}{', read_only=True' if self._read_only else ''})"
 
     def before_fork(self) -> None:
         """Let nobody be in the middle of something, and leave no SQLite state for the child to inherit."""
@@ -541,7 +559,7 @@ class Store:
         self._ready()
         if self._read_only:
             reason, hint = self._refusal
-            raise ReadOnlyError(self.path, reason, hint=hint)
+            raise ReadOnlyError(self.location, reason, hint=hint)
 
     def _existing(self, key: Key) -> StoreInternals:
         """The parts of the store; without one there is nothing under any key."""
@@ -556,10 +574,10 @@ class Store:
     def _ready(self) -> StoreInternals | None:
         """The parts of the store, also of one that another process has made since; None while there is none."""
         if self._closed:
-            raise ClosedStoreError(self.path, "this store is closed")
+            raise ClosedStoreError(self.location, "this store is closed")
         if self._internals is None:
             with self._lock:
-                marker = read_marker(self._layout)
+                marker = self._read_marker()
                 if marker is not None and self._internals is None:
                     self._start(marker)
         return self._internals
@@ -568,13 +586,20 @@ class Store:
         """The parts of the store, which is made here if it is not there yet."""
         with self._lock:
             if self._internals is None:
-                with files.explained(self.path):
-                    self._directories.make(self.path)
-                with locked(self._layout.lock), files.explained(self.path):
-                    marker = read_marker(self._layout) or create_store(self._layout)
-                self._start(marker)
+                self._start(self._make_store())
             assert self._internals is not None
             return self._internals
+
+    def _read_marker(self) -> Marker | None:
+        """What store.toml says; None where there is no store yet."""
+        return read_marker(self._layout)
+
+    def _make_store(self) -> Marker:
+        """Make the store, unless another process has just done so."""
+        with files.explained(self.path):
+            self._directories.make(self.path)
+        with locked(self._layout.lock), files.explained(self.path):
+            return read_marker(self._layout) or create_store(self._layout)
 
     def _commit(self, entries: list[Entry]) -> None:
         """Commit what a writer has gathered; the store is created here, before its first commit."""

@@ -217,7 +217,7 @@ class Database:
         with self.exclusive(), self._trying_for_room(), files.explained(self._layout.root):
             with contextlib.suppress(DoubtError):
                 self._settle()
-            names = list_packs(self._layout)[0]
+            names = self.listed()
             self.make_durable(names)
             partial = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{files.PARTIAL}")
             try:
@@ -266,7 +266,7 @@ class Database:
 
         Others move entries while we look, whom no lock of ours keeps from it.
         """
-        names = list_packs(self._layout)[0]
+        names = self.listed()
         files.reached("index.listed")
         with contextlib.ExitStack() as stack:
             connection = stack.enter_context(contextlib.closing(connect(":memory:")))
@@ -274,7 +274,7 @@ class Database:
             self._take_over(connection)
             schema.fill(connection, self._read_heads(sorted(names)), names)
             stack.pop_all()
-        return connection, names <= list_packs(self._layout)[0]
+        return connection, names <= self.listed()
 
     def _take_over(self, db: sqlite3.Connection) -> None:
         """Carry over what only the old index knows, as far as it can be read.
@@ -310,6 +310,10 @@ class Database:
             return self._open()
         except sqlite3.Error as error:
             raise UnreadableIndexError(str(error)) from error
+
+    def listed(self) -> set[str]:
+        """The packs that are in the store."""
+        return list_packs(self._layout)[0]
 
     def make_durable(self, names: Iterable[str]) -> None:
         """Sync the names of packs that are about to get rows, or whose rows are about to go.

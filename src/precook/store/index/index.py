@@ -24,7 +24,6 @@ from precook.store.index import memo, schema
 from precook.store.index.database import Database
 from precook.store.index.memo import DamagedRow
 from precook.store.index.schema import Names, ReplacedPack, RowChoice
-from precook.store.layout import list_packs
 from precook.values import Bytes, Flags, Numbers
 
 _log = logging.getLogger("precook")
@@ -165,7 +164,7 @@ class Index(Database):
 
     def refresh(self, listed: set[str] | None = None) -> None:
         """Adopt packs that have no rows yet, and drop the rows of packs that are gone; `listed`: those on the disk."""
-        ids = list_packs(self._layout)[0] if listed is None else listed
+        ids = self.listed() if listed is None else listed
         known = self.pack_ids()
         if ids == known:
             return
@@ -173,7 +172,7 @@ class Index(Database):
             # On a full disk this is put off until something can be written; until then it is done in memory.
             with contextlib.suppress(NoSpaceError), self.exclusive():
                 # Once more under the lock: meanwhile another process may have added what we were about to add.
-                known, ids = self.pack_ids(), list_packs(self._layout)[0]
+                known, ids = self.pack_ids(), self.listed()
                 self.make_durable(ids ^ known)
                 self.add(self._read_heads(sorted(ids - known)))
                 self.drop_packs(known - ids)

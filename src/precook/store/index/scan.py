@@ -255,7 +255,7 @@ class EntryScan:
 
     def _born(self, layout: Layout, name: str) -> int:
         try:
-            written = layout.pack(name).stat().st_mtime_ns
+            written = layout.written(name).stat().st_mtime_ns
         except OSError:
             return self.now  # nothing is known about it, and nothing is taken from it
         return min(written, self.now)
