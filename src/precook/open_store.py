@@ -18,6 +18,8 @@ from precook.maintain.verify import EVERYTHING, PackSelection, Verification, ver
 from precook.report import SILENT, Reporter
 from precook.store.copy import Verify
 from precook.store.internals import StoreInternals
+from precook.store.remote.store import BucketStore
+from precook.store.remote.url import StoreUrl, default_cache, is_url, parse_url, wrong_url
 from precook.store.snapshot import Snapshot
 from precook.store.snapshot_content import SnapshotContent
 from precook.store.store import FLUSH_BYTES, FLUSH_SECONDS, Store
@@ -27,6 +29,10 @@ from precook.values import Bytes
 if TYPE_CHECKING:
     from precook.encode.cached import Cached
     from precook.feed.feed import Feed
+
+
+_REMOTE_SECONDS = 30.0
+"""Seconds after which a writer commits to a bucket what it has gathered: each commit is two requests."""
 
 
 class FeedSnapshot(Snapshot):
@@ -112,6 +118,13 @@ class LocalStore(Store):
         )
 
 
+class RemoteStore(BucketStore, LocalStore):
+    """A store in a bucket: what `precook.open` returns for a URL."""
+
+    def tidy(self, internals: StoreInternals) -> None:
+        """Nothing: removals from a bucket are nobody's here."""
+
+
 class RunStore(LocalStore):
     """A bounded store that keeps a run whole: old entries make room as far as they go, and nothing new is refused."""
 
@@ -122,23 +135,28 @@ class RunStore(LocalStore):
 
 
 def open_store(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | StoreUrl,
     *,
     read_only: bool = False,
     verify_reads: Verify = True,
     flush_bytes: int = FLUSH_BYTES,
-    flush_seconds: float = FLUSH_SECONDS,
+    flush_seconds: float | None = None,
     max_bytes: int | None = None,
     keep_run: bool = False,
+    cache: str | os.PathLike[str] | None = None,
 ) -> LocalStore:
-    """Open the store at `path`; where there is none, it is created by the first write.
+    """Open the store at `path`, a folder or a URL; where there is none, it is created by the first write.
 
     `verify_reads`: True checks each entry when this process first reads it, and again when its file has changed since,
     "always" at every read, False never.
-    `flush_bytes` and `flush_seconds` say when a writer commits what it has gathered. `max_bytes` bounds the packs:
-    before a commit would pass it, the least recently used entries go; where all that is left is in use,
-    `StoreFullError`. With `keep_run` that is no error: what this process has written or read may take more than the
+    `flush_bytes` and `flush_seconds` (2, and 30 in a bucket) say when a writer commits what it has gathered.
+    `max_bytes` bounds the packs: before a commit would pass it, the least recently used entries go; where all that is
+    left is in use, `StoreFullError`. With `keep_run` that is no error: what this process has written or read may take more than the
     bound, until another one makes room.
+
+    A URL is `s3://bucket/prefix`, or one of gs://, az://, file:// and memory://; it needs `precook[remote]`, and
+    credentials come from the environment. `cache` is the folder for what this machine keeps of such stores.
+    docs/guides/bucket.md tells more.
 
     >>> import tempfile, numpy
     >>> from precook import Recipe, open
@@ -148,7 +166,7 @@ def open_store(
     ...     store.get(key)
     {'ids': array([0, 1, 2]), 'text': 'a cat'}
     """
-    if flush_bytes < 1 or flush_seconds < 0:
+    if flush_bytes < 1 or (flush_seconds is not None and flush_seconds < 0):
         message = "flush_bytes must be positive and flush_seconds must not be negative"
         raise ValueError(message)
     if max_bytes is not None and max_bytes < 1:
@@ -157,12 +175,23 @@ def open_store(
     if verify_reads not in (True, False, "always"):
         message = f'verify_reads is True, False or "always", not {verify_reads!r}'
         raise ValueError(message)
+    if is_url(path):
+        if max_bytes is not None or keep_run:
+            raise wrong_url("a store in a bucket has no max_bytes", "leave it out, or use a store in a folder")
+        return RemoteStore(
+            path if isinstance(path, StoreUrl) else parse_url(path),
+            cache=Path(cache) if cache is not None else default_cache(),
+            read_only=read_only,
+            verify_reads=verify_reads,
+            flush_bytes=flush_bytes,
+            flush_seconds=_REMOTE_SECONDS if flush_seconds is None else flush_seconds,
+        )
     kind = RunStore if keep_run else LocalStore
     return kind(
         Path(path),
         read_only=read_only,
         verify_reads=verify_reads,
         flush_bytes=flush_bytes,
-        flush_seconds=flush_seconds,
+        flush_seconds=FLUSH_SECONDS if flush_seconds is None else flush_seconds,
         max_bytes=max_bytes,
     )

@@ -50,7 +50,8 @@ class RecipeStats:
 class Stats:
     """What a store holds."""
 
-    path: Path
+    path: Path | str
+    """Where it lies: a path, or a URL."""
     format: int = 0
     """Version of the format; 0 where there is no store yet."""
     id: str = ""

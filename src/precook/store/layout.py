@@ -147,10 +147,10 @@ def read_marker(layout: Layout) -> Marker | None:
         raise files.read_error(layout.marker, error) from error
     except UnicodeDecodeError as error:
         raise NotAStoreError(layout.root, "store.toml is not text", hint=_RESTORE) from error
-    return _parse_marker(layout.root, text)
+    return parse_marker(layout.root, text)
 
 
-def _parse_marker(root: Path, text: str) -> Marker:
+def parse_marker(root: Path | str, text: str) -> Marker:
     """The few lines of TOML that precook writes, and nothing else."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
@@ -170,15 +170,18 @@ def _parse_marker(root: Path, text: str) -> Marker:
 
 def create_store(layout: Layout) -> Marker:
     """Write the marker of a new store; the caller holds the lock and has seen that there is none."""
+    files.publish(layout.root / "CACHEDIR.TAG", [_TAG.encode()])
+    marker, text = new_marker("docs/format.md describes it; index.sqlite can be deleted, the rest cannot.")
+    files.publish(layout.marker, [text])
+    return marker
+
+
+def new_marker(remark: str) -> tuple[Marker, bytes]:
+    """What makes a place a store, and the bytes that say so; `remark` is for people."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     marker = Marker(FORMAT, secrets.token_hex(16), created)
-    files.publish(layout.root / "CACHEDIR.TAG", [_TAG.encode()])
-    text = (
-        "# A precook store. docs/format.md describes it; index.sqlite can be deleted, the rest cannot.\n"
-        f'format = {marker.format}\nid = "{marker.id}"\ncreated = "{marker.created}"\n'
-    )
-    files.publish(layout.marker, [text.encode()])
-    return marker
+    fields = f'format = {marker.format}\nid = "{marker.id}"\ncreated = "{marker.created}"\n'
+    return marker, f"# A precook store. {remark}\n{fields}".encode()
 
 
 def share_store(layout: Layout) -> None:

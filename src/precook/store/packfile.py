@@ -132,30 +132,41 @@ class Guard:
 class PackFile:
     """An opened pack: its head, and its tables to read rows from. Safe to use from several threads."""
 
-    def __init__(self, path: Path, name: str, guard: Guard) -> None:
+    def __init__(self, path: Path, name: str, guard: Guard, *, head: Head | None = None) -> None:
+        """`head` is what is known already of a pack whose file need not be here yet."""
         self.path = path
         self.guard = guard
         self.placed: list[bytes] = []
         """Keys whose place the reader remembers in this pack."""
         self._name = os.fspath(path)
-        descriptor = _open_regular(self._name)
-        try:
-            self.head = _twice(descriptor, functools.partial(_read_head, descriptor, path, name))
-            status = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-        self._file = _same_file(status)
-        self._stamp = _stamp(status)
-        self.written = status.st_mtime_ns
-        """When the file was written, in nanoseconds."""
         self._changed = False
         self.look_at = 0.0
         """When the file has to be looked at again, by the monotonic clock."""
-        self.whole = status.st_size == self.head.file_bytes
+        self._file: tuple[int, int, int] = (0, 0, 0)
+        self._stamp: tuple[int, ...] = ()
+        self.written = 0
+        """When the file was written, in nanoseconds."""
+        self.whole = True
         """Whether the file is as long as its head says; one that is not is never mapped."""
+        if head is not None:
+            self.head = head
+        else:
+            descriptor = _open_regular(self._name)
+            try:
+                self.head = _twice(descriptor, functools.partial(_read_head, descriptor, path, name))
+                self.note_file(os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
         self.tables: tuple[TableFile, ...] = tuple(TableFile(self, table) for table in self.head.tables)
         self._ends = list(itertools.accumulate(table.rows for table in self.head.tables))
         """The row of the pack at which each table ends."""
+
+    def note_file(self, status: os.stat_result) -> None:
+        """Remember the file that holds it, by which a change of it is noticed."""
+        self._file = _same_file(status)
+        self._stamp = _stamp(status)
+        self.written = status.st_mtime_ns
+        self.whole = status.st_size == self.head.file_bytes
 
     @property
     def nbytes(self) -> int:

@@ -410,13 +410,13 @@ class Store:
             return dataclasses.replace(latest, store=self)
         internals = self._created()
         index = internals.index
+        self.look_for_snapshots()
         # Under the lock that removals take, too: a snapshot never names what is being removed.
         with index.exclusive():
             internals.check_leases()
             self._check_needs(dataset, needs, seen)
-            self.look_for_snapshots()
             written = write_snapshot(self._layout, self._directories, index.exclusive, dataset, content)
-            self._send_snapshot(written.file)
+        self._send_snapshot(written.file)
         return dataclasses.replace(written, store=self)
 
     def _check_needs(self, dataset: str, needs: Bytes | None, seen: str | None) -> None:

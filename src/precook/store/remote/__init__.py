@@ -1,0 +1,1 @@
+"""Stores in buckets: what lies there, how it is found and read, and the process that asks for it."""

@@ -1,0 +1,88 @@
+"""Commits to a bucket: the pack, then its leaf. An entry is committed when both are there.
+
+A pack without a leaf is nobody's loss: `reindex` finds it and writes the leaf. Whatever is repeated is the same bytes
+under the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from precook.errors import DamagedPackError
+from precook.store import files
+from precook.store.format.build import PackImage
+from precook.store.remote.courier.client import CourierClient, NoObjectError
+from precook.store.remote.layout import LEAVES, PACKS, NearLayout, leaf_object, pack_object, read_leaf, read_pack
+from precook.store.remote.leaves import keep_head, read_head
+
+_LEFT_SECONDS = 86_400.0
+"""After so long a pack in the outbox is what somebody left who died."""
+
+
+class Sender:
+    """Brings packs to a bucket."""
+
+    def __init__(self, layout: NearLayout, courier: CourierClient) -> None:
+        self._layout = layout
+        self._courier = courier
+
+    def send(self, image: PackImage) -> None:
+        """Make a pack durable in the bucket; its file stays here as what was fetched would."""
+        path = self._layout.outbox / f"{image.id}.safetensors"
+        try:
+            with files.explained(self._layout.root):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                try:
+                    # Not synced: it is durable when the bucket says so, and what a crash leaves of it is never used.
+                    files.write_all(descriptor, [image.head, *image.body])
+                finally:
+                    os.close(descriptor)
+            self.send_file(image.id, path, image.head)
+            with files.explained(self._layout.root):
+                near = self._layout.pack(image.id)
+                near.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(near)
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def send_file(self, pack: str, path: Path, head: bytes, *, there: bool = False) -> None:
+        """The same for a pack that is a file; `there` is one whose object is in the bucket already."""
+        if not there:
+            self._courier.put(pack_object(pack), path)
+        self._courier.put(leaf_object(pack), head)
+        keep_head(self._layout, pack, head)
+
+    def is_there(self, pack: str, nbytes: int) -> bool:
+        """Whether a pack of this size is in the bucket, its leaf or not: somebody may have died between the two."""
+        try:
+            return self._courier.head(pack_object(pack)).nbytes == nbytes
+        except NoObjectError:
+            return False
+
+    def adopt(self) -> int:
+        """Write the leaves of packs that have none; how many there were."""
+        packs = {pack for item in self._courier.list(PACKS) if (pack := read_pack(item.name)) is not None}
+        known = {pack for item in self._courier.list(LEAVES) if (pack := read_leaf(item.name)) is not None}
+        adopted = 0
+        for pack in sorted(packs - known):
+            try:
+                head = self._courier.pack_head(pack)
+                read_head(head, pack, self._layout.pack(pack))
+            except (NoObjectError, DamagedPackError):
+                continue  # nothing can be read from it, and `verify` says so
+            self._courier.put(leaf_object(pack), head)
+            adopted += 1
+        return adopted
+
+    def sweep(self) -> None:
+        """Remove what writers that died have left here."""
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._layout.outbox.iterdir():
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > _LEFT_SECONDS:
+                        path.unlink()

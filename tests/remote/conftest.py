@@ -1,0 +1,54 @@
+"""Buckets of each kind, for every test here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.buckets import Buckets, credentials, s3_server
+
+pytest.importorskip("obstore", reason="stores in buckets need precook[remote]")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """An S3 server with a bucket."""
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all: a courier takes a second to start."""
+    return tmp_path_factory.mktemp("buckets")
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def buckets(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Buckets:
+    """Each kind of bucket."""
+    return make_buckets(request, request.param, root, monkeypatch)
+
+
+@pytest.fixture
+def s3(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Buckets:
+    """The server alone."""
+    return make_buckets(request, "s3", root, monkeypatch)
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Buckets:
+    """Buckets that are folders, for tests that look at or change what lies there."""
+    return make_buckets(request, "file", root, monkeypatch)
+
+
+def make_buckets(
+    request: pytest.FixtureRequest, kind: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> Buckets:
+    endpoint = ""
+    if kind == "s3":
+        endpoint = request.getfixturevalue("server")
+        for name, value in credentials(endpoint).items():
+            monkeypatch.setenv(name, value)
+    return Buckets(kind, root, endpoint)
