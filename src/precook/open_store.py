@@ -14,6 +14,7 @@ from precook.identity.recipe import Recipe
 from precook.maintain.evict import make_room
 from precook.maintain.lock import keep_reserve
 from precook.maintain.repack import sweep_doomed
+from precook.maintain.transfer import Transferred, pull, push, staging_cache
 from precook.maintain.verify import EVERYTHING, PackSelection, Verification, verify_store
 from precook.report import SILENT, Reporter
 from precook.store.copy import Verify
@@ -95,6 +96,39 @@ class LocalStore(Store):
 
         return Cached(self, function, recipe, batch_size=batch_size, allow_nan=allow_nan, tensors=tensors)
 
+    def push(
+        self,
+        url: str | StoreUrl,
+        *,
+        dataset: str | None = None,
+        keep: Sequence[str] = (),
+        cache: str | os.PathLike[str] | None = None,
+        report: Reporter = SILENT,
+    ) -> Transferred:
+        """Bring a dataset, or everything, to a store in a bucket: what is there already is not brought again.
+
+        Labels of entries stay here, and so do `captions` and `paths` of a snapshot unless `keep` names them.
+        """
+        if not is_url(url):
+            raise wrong_url(f"{url!a:.80} is not a URL", "give one, such as s3://bucket/prefix")
+        with open_store(url, cache=cache) as target:
+            return push(self, target, dataset, keep=keep, report=report)
+
+    def pull(
+        self,
+        url: str | StoreUrl,
+        *,
+        dataset: str | None = None,
+        keep: Sequence[str] = (),
+        report: Reporter = SILENT,
+    ) -> Transferred:
+        """Bring a dataset, or everything, from a store in a bucket to this one, which lies in a folder."""
+        if not is_url(url):
+            raise wrong_url(f"{url!a:.80} is not a URL", "give one, such as s3://bucket/prefix")
+        self.internals()
+        with staging_cache(self) as folder, open_store(url, cache=folder, read_only=True) as source:
+            return pull(self, source, dataset, keep=keep, report=report)
+
     def verify(
         self,
         *,
@@ -151,8 +185,8 @@ def open_store(
     "always" at every read, False never.
     `flush_bytes` and `flush_seconds` (2, and 30 in a bucket) say when a writer commits what it has gathered.
     `max_bytes` bounds the packs: before a commit would pass it, the least recently used entries go; where all that is
-    left is in use, `StoreFullError`. With `keep_run` that is no error: what this process has written or read may take more than the
-    bound, until another one makes room.
+    left is in use, `StoreFullError`. With `keep_run` that is no error: what this process has written or read may take
+    more than the bound, until another one makes room.
 
     A URL is `s3://bucket/prefix`, or one of gs://, az://, file:// and memory://; it needs `precook[remote]`, and
     credentials come from the environment. `cache` is the folder for what this machine keeps of such stores.
@@ -178,14 +212,16 @@ def open_store(
     if is_url(path):
         if max_bytes is not None or keep_run:
             raise wrong_url("a store in a bucket has no max_bytes", "leave it out, or use a store in a folder")
+        url = path if isinstance(path, StoreUrl) else parse_url(path)
         return RemoteStore(
-            path if isinstance(path, StoreUrl) else parse_url(path),
-            cache=Path(cache) if cache is not None else default_cache(),
+            url,
+            cache=Path(cache) if cache is not None else url.cache or default_cache(),
             read_only=read_only,
             verify_reads=verify_reads,
             flush_bytes=flush_bytes,
             flush_seconds=_REMOTE_SECONDS if flush_seconds is None else flush_seconds,
         )
+    assert not isinstance(path, StoreUrl)
     kind = RunStore if keep_run else LocalStore
     return kind(
         Path(path),

@@ -29,6 +29,7 @@ from precook.plan.rehash import SourceCheck, UntrustedStamps, compare_plans
 from precook.report import SILENT, Reporter
 from precook.store.layout import Layout, read_marker
 from precook.store.lease import Lease
+from precook.store.remote.url import StoreUrl, find_place
 
 
 class Project:
@@ -101,9 +102,9 @@ class Project:
         self._specs = {name: spec for name, spec in self._specs.items() if name not in own}
 
     @property
-    def store_path(self) -> Path:
-        """Where the store lies."""
-        return self.base / self.settings.store
+    def store_path(self) -> Path | StoreUrl:
+        """Where the store lies: a folder, or a URL."""
+        return find_place(self.settings, self.base)
 
     @property
     def store(self) -> LocalStore:
@@ -115,12 +116,17 @@ class Project:
         if self._store is not None and write and self._store.asked_read_only:
             self.close()
         if self._store is None:
-            self._store = open_store(self.store_path, read_only=not write and self._has_store)
+            place = self.store_path
+            if isinstance(place, StoreUrl):
+                self._store = open_store(place)  # which changes nothing in a bucket
+            else:
+                self._store = open_store(place, read_only=not write and read_marker(Layout(place)) is not None)
         return self._store
 
     @property
     def _has_store(self) -> bool:
-        return read_marker(Layout(self.store_path)) is not None
+        place = self.store_path
+        return self.store.exists if isinstance(place, StoreUrl) else read_marker(Layout(place)) is not None
 
     def plan(
         self,

@@ -43,9 +43,7 @@ def folder(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Monke
     return make_buckets(request, "file", root, monkeypatch)
 
 
-def make_buckets(
-    request: pytest.FixtureRequest, kind: str, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> Buckets:
+def make_buckets(request: pytest.FixtureRequest, kind: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> Buckets:
     endpoint = ""
     if kind == "s3":
         endpoint = request.getfixturevalue("server")

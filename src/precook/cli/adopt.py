@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precook.cli import output, progress
-from precook.cli.options import ConfigOption, JsonOption, StoreOption, find_or_new_store, named_config, open_project
+from precook.cli.options import ConfigOption, JsonOption, StoreOption, find_folder, named_config, open_project
 from precook.errors import SOME_FAILED, printable
 from precook.units import format_count, format_size
 
@@ -68,7 +68,7 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
         else:
             pairs = ((first, new or first) for first, _, new in (text.partition("=") for text in digest or []))
             for_front = plan_adopt_dlm(folder, digests=dict(pairs))
-        return _adopt_for_front(for_front, find_or_new_store(config, store), yes=yes, as_json=as_json)
+        return _adopt_for_front(for_front, find_folder(config, store, "adopt"), yes=yes, as_json=as_json)
     plan = plan_adopt(folder, caches=caches, only=only, ignore_times=ignore_times, report=progress.reporter())
     if not as_json:
         _show(plan)
@@ -77,7 +77,7 @@ def command(  # noqa: PLR0913 - each parameter is an option of the command
         with open_project(path, store) as project:
             if names_adopted(project):
                 return _fill(plan, project, yes=yes, as_json=as_json)
-    place = find_or_new_store(config, store)
+    place = find_folder(config, store, "adopt")
     return _adopt(plan, place, dataset, yes=yes, as_json=as_json)
 
 

@@ -18,11 +18,11 @@ _MOST_PATHS = 20
 
 
 def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> int:
-    """Examine the disk, the libraries and the store's directory."""
-    from precook.maintain.doctor import examine
+    """Examine the disk, the libraries and the store's directory; or the bucket that it lies in."""
+    from precook.maintain.doctor import examine, examine_bucket
 
     path = find_or_new_store(config, store)  # the doctor may be asked before there is one
-    findings = examine(path)
+    findings = examine(path) if isinstance(path, Path) else examine_bucket(path)
     problems = [finding for finding in findings if finding.level == "problem"]
     if as_json:
         documents = [
@@ -35,9 +35,15 @@ def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: 
             }
             for finding in findings
         ]
-        output.document({"path": str(path.resolve()), "healthy": not problems, "findings": documents})
+        output.document(
+            {
+                "path": str(path.resolve() if isinstance(path, Path) else path),
+                "healthy": not problems,
+                "findings": documents,
+            }
+        )
     else:
-        _show(findings, path)
+        _show(findings, path if isinstance(path, Path) else Path())
     return FAILED if problems else 0
 
 

@@ -37,6 +37,8 @@ COMMANDS = (
     "snapshots",
     "export",
     "import",
+    "push",
+    "pull",
     "adopt",
     "doctor",
     "reindex",
@@ -64,8 +66,8 @@ Exit codes:
    10  no store there
    11  somebody else holds the lock, or there are none here
    12  made by a newer precook
-   13  read-only
-   14  no space left
+   13  read-only, or a bucket refused
+   14  no space left, or a bucket did not answer
   130  interrupted
 
 Sizes need a unit: 64MiB or 64MB. Durations are written 90s, 15m, 36h, 14d or 2w.

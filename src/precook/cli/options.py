@@ -14,6 +14,7 @@ from precook.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from precook.project import Project
+    from precook.store.remote.url import StoreUrl
     from precook.store.store import Store
 
 DEFAULT_CONFIG = Path("precook.yaml")
@@ -24,9 +25,27 @@ _NAME_ONE = "name a store with --store DIR"
 
 _Value = TypeVar("_Value")
 
+
+def _place(text: str) -> Path | StoreUrl:
+    """A store by its folder or its URL."""
+    if "://" not in text:
+        return Path(text)
+    from precook.store.remote.url import parse_url
+
+    try:
+        return parse_url(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 StoreOption = Annotated[
-    Path | None,
-    typer.Option("--store", metavar="DIR", help="The store; without it, the config's, or the one here or in ./cache."),
+    Any,  # a Path or a StoreUrl, or None: typer knows no such choice
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        parser=_place,
+        help="The store, a folder or a URL; without it, the config's, or the one here or in ./cache.",
+    ),
 ]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="The config file; without it, precook.yaml here.")
@@ -85,7 +104,7 @@ def named_config(config: Path | None) -> Path | None:
     return config if config is not None or not DEFAULT_CONFIG.exists() else DEFAULT_CONFIG
 
 
-def open_project(config: Path | None, store: Path | None, *, code: bool = True) -> Project:
+def open_project(config: Path | None, store: Path | StoreUrl | None, *, code: bool = True) -> Project:
     """The project, on the store that was named or on its own; `ConfigError` where there is no config.
 
     Without `code`, classes of the config's own are never loaded.
@@ -98,19 +117,21 @@ def open_project(config: Path | None, store: Path | None, *, code: bool = True) 
 
     project = load(path, code=code)
     if store is not None:
-        project.settings = project.settings.model_copy(update={"store": str(store.absolute())})
+        place = str(store.absolute()) if isinstance(store, Path) else str(store)
+        project.settings = project.settings.model_copy(update={"store": place})
     return project
 
 
-def find_store(config: Path | None, store: Path | None) -> Path:
+def find_store(config: Path | None, store: Path | StoreUrl | None) -> Path | StoreUrl:
     """The store that was named, else the config's, else the one here or in ./cache; `NoStoreError` without any."""
     if store is not None:
         return store
     config = named_config(config)
     if config is not None:
         from precook.config.check import read_config
+        from precook.store.remote.url import find_place
 
-        return config.parent / read_config(config)[0].store
+        return find_place(read_config(config)[0], config.parent)
     for place in (Path(), _DEFAULT_STORE):
         if (place / _STORE_MARKER).is_file():
             return place
@@ -119,7 +140,7 @@ def find_store(config: Path | None, store: Path | None) -> Path:
     raise error
 
 
-def find_or_new_store(config: Path | None, store: Path | None) -> Path:
+def find_or_new_store(config: Path | None, store: Path | StoreUrl | None) -> Path | StoreUrl:
     """The same for a command that makes a store or can do without: where there is none yet, the place for one."""
     try:
         return find_store(config, store)
@@ -127,32 +148,56 @@ def find_or_new_store(config: Path | None, store: Path | None) -> Path:
         return _DEFAULT_STORE
 
 
-def open_to_read(config: Path | None, store: Path | None) -> Store:
+def find_folder(config: Path | None, store: Path | StoreUrl | None, doing: str) -> Path:
+    """The same for a command that is for a store in a folder alone."""
+    place = find_or_new_store(config, store)
+    if not isinstance(place, Path):
+        hint = "name a folder with --store DIR; `precook push` then brings it to the bucket"
+        raise usage_error(f"{doing} is not for a store in a bucket", hint)
+    return place
+
+
+def find_remote(config: Path | None, url: str) -> StoreUrl:
+    """A store in a bucket, reached as the config says if there is one."""
+    from precook.store.remote.url import find_place, parse_url
+
+    config = named_config(config)
+    if config is not None:
+        from precook.config.check import read_config
+
+        settings = read_config(config)[0].model_copy(update={"store": url})
+        place = find_place(settings, config.parent)
+        if not isinstance(place, Path):
+            return place
+    return parse_url(url)
+
+
+def open_to_read(config: Path | None, store: Path | StoreUrl | None) -> Store:
     """The store, read-only: nothing that a command does with it can change it."""
     return _open(find_store(config, store), read_only=True)
 
 
-def open_to_write(config: Path | None, store: Path | None) -> Store:
+def open_to_write(config: Path | None, store: Path | StoreUrl | None) -> Store:
     """The store, for a command that changes it; `ReadOnlyError` where that is not allowed."""
     opened = _open(find_store(config, store), read_only=False)
     if opened.read_only:
         opened.close()
-        raise ReadOnlyError(opened.path, "this directory cannot be written to")
+        raise ReadOnlyError(opened.location, "this directory cannot be written to")
     return opened
 
 
-def open_to_use(config: Path | None, store: Path | None) -> Store:
+def open_to_use(config: Path | None, store: Path | StoreUrl | None) -> Store:
     """The store, for a command that reads it and holds a lease meanwhile where it may write."""
     return _open(find_store(config, store), read_only=False, create=False)
 
 
-def _open(path: Path, *, read_only: bool, create: bool = True) -> Store:
+def _open(path: Path | StoreUrl, *, read_only: bool, create: bool = True) -> Store:
     from precook.open_store import open_store
     from precook.store.layout import Layout, read_marker
 
     try:
         # Opened for writing, a store that is not there is no error: the first write makes it. Read-only it is one.
-        absent = not create and read_marker(Layout(path)) is None
+        absent = not create and isinstance(path, Path) and read_marker(Layout(path)) is None
         return open_store(path, read_only=read_only or absent)
     except NoStoreError as error:
         error.hint = "check the path; a store is made by its first build"

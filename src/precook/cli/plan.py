@@ -92,7 +92,7 @@ def not_loaded_document(not_loaded: Mapping[str, str]) -> list[dict[str, str]]:
 def heading_document(plan: Plan) -> dict[str, Any]:
     """What a plan is of and what it counts, for programs."""
     counts = counts_document(plan)
-    return {"dataset": counts.pop("name"), "store": str(plan.store.path), **counts}
+    return {"dataset": counts.pop("name"), "store": str(plan.store.location), **counts}
 
 
 def forecast_document(plan: Plan) -> dict[str, Any]:

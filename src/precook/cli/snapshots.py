@@ -74,7 +74,7 @@ def _list(config: Path | None, store: Path | None, dataset: str | None, *, as_js
     with open_to_read(config, store) as opened:
         documents = with_snapshots(Layout(opened.path), lambda listed: _documents(listed, dataset))
         if dataset is not None and not documents:
-            raise NoSnapshotError(opened.path, dataset)
+            raise NoSnapshotError(opened.location, dataset)
     if as_json:
         output.document({"snapshots": documents})
     elif not documents:
@@ -123,7 +123,7 @@ def _find(store: Store, dataset: str, wanted: str) -> tuple[SnapshotFile, list[S
 
     files = [file for file in store.snapshots() if file.dataset == dataset]
     if not files:
-        raise NoSnapshotError(store.path, dataset)
+        raise NoSnapshotError(store.location, dataset)
     meant = [file for file in files if is_meant(file, wanted)]
     if len(meant) != 1:
         many = "more than one snapshot" if meant else "no snapshot"

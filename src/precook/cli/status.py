@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from precook.project import Project
     from precook.store.internals import RecipeStats, Stats
     from precook.store.lease import Holder
+    from precook.store.remote.url import StoreUrl
     from precook.store.snapshot import SnapshotFile
     from precook.store.store import Store
 
@@ -130,7 +131,7 @@ def look_at(store: Store) -> StoreView:
     reclaimable = None
     # A snapshot that cannot be read may name anything: nobody can say what would go.
     with contextlib.suppress(DamagedPackError, StoreReadError, NewerFormatError):
-        reclaimable = plan_gc(store).freed
+        reclaimable = plan_gc(store).freed if store.location == store.path else None
     return StoreView(
         stats=dataclasses.replace(stats, damaged=damaged),
         snapshots=store.snapshots(),
@@ -144,18 +145,23 @@ def look_at(store: Store) -> StoreView:
     )
 
 
-def _no_store(path: Path) -> StoreView:
+def _place(stats: Stats) -> str:
+    return stats.path if isinstance(stats.path, str) else str(stats.path.resolve())
+
+
+def _no_store(place: Path | StoreUrl) -> StoreView:
     """The view of a store that no build has made yet."""
     from precook.maintain.usage import Usage, UsagePart
     from precook.store.internals import Stats
 
+    path = place if isinstance(place, Path) else str(place)
     return StoreView(Stats(path), [], Usage((), UsagePart("", 0, 0), (), ()), 0, [], 0, [], None, [])
 
 
 def _document(view: StoreView) -> dict[str, Any]:
     stats, usage, verified = view.stats, view.usage, view.verified
     return {
-        "path": str(stats.path.resolve()),
+        "path": _place(stats),
         "format": stats.format or None,
         "id": stats.id or None,
         "entries": stats.entries,
@@ -233,11 +239,11 @@ def _show(view: StoreView) -> None:
     """Facts, then a table for each thing of which there are several."""
     stats, now = view.stats, time.time()
     if not stats.format:
-        output.facts([("store", f"{stats.path.resolve()}  (none yet: the first build makes it)")])
+        output.facts([("store", f"{_place(stats)}  (none yet: the first build makes it)")])
         return
     output.facts(
         [
-            ("store", f"{stats.path.resolve()}  (format {stats.format})"),
+            ("store", f"{_place(stats)}  (format {stats.format})"),
             ("entries", f"{stats.entries:,} in {format_count(stats.packs, 'pack')}"),
             ("logical", format_size(stats.payload_bytes)),
             ("on disk", f"{format_size(stats.pack_bytes)}{_overhead_text(view)}"),
@@ -272,6 +278,8 @@ def _overhead_text(view: StoreView) -> str:
 
 
 def _reclaimable_text(view: StoreView) -> str:
+    if isinstance(view.stats.path, str):
+        return "nothing is removed from a bucket yet"
     if view.reclaimable is None:
         return "unknown: a snapshot cannot be read; `precook verify` names it"
     if not view.reclaimable:

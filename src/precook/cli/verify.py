@@ -23,6 +23,7 @@ from precook.cli.options import (
     NoCodeOption,
     StoreOption,
     duration_option,
+    find_store,
     key_digits,
     open_project,
     open_to_read,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from precook.maintain.owners import Owner
     from precook.maintain.repair import Repaired, RepairPlan
     from precook.maintain.verify import Damage, Scope, Verification, VerifyCursor
+    from precook.store.remote.url import StoreUrl
     from precook.values import Key
 
     Owners = dict[bytes, list[Owner]]
@@ -145,7 +147,10 @@ def _verify(config: Path | None, store: Path | None, arguments: VerifyArguments,
     from precook.maintain.repair import plan_repair
     from precook.maintain.verify import Scope, verify_scope
 
-    with open_to_read(config, store) as opened:
+    place = find_store(config, store)
+    with open_to_read(None, place) as opened:
+        if arguments.repair:
+            opened.check_removable("repair")  # before a look that may take hours
         keys = sorted(find_key(opened, digits).hex for digits in arguments.keys)
         recipes = {digest for name in arguments.recipes for digest in matching_recipes(opened, name)}
         scope = Scope(arguments.subset, tuple(keys), tuple(sorted(recipes)), arguments.dataset)
@@ -153,10 +158,10 @@ def _verify(config: Path | None, store: Path | None, arguments: VerifyArguments,
         keys_found = [damage.key for damage in result.damage if damage.key is not None]
         owners = find_owners(opened, {key.bytes for key in (*keys_found, *result.lost)})
         root = opened.path
-    remembered = _remember(root, cursor, result.damage)
+    remembered = _remember(place, root, cursor, result.damage)
     plan, repaired = None, None
     if arguments.repair and not result.clean:
-        with open_to_write(None, root) as opened:
+        with open_to_write(None, place) as opened:
             plan = plan_repair(opened, result)
             repaired = plan.execute(report=progress.reporter()) if arguments.yes else None
     if as_json:
@@ -175,7 +180,7 @@ def _verify(config: Path | None, store: Path | None, arguments: VerifyArguments,
     return 0 if result.clean else DAMAGED
 
 
-def _remember(root: Path, cursor: VerifyCursor, damage: Sequence[Damage]) -> bool:
+def _remember(place: Path | StoreUrl, root: Path, cursor: VerifyCursor, damage: Sequence[Damage]) -> bool:
     """Keep how far the pass has come and what it found, where the store can be written to."""
     from precook.maintain.verify import save_cursor
 
@@ -183,7 +188,7 @@ def _remember(root: Path, cursor: VerifyCursor, damage: Sequence[Damage]) -> boo
     if not os.access(root, os.W_OK):
         return False
     try:
-        with open_to_write(None, root) as opened:
+        with open_to_write(None, place) as opened:
             save_cursor(opened, cursor, damage)
     except (LockedError, StoreWriteError) as error:
         output.tell(f"how far this came is not remembered: {error}")

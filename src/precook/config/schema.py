@@ -23,6 +23,7 @@ from precook.config.field_types import (
 )
 from precook.config.further_pictures import OWN
 from precook.config.messages import did_you_mean, quoted
+from precook.config.remote import CacheSettings, RemoteSettings, no_secrets
 from precook.config.sections import ImageSettings, TextSettings, VideoSettings, override
 
 BATCH_NAMES = ("sample", "concept", "path", "caption", "loss_weight", "size", "original_size", "crop", "target_size")
@@ -71,7 +72,19 @@ class Settings(Section):
     """The whole file."""
 
     store: PathText = Field(
-        default="cache", description="Folder of the store, relative to this file.", json_schema_extra=NOT_IN_KEYS
+        default="cache",
+        description="Folder of the store, relative to this file, or its URL.",
+        json_schema_extra=NOT_IN_KEYS,
+    )
+    cache: CacheSettings = Field(
+        default_factory=CacheSettings,
+        description="What this machine keeps of a store in a bucket.",
+        json_schema_extra=NOT_IN_KEYS,
+    )
+    remote: Annotated[RemoteSettings, BeforeValidator(no_secrets)] = Field(
+        default_factory=RemoteSettings,
+        description="How the bucket of the store is reached.",
+        json_schema_extra=NOT_IN_KEYS,
     )
     dataset: Annotated[
         str,

@@ -231,7 +231,7 @@ class Build:
         if not self._options.crowded and not plan.forecast.fits:
             needed, free = format_size(plan.forecast.nbytes or 0), format_size(plan.forecast.free or 0)
             hint = "free some space, or build all the same with crowded=True (--crowded)"
-            raise NoSpaceError(plan.store.path, f"about {needed} are to be written and {free} are free", hint=hint)
+            raise NoSpaceError(plan.store.location, f"about {needed} are to be written and {free} are free", hint=hint)
 
     def _look_again(self, plan: BuildPlan, *, sources: bool) -> BuildPlan:
         """The plan by what the store has now and, with `sources`, by the models and sources as they are now."""

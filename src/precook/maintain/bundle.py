@@ -255,6 +255,7 @@ def import_bundle(
     if manifest.nbytes > free:
         needed = f"the archive holds {format_size(manifest.nbytes)} and {format_size(free)} are free"
         raise NoSpaceError(store.path, needed)
+    store.check_removable("import")
     internals = store.internals()
     target = dataset or manifest.dataset
     check_dataset(internals.layout, target)

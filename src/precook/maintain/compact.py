@@ -129,6 +129,7 @@ def plan_compact(
     store: Store, *, target: int = TARGET, thresholds: Thresholds = DEFAULT, report: Reporter = SILENT
 ) -> CompactPlan:
     """What a compaction would do: packs with much that is dead are rewritten, small ones merged, copies dropped."""
+    store.check_removable("compact")
     internals = store.internals(create=False)
     scan = EntryScan(internals.layout, internals.index)
     everything, copies = _look(scan, report)

@@ -10,21 +10,27 @@ from __future__ import annotations
 import os
 import platform
 import re
+import secrets
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from precook.errors import PrecookError
+from precook.errors import NoStoreError, PrecookError, UnreachableError
 from precook.fs.system import system
 from precook.fs.trust import find_mount
 from precook.store import files
 from precook.store.index import database
-from precook.store.layout import Layout, list_packs, read_marker
+from precook.store.layout import Layout, list_packs, parse_marker, read_marker
+from precook.store.remote.courier.client import CourierClient, NoObjectError
+from precook.store.remote.url import StoreUrl, default_cache
+from precook.units import format_duration
 
 Level = Literal["ok", "note", "problem"]
 
@@ -51,6 +57,11 @@ _KNOWN_FILES = re.compile(
 _KNOWN_FOLDERS = {"imports", "leases", "packs", "snapshots"}
 _STAMP = 1_000_000_000 * 10**9 + 123_456_789
 """A file time that is not a whole number of seconds, in nanoseconds."""
+
+_PROBE = b"precook doctor\n"
+_RACERS = 16
+_APART = 60.0
+"""Seconds between our clock and the bucket's below which nobody needs to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,84 @@ def examine(path: Path) -> list[Finding]:
         _examine_sqlite(lock_works=lock_works),
         *_examine_libraries(),
     ]
+
+
+def examine_bucket(url: StoreUrl) -> list[Finding]:
+    """What a bucket can do of what a store needs, tried with objects that are removed again; and what lies there."""
+    courier = CourierClient(url, url.cache or default_cache())
+    probe = f"doctor/{secrets.token_hex(8)}"
+    findings: list[Finding] = []
+    steps: list[tuple[str, Callable[[], Finding]]] = [
+        ("store", lambda: _examine_marker(courier)),
+        ("write", lambda: _examine_write(courier, probe)),
+        ("read", lambda: _compared("read", courier.get(f"{probe}/object"), _PROBE)),
+        ("range", lambda: _compared("range", courier.range(f"{probe}/object", 2, 9), _PROBE[2:9])),
+        ("list", lambda: _examine_list(courier, probe)),
+        ("create", lambda: _examine_create(courier, probe)),
+        ("clock", lambda: _examine_clock(courier)),
+        ("delete", lambda: _examine_delete(courier, probe)),
+    ]
+    try:
+        for topic, step in steps:
+            try:
+                findings.append(step())
+            except NoObjectError as error:
+                findings.append(Finding("problem", topic, str(error)))
+            except PrecookError as error:
+                findings.append(Finding("problem", topic, error.message, error.hint))
+                if isinstance(error, (UnreachableError, NoStoreError)):
+                    break  # what comes next would be told the same
+    finally:
+        courier.close()
+    return [*findings, *_examine_libraries()]
+
+
+def _examine_write(courier: CourierClient, probe: str) -> Finding:
+    courier.put(f"{probe}/object", _PROBE)
+    return Finding("ok", "write", "objects can be written")
+
+
+def _compared(topic: str, got: bytes, wanted: bytes) -> Finding:
+    if got == wanted:
+        return Finding("ok", topic, f"{len(got)} bytes came back as they were written")
+    return Finding("problem", topic, "what came back is not what was written", "use another server")
+
+
+def _examine_marker(courier: CourierClient) -> Finding:
+    try:
+        marker = parse_marker("store.toml", courier.get("store.toml").decode("utf-8", "replace"))
+    except NoObjectError:
+        return Finding("note", "store", "there is no store yet; the first write makes it")
+    return Finding("ok", "store", f"format {marker.format}, made {marker.created}")
+
+
+def _examine_list(courier: CourierClient, probe: str) -> Finding:
+    if [item.name for item in courier.list(f"{probe}/")] == [f"{probe}/object"]:
+        return Finding("ok", "list", "what was written is listed at once")
+    return Finding("problem", "list", "what was written is not listed at once", "use another server")
+
+
+def _examine_create(courier: CourierClient, probe: str) -> Finding:
+    """Whether of many who create one object one alone succeeds; precook can do without."""
+    with ThreadPoolExecutor(_RACERS) as pool:
+        created = sum(pool.map(lambda _: courier.create(f"{probe}/race", _PROBE), range(_RACERS)))
+    if created == 1:
+        return Finding("ok", "create", f"If-None-Match is enforced: 1 of {_RACERS} at once has won")
+    return Finding(
+        "note", "create", f"If-None-Match is not enforced: {created} of {_RACERS} have won; nothing needs it"
+    )
+
+
+def _examine_clock(courier: CourierClient) -> Finding:
+    apart = abs(courier.clock() / 1e9 - time.time())
+    if apart < _APART:
+        return Finding("ok", "clock", "the bucket's clock is ours")
+    return Finding("note", "clock", f"the bucket's clock is {format_duration(apart)} from ours; only its own counts")
+
+
+def _examine_delete(courier: CourierClient, probe: str) -> Finding:
+    courier.delete([item.name for item in courier.list(f"{probe}/")])
+    return Finding("ok", "delete", "objects can be deleted")
 
 
 def _examine_store(path: Path) -> Iterator[Finding]:

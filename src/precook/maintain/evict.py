@@ -74,6 +74,7 @@ def plan_evict(store: Store, max_bytes: int, *, grace: float = 0.0, report: Repo
     The latest snapshot of each dataset, pinned snapshots and leases keep what they name. Where that leaves no room,
     `plan.size_after` is larger than what was asked for.
     """
+    store.check_removable("evict")
     internals = store.internals(create=False)
     return plan_eviction(internals, max_bytes, grace=grace, touched=internals.packs.touched(), report=report)
 

@@ -65,7 +65,7 @@ def _choose(store: Store, listed: list[SnapshotFile], dataset: str, name: str | 
     """The one that is meant among these."""
     snapshots = [file for file in listed if file.dataset == dataset]
     if not snapshots:
-        raise NoSnapshotError(store.path, dataset)
+        raise NoSnapshotError(store.location, dataset)
     if name is None:
         return snapshots[-1]
     meant = [file for file in snapshots if is_meant(file, name)]
@@ -172,7 +172,7 @@ class EntryReader:
         """`SnapshotEntriesError` that lists every entry that could not be read, if there are any."""
         if self._lost:
             entries = tuple((Key(key), reason) for key, reason in sorted(self._lost.items()))
-            raise SnapshotEntriesError(self._store.path, self._dataset, entries)
+            raise SnapshotEntriesError(self._store.location, self._dataset, entries)
 
 
 def _position(table: TableFile) -> tuple[str, int]:

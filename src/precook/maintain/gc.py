@@ -31,6 +31,7 @@ def plan_gc(
     nor young go with the entries that only they name. While sources are `absent`, everything stays: a drive that is
     not mounted is no reason to forget what came from it.
     """
+    store.check_removable("gc")
     internals = store.internals(create=False)
     scan = EntryScan(internals.layout, internals.index)
     since = scan.now - int(grace * 1e9)

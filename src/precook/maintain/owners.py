@@ -67,7 +67,7 @@ def dataset_keys(store: Store, dataset: str) -> set[bytes]:
     def keys_in(listed: list[SnapshotFile]) -> set[bytes]:
         files = [file for file in listed if file.dataset == dataset]
         if not files:
-            raise NoSnapshotError(store.path, dataset)
+            raise NoSnapshotError(store.location, dataset)
         return {key for file in files for key in split(read_snapshot(file).all_keys())}
 
     return with_snapshots(Layout(store.path), keys_in)

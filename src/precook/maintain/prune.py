@@ -24,6 +24,7 @@ def plan_prune(store: Store, older_than: float, *, recipe: str | None = None, re
 
     With a `recipe`, named as for `plan_clear`, only of what it made.
     """
+    store.check_removable("prune")
     internals = store.internals(create=False)
     recipes = None if recipe is None else _recipe_forms(internals, recipe)
     scan = EntryScan(internals.layout, internals.index)
@@ -49,6 +50,7 @@ def plan_clear(
     if [recipe is not None, dataset is not None, everything].count(True) != 1:
         message = "clear takes one of recipe, dataset and everything"
         raise ValueError(message)
+    store.check_removable("clear")
     internals = store.internals(create=False)
     roots, reason, snapshots = Roots(latest=False), "everything", list_snapshots(internals.layout)
     recipes, keys = None, None

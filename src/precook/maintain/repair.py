@@ -108,6 +108,7 @@ class RepairPlan:
 
 def plan_repair(store: Store, verification: Verification) -> RepairPlan:
     """What would be dropped of a store in which a verification found damage."""
+    store.check_removable("repair")
     internals = store.internals()
     snapshots = store.snapshots()
     latest = {file.dataset: file.path for file in snapshots}

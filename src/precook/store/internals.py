@@ -16,11 +16,11 @@ from precook.fs.trust import file_system_time
 from precook.store import files
 from precook.store.copy import Verify
 from precook.store.format.build import PackImage
+from precook.store.home import DiskHome, PackHome
 from precook.store.index.index import Index
 from precook.store.layout import Layout, Marker
 from precook.store.lease import Lease
 from precook.store.lookup import Lookup
-from precook.store.origin import DiskOrigin, PackOrigin
 from precook.store.pack_cache import PackCache
 from precook.store.packfile import Guard, PackFile
 from precook.store.reader import Reader
@@ -85,13 +85,13 @@ class StoreInternals:
         read_only: bool,
         verify: Verify,
         make_room: Callable[[int], None] | None,
-        origin: PackOrigin | None = None,
+        home: PackHome | None = None,
     ) -> None:
         self.layout = layout
         self.marker = marker
         self.directories = directories
-        self.origin: PackOrigin = origin or DiskOrigin(layout)
-        self.packs = PackCache(layout, self.origin)
+        self.home: PackHome = home or DiskHome(layout)
+        self.packs = PackCache(layout, self.home)
         self.index = self.make_index(read_only=read_only)
         self.lookup = Lookup(layout, self.index, self.packs)
         self.reader = Reader(layout, self.lookup, verify=verify)
@@ -108,7 +108,7 @@ class StoreInternals:
 
     def open_pack(self, name: str) -> PackFile:
         """A pack, opened for whoever reads it once."""
-        return self.origin.open(name, Guard())
+        return self.home.open(name, Guard())
 
     def make_index(self, *, read_only: bool) -> Index:
         """What finds entries in these packs."""
@@ -116,7 +116,7 @@ class StoreInternals:
 
     def pack_names(self) -> set[str]:
         """Every pack that is there to be read."""
-        return self.origin.names()
+        return self.home.names()
 
     def is_sound(self, key: bytes) -> bool:
         """Whether an entry is there and, read from the disk, what was put; one that is not becomes a miss."""

@@ -93,7 +93,7 @@ class Lookup:
         if isinstance(error, FileNotFoundError):
             self.forget_pack(table.pack)
             return None
-        if isinstance(error, RowDamagedError) and self.packs.origin.fetch_again(table.pack):
+        if isinstance(error, RowDamagedError) and self.packs.home.fetch_again(table.pack):
             self.packs.forget(table.pack)
             return None
         # A damaged place becomes a miss, here and in the index.

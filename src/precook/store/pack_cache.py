@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from precook.errors import DamagedPackError
 from precook.store.format.pack import Head
+from precook.store.home import PackHome
 from precook.store.index.index import Place
 from precook.store.keysets import beginnings, keyset
 from precook.store.layout import Layout
-from precook.store.origin import PackOrigin
 from precook.store.packfile import RECORDED, USED, Guard, PackFile, TableFile, damage_reason
 from precook.values import Bytes, Flags
 
@@ -42,9 +42,9 @@ Marks = dict[str, Flags]
 class PackCache:
     """Packs that are opened, and what is known about them; safe to use from several threads and after a fork."""
 
-    def __init__(self, layout: Layout, origin: PackOrigin) -> None:
+    def __init__(self, layout: Layout, home: PackHome) -> None:
         self._layout = layout
-        self.origin = origin
+        self.home = home
         self._lock = threading.Lock()
         self._guard = Guard()
         self._packs: OrderedDict[str, PackFile] = OrderedDict()
@@ -68,7 +68,7 @@ class PackCache:
         """The heads of packs, passing over those that are damaged or gone."""
         for name in ids:
             try:
-                yield self.origin.head(name)
+                yield self.home.head(name)
                 self.bad_packs.pop(name, None)
             except FileNotFoundError:
                 continue
@@ -79,7 +79,7 @@ class PackCache:
         """An opened pack, kept while there is room for its head."""
         pack = self._packs.get(name)
         if pack is None:
-            opened = self.origin.open(name, self._guard)
+            opened = self.home.open(name, self._guard)
             with self._lock:
                 # Another thread may have been quicker: rows are handed out by one object only.
                 pack = self._packs.setdefault(name, opened)

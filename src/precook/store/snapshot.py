@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _CONTEXT = "precook snapshot 1"
+_PIECE = 1 << 20
+"""Bytes that are copied at a time."""
 _NAME = re.compile(r"([0-9]{8})-([0-9a-f]{64})\.safetensors")
 
 
@@ -215,6 +217,27 @@ def write_snapshot(
                     file.path.unlink()
                 raise
         return read_snapshot(file)
+
+
+def copy_snapshot(layout: Layout, directories: files.Directories, snapshot: Snapshot) -> Snapshot:
+    """Make a snapshot of another store the dataset's latest here: durable when it returns. An equal latest one stays.
+
+    The caller holds the store's lock.
+    """
+    dataset, folder = snapshot.file.dataset, layout.snapshots / snapshot.file.dataset
+    with files.explained(layout.root):
+        directories.make(layout.snapshots)
+        check_dataset(layout, dataset)
+        directories.make(folder)
+        latest = _latest_with(layout, dataset, _content_key(take_apart(snapshot.content.tree())))
+        if latest is not None:
+            return latest
+        earlier = (file.number for file in _snapshots_of(layout, dataset))
+        number = max(max(earlier, default=0) + 1, snapshot.file.number)
+        path = folder / f"{number:08d}-{snapshot.file.id}.safetensors"
+        with snapshot.file.path.open("rb") as source:
+            files.publish(path, iter(lambda: source.read(_PIECE), b""))
+    return read_snapshot(SnapshotFile(dataset, number, snapshot.file.id, path))
 
 
 def equal_latest(layout: Layout, dataset: str, content: SnapshotContent) -> Snapshot | None:

@@ -52,6 +52,7 @@ from precook.store.reader import Located
 from precook.store.snapshot import (
     Snapshot,
     SnapshotFile,
+    copy_snapshot,
     equal_latest,
     list_partials,
     list_snapshots,
@@ -133,6 +134,11 @@ class Store:
     def read_only(self) -> bool:
         """Whether writing is refused."""
         return self._read_only
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has been made: its first write does that."""
+        return self._ready() is not None
 
     @property
     def closed(self) -> bool:
@@ -419,6 +425,21 @@ class Store:
         self._send_snapshot(written.file)
         return dataclasses.replace(written, store=self)
 
+    def adopt_snapshot(self, snapshot: Snapshot) -> Snapshot:
+        """Make a snapshot of another store the latest of its dataset here, byte for byte; all it names has to be here.
+
+        A latest one that says the same stays.
+        """
+        self._check_writable()
+        internals = self._created()
+        self.look_for_snapshots()
+        with internals.index.exclusive():
+            internals.check_leases()
+            self._check_needs(snapshot.file.dataset, snapshot.entry_keys(), None)
+            written = copy_snapshot(self._layout, self._directories, snapshot)
+        self._send_snapshot(written.file)
+        return dataclasses.replace(written, store=self)
+
     def _check_needs(self, dataset: str, needs: Bytes | None, seen: str | None) -> None:
         """`IncompleteError` where entries that a snapshot needs were removed since they were seen."""
         if needs is not None and self.generation() != seen:
@@ -426,6 +447,9 @@ class Store:
             if lost:
                 hint = "build again; only those are encoded"
                 raise IncompleteError(f"{lost:,} entries of {dataset} were removed meanwhile", hint=hint)
+
+    def check_removable(self, doing: str) -> None:
+        """Refuse to remove or move what lies there, where nobody can; `doing` is what was asked for."""
 
     def look_for_snapshots(self) -> None:
         """Called before snapshots are listed: those of a bucket are brought near."""

@@ -63,6 +63,7 @@ def _open(cache_dir: str | os.PathLike[str]) -> Store | None:
 
 def plan_collection(store: Store, *, grace: float = GRACE) -> RemovalPlan:
     """What a collection would remove: entries of files that are gone, and what the latest build of no group needs."""
+    store.check_removable("gc")
     internals = store.internals(create=False)
     scan = EntryScan(internals.layout, internals.index)
     since = scan.now - int(grace * 1e9)

@@ -184,6 +184,9 @@ class Bucket:
 
     def _fault(self, doing: str, error: Exception) -> BucketFault:
         text = str(error)
+        if "non-partial" in text.lower() or "not partial" in text.lower():
+            # Rows are read by range: with such a server every read would be of a whole pack.
+            return BucketFault("refused", f"{doing}: the server does not answer ranges")
         code = next(iter(_CODE.findall(text)), "")
         status = next(iter(_STATUS.findall(text)), "")
         said = f"{code} ({status})" if code and status else code or (f"status {status}" if status else "")

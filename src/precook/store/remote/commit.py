@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from precook.errors import DamagedPackError
+from precook.fs.system import calls
 from precook.store import files
 from precook.store.format.build import PackImage
 from precook.store.remote.courier.client import CourierClient, NoObjectError
@@ -35,7 +36,7 @@ class Sender:
         try:
             with files.explained(self._layout.root):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                descriptor = calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | calls.O_CLOEXEC, 0o600)
                 try:
                     # Not synced: it is durable when the bucket says so, and what a crash leaves of it is never used.
                     files.write_all(descriptor, [image.head, *image.body])
@@ -50,19 +51,11 @@ class Sender:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def send_file(self, pack: str, path: Path, head: bytes, *, there: bool = False) -> None:
-        """The same for a pack that is a file; `there` is one whose object is in the bucket already."""
-        if not there:
-            self._courier.put(pack_object(pack), path)
+    def send_file(self, pack: str, path: Path, head: bytes) -> None:
+        """The same for a pack that is a file, which stays where it is."""
+        self._courier.put(pack_object(pack), path)
         self._courier.put(leaf_object(pack), head)
         keep_head(self._layout, pack, head)
-
-    def is_there(self, pack: str, nbytes: int) -> bool:
-        """Whether a pack of this size is in the bucket, its leaf or not: somebody may have died between the two."""
-        try:
-            return self._courier.head(pack_object(pack)).nbytes == nbytes
-        except NoObjectError:
-            return False
 
     def adopt(self) -> int:
         """Write the leaves of packs that have none; how many there were."""

@@ -69,7 +69,7 @@ def _open(path: Path) -> int:
     return calls.open(path, os.O_RDONLY | calls.O_NOFOLLOW | calls.O_NONBLOCK | calls.O_CLOEXEC)
 
 
-class BucketOrigin:
+class BucketHome:
     """The packs of a bucket, as its leaves name them; safe to use from several threads and after a fork."""
 
     def __init__(self, layout: NearLayout, courier: CourierClient) -> None:

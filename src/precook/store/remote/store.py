@@ -32,7 +32,7 @@ from precook.store.remote.layout import (
     read_snapshot_name,
     snapshot_object,
 )
-from precook.store.remote.leaves import BucketOrigin
+from precook.store.remote.leaves import BucketHome
 from precook.store.remote.url import StoreUrl, near_name
 from precook.store.remote.view import View
 from precook.store.snapshot import SnapshotFile
@@ -40,26 +40,26 @@ from precook.store.store import Store
 
 _ATTEMPTS = 3
 """How often the marker is read until two reads agree: nothing else vouches for its bytes."""
-_FOR_LATER = "use a store in a folder for that, and `precook push` what is left"
+_FOR_LATER = "do it to a store in a folder, and `precook push` that one to a prefix of its own"
 
 
 class BucketInternals(StoreInternals):
     """The parts of a store in a bucket."""
 
     layout: NearLayout
-    origin: BucketOrigin
+    home: BucketHome
 
     def __init__(self, location: str, courier: CourierClient, *, refuses: bool, **parts: Any) -> None:
         self.courier = courier
         self._location = location
         self._refuses = refuses
-        super().__init__(**parts, origin=BucketOrigin(parts["layout"], courier), read_only=False, make_room=None)
+        super().__init__(**parts, home=BucketHome(parts["layout"], courier), read_only=False, make_room=None)
         self.sender = Sender(self.layout, courier)
         self.send = self.sender.send
 
     def make_index(self, *, read_only: bool) -> Index:  # noqa: ARG002 - what is near can always be written
         """What finds entries in the packs of the bucket."""
-        return View(self.layout, self.marker.id, self.packs.heads, self.origin)
+        return View(self.layout, self.marker.id, self.packs.heads, self.home)
 
     def pack_names(self) -> set[str]:
         """Every pack that the bucket has."""
@@ -70,7 +70,7 @@ class BucketInternals(StoreInternals):
 
     def open_pack(self, name: str) -> PackFile:
         """A pack as the bucket has it now, whatever lies here."""
-        self.origin.fetch(name, anew=True)
+        self.home.fetch(name, anew=True)
         return PackFile(self.layout.pack(name), name, Guard())
 
     def stats(self) -> Stats:
@@ -81,7 +81,7 @@ class BucketInternals(StoreInternals):
         """Go on; in the child with connections of its own."""
         if child:
             self.courier.after_fork_in_child()
-            self.origin.after_fork()
+            self.home.after_fork()
         super().after_fork(child=child)
 
     def close(self) -> None:
@@ -148,7 +148,11 @@ class BucketStore(Store):
 
     def remove_snapshot(self, file: SnapshotFile) -> None:  # noqa: ARG002 - as a folder has it
         """Refused: nothing is removed from a bucket yet."""
-        raise StoreError(self.location, "snapshots are not removed from a bucket yet", hint=_FOR_LATER)
+        self.check_removable("removing a snapshot")
+
+    def check_removable(self, doing: str) -> None:
+        """Refused: nothing is removed from a bucket yet."""
+        raise StoreError(self.location, f"{doing} is not for a store in a bucket yet", hint=_FOR_LATER)
 
     def look_for_snapshots(self) -> None:
         """Bring near what snapshots the bucket has, and let go of those that it has no more."""
@@ -231,15 +235,16 @@ class BucketStore(Store):
         """What store.toml says in the bucket; None where there is no store yet."""
         try:
             before = self._courier.get(MARKER)
+            if not before or len(before) > MAX_MARKER:
+                raise NotAStoreError(self.location, "store.toml is empty or too large")
             for _ in range(_ATTEMPTS):
-                now = self._courier.get(MARKER)
+                # By range: a server that cannot do that is no place for a store.
+                now = self._courier.range(MARKER, 0, len(before))
                 if now == before:
                     break
                 before = now
         except NoObjectError:
             return None
-        if len(now) > MAX_MARKER:
-            raise NotAStoreError(self.location, "store.toml is too large")
         try:
             return parse_marker(self.location, now.decode("utf-8"))
         except UnicodeDecodeError as error:

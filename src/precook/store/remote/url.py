@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import unquote, urlsplit
 
 from precook.errors import ConfigError, ConfigProblem, printable
 from precook.identity.digest import derived_digest
+
+if TYPE_CHECKING:
+    from precook.config.schema import Settings
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 PATIENCE = 900.0
@@ -44,19 +47,6 @@ _ENDPOINTS = {
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-SECRETS = {
-    "access_key_id": "AWS_ACCESS_KEY_ID",
-    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
-    "session_token": "AWS_SESSION_TOKEN",
-    "token": "AWS_SESSION_TOKEN",
-    "account_key": "AZURE_STORAGE_ACCOUNT_KEY",
-    "client_secret": "AZURE_CLIENT_SECRET",
-    "sas_token": "AZURE_STORAGE_SAS_KEY",
-    "service_account_key": "GOOGLE_APPLICATION_CREDENTIALS",
-    "password": "AWS_SECRET_ACCESS_KEY",
-    "secret": "AWS_SECRET_ACCESS_KEY",
-}
-"""What people write into a config for a credential, and the variable that it belongs into."""
 
 
 def is_url(place: object) -> TypeGuard[str | StoreUrl]:
@@ -97,6 +87,8 @@ class StoreUrl:
     """What the names of all its objects begin with, without a slash at the end; of `file`, the folder."""
     options: RemoteOptions = RemoteOptions()
     """How it is reached."""
+    cache: Path | None = None
+    """The folder for what is near of it; None for the user's own."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix.lstrip('/')}" if self.prefix else "")
@@ -131,6 +123,17 @@ def parse_url(text: str, options: RemoteOptions | None = None) -> StoreUrl:
         hint = f"write {scheme}://bucket/prefix with letters, digits, dots, dashes and underscores"
         raise wrong_url(f"{printable(text)} names no bucket and prefix", hint)
     return StoreUrl(scheme, parts.netloc, prefix, options)
+
+
+def find_place(settings: Settings, base: Path) -> Path | StoreUrl:
+    """Where the store of a config lies, whose paths are relative to `base`."""
+    if not is_url(settings.store):
+        return base / settings.store
+    options = settings.remote.model_dump()
+    if settings.remote.ca_file is not None:
+        options["ca_file"] = os.fspath((base / settings.remote.ca_file).absolute())
+    url = parse_url(settings.store, RemoteOptions(**options))
+    return replace(url, cache=base / settings.cache.path) if settings.cache.path is not None else url
 
 
 def find_endpoint(url: StoreUrl) -> str | None:

@@ -14,7 +14,7 @@ from precook.store.index.database import ReadHeads
 from precook.store.index.index import Index
 from precook.store.index.schema import Names
 from precook.store.remote.layout import NearLayout
-from precook.store.remote.leaves import BucketOrigin
+from precook.store.remote.leaves import BucketHome
 
 MAX_AGE = 60.0
 """Seconds after which a view does not say any more that something is missing, without another look."""
@@ -23,14 +23,14 @@ MAX_AGE = 60.0
 class View(Index):
     """What one machine sees of a bucket's index; safe to use from several threads."""
 
-    def __init__(self, layout: NearLayout, store_id: str, heads: ReadHeads, origin: BucketOrigin) -> None:
+    def __init__(self, layout: NearLayout, store_id: str, heads: ReadHeads, home: BucketHome) -> None:
         super().__init__(layout, store_id, heads, read_only=False)
-        self._origin = origin
+        self._home = home
         self._listed_at = -MAX_AGE
 
     def listed(self) -> set[str]:
         """The packs that are in the bucket."""
-        names = self._origin.names()
+        names = self._home.names()
         self._listed_at = time.monotonic()
         return names
 

@@ -83,6 +83,10 @@ class CourierClient:
         """An object's bytes; `NoObjectError` where there is none."""
         return self._ask({"verb": "get", "name": name})[1]
 
+    def range(self, name: str, start: int, end: int) -> bytes:
+        """Some bytes of an object; `NoObjectError` where there is none."""
+        return self._ask({"verb": "range", "name": name, "span": (start, end)})[1]
+
     def put(self, name: str, content: bytes | Path) -> None:
         """Store an object, from bytes or from a file: durable when it returns."""
         if isinstance(content, Path):
@@ -196,6 +200,7 @@ class CourierClient:
         with self._lock:
             if self._free:
                 return self._free.pop()
+        assert sys.platform != "win32"  # `check_installed` has refused it
         deadline = time.monotonic() + _START_SECONDS
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -241,6 +246,7 @@ def check_installed() -> None:
 
 def _socket_folder() -> Path:
     """Where couriers can be called: a short path, for names of sockets have some hundred bytes at most."""
+    assert sys.platform != "win32"  # `check_installed` has refused it
     folder = Path(tempfile.gettempdir()) / f"precook-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)

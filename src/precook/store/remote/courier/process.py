@@ -235,6 +235,7 @@ def _fetch(fetcher: Fetcher, form: dict[str, Any], _: bytes) -> tuple[dict[str, 
 
 _VERBS: dict[str, Callable[[Fetcher, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
     "get": lambda fetcher, form, _: ({}, fetcher.bucket.get(form["name"])),
+    "range": lambda fetcher, form, _: ({}, fetcher.bucket.ranges(form["name"], [form["span"]])[0]),
     "put": _put,
     "create": lambda fetcher, form, body: ({"created": fetcher.bucket.create(form["name"], body)}, b""),
     "list": _list,

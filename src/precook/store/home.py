@@ -1,4 +1,4 @@
-"""The origin of packs: where a store keeps them, which is this disk or a bucket.
+"""The home of packs: where a store keeps them, which is this disk or a bucket.
 
 What a bucket does otherwise than a disk is said here and nowhere else: which packs there are, how one is opened, and
 what can be done about a copy of one that is damaged. How one is committed is `StoreInternals.send`.
@@ -13,7 +13,7 @@ from precook.store.layout import Layout, list_packs
 from precook.store.packfile import Guard, PackFile
 
 
-class PackOrigin(Protocol):
+class PackHome(Protocol):
     """Where the packs of one store are kept; safe to use from several threads and after a fork."""
 
     def names(self) -> set[str]:
@@ -33,7 +33,7 @@ class PackOrigin(Protocol):
         ...
 
 
-class DiskOrigin:
+class DiskHome:
     """Packs that lie in the store's own directory."""
 
     def __init__(self, layout: Layout) -> None:
