@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "AccessError": "precook.errors",
     "BundleError": "precook.errors",
     "Cached": "precook.encode.cached",
     "ClosedStoreError": "precook.errors",
@@ -60,7 +61,9 @@ _PUBLIC = {
     "StoreFullError": "precook.errors",
     "StoreReadError": "precook.errors",
     "StoreWriteError": "precook.errors",
+    "Transferred": "precook.maintain.transfer",
     "TreeError": "precook.errors",
+    "UnreachableError": "precook.errors",
     "Verification": "precook.maintain.verify",
     "Writer": "precook.store.writer",
     "digest": "precook.identity.digest",
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     from precook.encode.cached import Cached as Cached
     from precook.encode.encoder import Encoder as Encoder
     from precook.encode.encoder import Item as Item
+    from precook.errors import AccessError as AccessError
     from precook.errors import BundleError as BundleError
     from precook.errors import ClosedStoreError as ClosedStoreError
     from precook.errors import ConfigError as ConfigError
@@ -112,6 +116,7 @@ if TYPE_CHECKING:
     from precook.errors import StoreReadError as StoreReadError
     from precook.errors import StoreWriteError as StoreWriteError
     from precook.errors import TreeError as TreeError
+    from precook.errors import UnreachableError as UnreachableError
     from precook.feed.feed import Feed as Feed
     from precook.feed.options import FeedOptions as FeedOptions
     from precook.identity.digest import digest as digest
@@ -120,6 +125,7 @@ if TYPE_CHECKING:
     from precook.maintain.bundle import export_bundle as export_bundle
     from precook.maintain.bundle import import_bundle as import_bundle
     from precook.maintain.shards import export_shards as export_shards
+    from precook.maintain.transfer import Transferred as Transferred
     from precook.maintain.verify import Damage as Damage
     from precook.maintain.verify import Verification as Verification
     from precook.open_store import FeedSnapshot, LocalStore, open_store

@@ -126,7 +126,12 @@ class LocalStore(Store):
         if not is_url(url):
             raise wrong_url(f"{url!a:.80} is not a URL", "give one, such as s3://bucket/prefix")
         self.internals()
-        with staging_cache(self) as folder, open_store(url, cache=folder, read_only=True) as source:
+        url = parse_url(url) if isinstance(url, str) else url
+        # What is in memory is the memory of one courier, and the folder for what is near tells one from another.
+        with (
+            staging_cache(self) as folder,
+            open_store(url, cache=None if url.scheme == "memory" else folder, read_only=True) as source,
+        ):
             return pull(self, source, dataset, keep=keep, report=report)
 
     def verify(

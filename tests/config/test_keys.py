@@ -54,6 +54,8 @@ BASE: dict[str, Any] = {
 CHANGES: dict[str, tuple[Any, set[str]]] = {
     # the whole file
     "store": ("elsewhere", set()),
+    "cache": ({"path": "near"}, set()),
+    "remote": ({"endpoint": "https://host", "patience": "1m"}, set()),
     "dataset": ("renamed", set()),
     "keep": (["paths", "captions"], set()),
     "stamps": ("trust", set()),

@@ -31,6 +31,7 @@ from precook.config.encoders import (
     UserSection,
 )
 from precook.config.field_types import Section
+from precook.config.remote import CacheSettings, RemoteSettings
 from precook.config.schema import Settings
 from precook.config.sections import ImageSettings, Resolution, TextSettings
 from precook.config.template import yaml_text
@@ -151,7 +152,7 @@ def test_fields_of_a_class_of_yours_go_to_its_constructor() -> None:
 
 
 FREE = {
-    "Settings": {"store", "dataset", "keep", "stamps"},
+    "Settings": {"store", "cache", "remote", "dataset", "keep", "stamps"},
     "Concept": {
         *("name", "path", "recursive", "outside", "missing_mask", "image_column", "repeats", "samples", "loss_weight"),
         *("enabled", "validation"),
@@ -270,6 +271,8 @@ def test_the_schema_explains_every_field() -> None:
 
 HEADINGS: dict[str, tuple[type[Section], set[str]]] = {
     "The whole file": (Settings, set()),
+    "cache": (CacheSettings, set()),
+    "remote": (RemoteSettings, set()),
     "concepts": (Concept, set()),
     "tags": (TagSettings, set()),
     "passages": (PassageSettings, set()),

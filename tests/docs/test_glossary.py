@@ -15,10 +15,11 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 
 STANDARD = """
 Words of every program:
-    buffer cache check collate column config connection content copy data database device dtype error exit field file
-    folder fork format function header hub image import integration internal interrupt lock log lookup machine main many
-    mapping message model name open option output pool process progress reader registry report result run sampler scan
-    schema search signal stat status system template test text thread token tool type unit usage use value walk worker
+    buffer cache check client collate column config connection content copy data database device dtype error exit field
+    file folder fork format function header hub image import integration internal interrupt lock log lookup machine main
+    many mapping message model name open option output pool process progress reader registry report result run sampler
+    scan schema search signal stat status system template test text thread token tool type unit url usage use value walk
+    worker
 Verbs that mean what they mean everywhere:
     clear encode export fill init load ls maintain prepare protect read reason reindex remove repair show trust
 Other projects, formats and what they are about:

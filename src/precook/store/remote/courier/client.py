@@ -33,7 +33,7 @@ from precook.errors import (
     printable,
 )
 from precook.store import files
-from precook.store.remote.courier.wire import HungUpError, receive, send
+from precook.store.remote.courier.messages import HungUpError, receive, send
 from precook.store.remote.url import StoreUrl, as_form, courier_name
 from precook.units import format_duration
 

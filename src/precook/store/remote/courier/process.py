@@ -26,7 +26,7 @@ from precook.store.format.header import header_length
 from precook.store.format.pack import MAX_HEAD, pack_id, parse_pack_header
 from precook.store.packfile import Guard, PackFile
 from precook.store.remote.bucket import Bucket, BucketFault
-from precook.store.remote.courier.wire import receive, send
+from precook.store.remote.courier.messages import receive, send
 from precook.store.remote.url import RemoteOptions, near_name, parse_url
 
 assert sys.platform != "win32"  # no sockets of this kind, and no forks
@@ -314,6 +314,7 @@ def main(config: dict[str, Any]) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nothing, number)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)  # for people
     serve(listener, place, config)
     # Before it is let go: whoever gets hold of it then sees that it has no name any more.
     Path(f"{place}.lock").unlink(missing_ok=True)
