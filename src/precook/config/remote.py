@@ -88,7 +88,7 @@ class RemoteSettings(Section):
         float,
         BeforeValidator(_positive),
         BeforeValidator(_seconds),
-        WithJsonSchema({"type": ["string", "number"]}),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]}),
     ] = Field(
         default=900.0,
         description="How long the server may be away before a command gives up.",

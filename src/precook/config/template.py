@@ -16,6 +16,7 @@ from precook.config.concept import OF_PICTURES, Concept
 from precook.config.encoders import ENCODERS, EncoderSection, kind_of
 from precook.config.field_types import Section
 from precook.config.messages import quoted
+from precook.config.remote import CacheSettings, RemoteSettings
 from precook.config.schema import Settings
 from precook.config.sections import ImageSettings, TextSettings, VideoSettings
 from precook.errors import printable
@@ -286,6 +287,8 @@ def _file(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
         yield from _indented("  " if switched_on else "  #", lines)
     yield from _texts("")
     yield from (_setting(name, fields[name], settings) for name in ("keep", "stamps"))
+    for name, section in (("cache", CacheSettings), ("remote", RemoteSettings)):
+        yield from _commented(name, section)
 
 
 def _picture_lines(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterator[_Line]:
@@ -303,9 +306,14 @@ def _picture_lines(facts: TemplateFacts, settings: Mapping[str, Any]) -> Iterato
         )
         yield from _indented("  ", _fields(VideoSettings, settings["video"]))
         return
-    yield from _indented("#", [line for line in _heading("video") if line != ("", "")])
-    defaults = {name: field.default for name, field in VideoSettings.model_fields.items()}
-    yield from _indented("#  ", _fields(VideoSettings, defaults))
+    yield from _commented("video", VideoSettings)
+
+
+def _commented(name: str, section: type[Section]) -> Iterator[_Line]:
+    """A section that need not be there, with its defaults."""
+    yield from _indented("#", [line for line in _heading(name) if line != ("", "")])
+    defaults = {name: field.default for name, field in section.model_fields.items()}
+    yield from _indented("#  ", _fields(section, defaults))
 
 
 def _reasons(decided: Iterable[ProposedSetting], owner: str) -> Iterator[str]:
