@@ -33,8 +33,8 @@ from tests.support.projects import picture
 EVIL = "\x1b]0;owned\x07[bold red]x[/]\n\u202egnp.exe"
 COMMANDS = ["status", "ls", f"show {VAE.key(0).hex}", "verify", "doctor", "reindex"]
 """Every command that needs a store and no project, as it is used on the store of the fixture."""
-NAMES = ["init", "plan", "build", "explain", "status", "ls", "show", "verify", "snapshots", "export", "import", "adopt"]
-NAMES += ["doctor", "reindex", "gc", "evict", "prune", "clear", "compact", "leases", "demo"]
+NAMES = ["init", "plan", "build", "explain", "status", "ls", "show", "verify", "snapshots", "export", "import"]
+NAMES += ["push", "pull", "adopt", "doctor", "reindex", "gc", "evict", "prune", "clear", "compact", "leases", "demo"]
 """Every command."""
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]")
 

@@ -18,7 +18,7 @@ _MOST_PATHS = 20
 
 
 def command(*, config: ConfigOption = None, store: StoreOption = None, as_json: JsonOption = False) -> int:
-    """Examine the disk, the libraries and the store's directory; or the bucket that it lies in."""
+    """Examine the disk or the bucket, the libraries and the store."""
     from precook.maintain.doctor import examine, examine_bucket
 
     path = find_or_new_store(config, store)  # the doctor may be asked before there is one

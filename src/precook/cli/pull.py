@@ -19,7 +19,7 @@ def command(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a dataset, or everything, from a bucket to a store in a folder.
+    """Bring a dataset, or everything, from a bucket to a folder.
 
     What is here is not brought again, and every byte is checked. A pull that was interrupted goes on where it stopped.
     """

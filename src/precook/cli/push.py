@@ -23,7 +23,7 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a dataset, or everything, to a store in a bucket.
+    """Bring a dataset, or everything, to a bucket.
 
     What is there is not brought again, and nothing is encoded. Neither paths nor captions leave unless you ask for
     them. A push that was interrupted goes on where it stopped.
