@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import precook
 from tests.support.buckets import Buckets, fresh
 from tests.support.commands import Ended, run
 from tests.support.projects import picture
@@ -60,6 +61,19 @@ def test_a_project_is_built_into_a_bucket_and_a_second_build_encodes_nothing(con
     assert status.code == 0, status.err
     assert "://" in status.document["path"]
     assert status.document["entries"] == 3
+
+
+def test_a_bucket_is_fed_from(config: Path) -> None:
+    """Batches are those of the project, on this machine and, forked, in the workers of a loader."""
+    torch = pytest.importorskip("torch")
+    with precook.load(config) as project:
+        project.build()
+        with project.feed(batch_size=1, seed=0) as feed:
+            one = [batch["sample"] for batch in feed.epoch(0)]
+            loader = feed.loader(num_workers=2)
+            other = list(loader)
+        assert len(one) == len(other) == 3
+        assert all(torch.is_tensor(batch["pixels"]) for batch in other)
 
 
 def test_what_only_a_folder_can_do_is_refused_by_name(folder: Buckets, tmp_path: Path) -> None:

@@ -275,6 +275,29 @@ def test_a_changed_pack_is_damage_and_a_changed_leaf_is_not_used(folder: Buckets
         check(store, range(10))
 
 
+def test_a_pack_whose_head_has_changed_is_read_by_its_leaf(folder: Buckets, tmp_path: Path) -> None:
+    """Its rows are what they were, and `verify` says what is wrong with it."""
+    name = fresh()
+    with folder.open(name) as store:
+        fill(store, range(5))
+    (pack,) = (folder.root / "far" / name / "packs").rglob("*.safetensors")
+    data = bytearray(pack.read_bytes())
+    data[100] ^= 1
+    pack.write_bytes(data + b"more")
+    with folder.open(name, cache=tmp_path / "b") as store:
+        check(store, range(5))
+        assert [damage.key for damage in store.verify().damage] == [None]
+
+
+def test_an_entry_larger_than_a_request_comes_back(s3: Buckets, tmp_path: Path) -> None:
+    """A pack of more than 64 MiB goes in parts, and comes in ranges."""
+    url, large = s3.url(fresh()), np.arange(70 << 17, dtype=np.int64)
+    with precook.open(url, cache=tmp_path / "a") as store:
+        store.put(KEYS[0], large)
+    with precook.open(url, cache=tmp_path / "b", read_only=True) as store:
+        np.testing.assert_array_equal(store.get(KEYS[0]), large)
+
+
 def test_a_copy_that_was_damaged_here_is_fetched_again(folder: Buckets, tmp_path: Path) -> None:
     """What lies near can be lost or changed at any time."""
     name, cache = fresh(), tmp_path / "b"

@@ -20,7 +20,7 @@ from precook.store.remote.layout import LEAVES, PACKS, NearLayout, leaf_object, 
 from precook.store.remote.leaves import keep_head, read_head
 
 _LEFT_SECONDS = 86_400.0
-"""After so long a pack in the outbox is what somebody left who died."""
+"""After so long a pack in the outbox, or one that is not here whole, is what somebody left who died."""
 
 
 class Sender:
@@ -73,9 +73,8 @@ class Sender:
         return adopted
 
     def sweep(self) -> None:
-        """Remove what writers that died have left here."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._layout.outbox.iterdir():
-                with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > _LEFT_SECONDS:
-                        path.unlink()
+        """Remove what writers and couriers that died have left here."""
+        for path in (*self._layout.outbox.glob("*"), *self._layout.packs.glob(f"*/*{files.PARTIAL}")):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_ctime > _LEFT_SECONDS:
+                    path.unlink()

@@ -120,8 +120,11 @@ class BucketHome:
     def fetch(self, name: str, *, anew: bool = False) -> None:
         """Bring a pack near; `PackGoneError` where the bucket has it no more."""
         path = self._layout.pack(name)
+        # One more than it has by its head: an object that is longer is then seen to be.
+        most = self.head(name).file_bytes + 1
+        place = os.fspath(path.relative_to(self._layout.root))
         try:
-            self._courier.fetch(pack_object(name), name, os.fspath(path.relative_to(self._layout.root)), anew=anew)
+            self._courier.fetch(pack_object(name), name, place, most=most, anew=anew)
         except NoObjectError:
             self._gone.add(name)
             raise PackGoneError(path) from None

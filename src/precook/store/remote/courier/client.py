@@ -115,9 +115,12 @@ class CourierClient:
         """What time it is in the bucket, in nanoseconds since 1970."""
         return int(self._ask({"verb": "clock"})[0]["now"])
 
-    def fetch(self, name: str, pack: str, place: str, *, anew: bool = False) -> None:
-        """Bring an object that is a pack to a place in the near folder; `NoObjectError` where there is none."""
-        self._ask({"verb": "fetch", "name": name, "pack": pack, "place": place, "anew": anew})
+    def fetch(self, name: str, pack: str, place: str, *, most: int | None = None, anew: bool = False) -> None:
+        """Bring an object that is a pack to a place in the near folder, `most` bytes of it at most.
+
+        `NoObjectError` where there is none.
+        """
+        self._ask({"verb": "fetch", "name": name, "pack": pack, "place": place, "most": most, "anew": anew})
 
     def heads(self, leaves: Sequence[tuple[str, str, int]]) -> set[str]:
         """Bring the heads of packs near, by id, leaf and time; the ids of those that could not be had."""
@@ -200,7 +203,8 @@ class CourierClient:
         with self._lock:
             if self._free:
                 return self._free.pop()
-        assert sys.platform != "win32"  # `check_installed` has refused it
+        if sys.platform == "win32":
+            raise AssertionError  # `check_installed` has refused it
         deadline = time.monotonic() + _START_SECONDS
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -246,7 +250,8 @@ def check_installed() -> None:
 
 def _socket_folder() -> Path:
     """Where couriers can be called: a short path, for names of sockets have some hundred bytes at most."""
-    assert sys.platform != "win32"  # `check_installed` has refused it
+    if sys.platform == "win32":
+        raise AssertionError  # `check_installed` has refused it
     folder = Path(tempfile.gettempdir()) / f"precook-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)

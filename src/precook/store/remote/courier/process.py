@@ -51,29 +51,28 @@ class Fetcher:
         self._under_way: dict[str, threading.Lock] = {}
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch")
 
-    def fetch(self, name: str, pack: str, place: str, *, anew: bool) -> None:
+    def fetch(self, name: str, pack: str, place: str, *, most: int | None, anew: bool) -> None:
         """Bring an object that is a pack to a place in the near folder, checked; with `anew` also one that is here.
 
-        A row that is not what its checksum says after several tries is so in the bucket: whoever reads it says so.
+        What is not what its name or a checksum says after several tries is so in the bucket: whoever reads it says so.
+        Of an object with more than `most` bytes only so many are brought.
         """
         path = self._inside(place)
         with self._alone(place):
             if not anew and path.exists():
                 return
             facts = self.bucket.head(name)
+            nbytes = facts.nbytes if most is None else min(facts.nbytes, most)
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
             descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                for left in reversed(range(_ATTEMPTS)):
-                    os.ftruncate(descriptor, facts.nbytes)
-                    self._download(name, descriptor, facts.nbytes)
-                    try:
+                os.ftruncate(descriptor, nbytes)
+                for _ in range(_ATTEMPTS):
+                    self._download(name, descriptor, nbytes)
+                    with contextlib.suppress(DamagedPackError):
                         self._mend_rows(name, descriptor, PackFile(partial, pack, Guard()))
                         break
-                    except DamagedPackError:
-                        if not left:
-                            raise BucketFault("refused", f"{name}: its head does not match its name") from None
                 os.utime(descriptor, ns=(facts.modified, facts.modified))
                 partial.rename(path)
             finally:
@@ -229,7 +228,7 @@ def _delete(fetcher: Fetcher, form: dict[str, Any], _: bytes) -> tuple[dict[str,
 
 
 def _fetch(fetcher: Fetcher, form: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
-    fetcher.fetch(form["name"], form["pack"], form["place"], anew=form["anew"])
+    fetcher.fetch(form["name"], form["pack"], form["place"], most=form["most"], anew=form["anew"])
     return {}, b""
 
 
