@@ -10,7 +10,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 BACKEND = $(PIP_INSTALL) -c constraints.txt hatchling editables
 PACKAGE = $(PIP_INSTALL) --no-build-isolation
 
-.PHONY: demo test check docs faults soak fuzz fuzz-quick bench bench-feed bench-maintain bench-mgds bench-plan bench-build bench-equal clients images models matrix format clean
+.PHONY: demo test check docs remote faults soak fuzz fuzz-quick bench bench-feed bench-maintain bench-mgds bench-plan bench-build bench-equal clients images models matrix format clean
 
 # The main job on real files, step by step, in a folder that stays. DIR=somewhere for another than a temporary one.
 demo: .venv/ready
@@ -29,6 +29,11 @@ check: .venv/ready
 # The site, in build/site, from docs/ and the docstrings; every warning is an error. Search wants a server: `python3 -m http.server -d build/site`.
 docs: .venvs/docs/ready
 	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet
+
+# Stores in buckets over a real S3 server, Ceph's gateway, which comes with a system's packages: radosgw, ceph-mon,
+# ceph-osd, ceph-mgr and ceph-common of Debian. The tests themselves are part of `make test`, with moto.
+remote: .venv/ready
+	PRECOOK_S3_SERVER=ceph $(BIN)/python -m pytest -q tests/remote $(ARGS)
 
 # Every write, read and lock of every scenario, killed, torn, shortened and failed; power cuts; a second process, a second
 # user, a full disk; seeded bugs. About an hour and a half on two quiet cores; ARGS="--only gc --every 7" for a part.

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.buckets import Buckets, credentials, s3_server
+from tests.remote.ceph import ceph_server
+from tests.support.buckets import KEY_ID, SECRET, Buckets, credentials, make_signed_bucket, s3_server
 
 pytest.importorskip("obstore", reason="stores in buckets need precook[remote]")
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
-    """An S3 server with a bucket."""
-    with s3_server() as endpoint:
-        yield endpoint
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An S3 server with a bucket: moto's, or with PRECOOK_S3_SERVER=ceph a real one."""
+    if os.environ.get("PRECOOK_S3_SERVER") == "ceph":
+        with ceph_server(tmp_path_factory.mktemp("ceph"), KEY_ID, SECRET) as endpoint:
+            make_signed_bucket(endpoint, "bucket")
+            yield endpoint
+    else:
+        with s3_server() as endpoint:
+            yield endpoint
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
@@ -59,8 +60,9 @@ class Proxy:
         elif kind == "refuse":
             writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         elif kind != "reset":
-            answer = await self._forward(head, body, whole=kind == "whole")
-            top, _, content = answer.partition(b"\r\n\r\n")
+            top, _, content = (await self._forward(head, body)).partition(b"\r\n\r\n")
+            if kind == "whole":
+                top = re.sub(rb"(?i)(?<=HTTP/1.1 )206 partial content|\r\ncontent-range:[^\r]*", _as_whole, top)
             if kind == "slow":
                 await asyncio.sleep(0.1)
             if kind == "flip" and method == "GET" and content and b"xml" not in top.lower():
@@ -76,10 +78,8 @@ class Proxy:
             writer.close()
             await writer.wait_closed()
 
-    async def _forward(self, head: bytes, body: bytes, *, whole: bool) -> bytes:
+    async def _forward(self, head: bytes, body: bytes) -> bytes:
         lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"connection:")]
-        if whole:
-            lines = [line for line in lines if not line.lower().startswith(b"range:")]
         lines.insert(1, b"Connection: close")
         reader, writer = await asyncio.open_connection(*self._server)
         writer.write(b"\r\n".join(lines) + body)
@@ -99,6 +99,11 @@ class Proxy:
     def stop(self) -> None:
         """Serve no more."""
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def _as_whole(found: re.Match[bytes]) -> bytes:
+    """A range as a server answers that knows none."""
+    return b"200 OK" if found[0].startswith(b"206") else b""
 
 
 def _length(head: bytes) -> int:

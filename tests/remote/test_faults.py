@@ -357,6 +357,18 @@ def test_missing_credentials_are_named(
     assert (ended.code, told in ended.err) == (code, True), ended.err
 
 
+@pytest.mark.skipif(os.environ.get("PRECOOK_S3_SERVER") != "ceph", reason="moto believes every secret: make remote")
+def test_a_real_server_refuses_a_wrong_secret(s3: Buckets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """REMOTE A7: exit code 13, and with the right secret it works at once."""
+    url = s3.url(fresh())
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(precook.AccessError, match="SignatureDoesNotMatch"):
+        precook.open(url, cache=tmp_path / "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with precook.open(url, cache=tmp_path / "a") as store:
+        store.put(KEYS[0], tree(0))
+
+
 def test_no_bucket_and_no_store_are_told_apart(s3: Buckets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """REMOTE A7: exit code 10 for both, and the reason."""
     monkeypatch.setenv("PRECOOK_CACHE", str(tmp_path / "near"))

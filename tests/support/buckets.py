@@ -63,6 +63,18 @@ def make_bucket(endpoint: str, name: str) -> None:
         pass
 
 
+def make_signed_bucket(endpoint: str, name: str) -> None:
+    """The same on a server that asks who we are."""
+    client = pytest.importorskip("boto3").client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=KEY_ID,
+        aws_secret_access_key=SECRET,
+        region_name="us-east-1",
+    )
+    client.create_bucket(Bucket=name)
+
+
 def credentials(endpoint: str) -> dict[str, str]:
     """The environment of somebody who may use a server."""
     return {
