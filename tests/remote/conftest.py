@@ -11,8 +11,6 @@ import pytest
 from tests.remote.ceph import ceph_server
 from tests.support.buckets import KEY_ID, SECRET, Buckets, credentials, make_signed_bucket, s3_server
 
-pytest.importorskip("obstore", reason="stores in buckets need precook[remote]")
-
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -51,6 +49,7 @@ def folder(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Monke
 
 
 def make_buckets(request: pytest.FixtureRequest, kind: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> Buckets:
+    pytest.importorskip("obstore", reason="stores in buckets need precook[remote]")
     endpoint = ""
     if kind == "s3":
         endpoint = request.getfixturevalue("server")

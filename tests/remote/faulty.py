@@ -49,8 +49,7 @@ class Proxy:
         head = await reader.readuntil(b"\r\n\r\n")
         method, path, *_ = head.decode("latin-1").split(" ", 2)
         self.requests.append((method, path))
-        if self.at is not None and len(self.requests) == self.at[0]:
-            self.at[1]()
+        self._look()
         body = await reader.readexactly(_length(head))
         kind = next((kind for kind in KINDS if self._random.random() < self.rates[kind]), "")
         self.done += [kind] if kind else []
@@ -77,6 +76,10 @@ class Proxy:
         if kind in ("", "slow", "flip", "refuse", "whole"):
             writer.close()
             await writer.wait_closed()
+
+    def _look(self) -> None:
+        if self.at is not None and len(self.requests) == self.at[0]:
+            self.at[1]()
 
     async def _forward(self, head: bytes, body: bytes) -> bytes:
         lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"connection:")]
