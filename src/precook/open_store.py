@@ -114,14 +114,7 @@ class LocalStore(Store):
         with open_store(url, cache=cache) as target:
             return push(self, target, dataset, keep=keep, report=report)
 
-    def pull(
-        self,
-        url: str | StoreUrl,
-        *,
-        dataset: str | None = None,
-        keep: Sequence[str] = (),
-        report: Reporter = SILENT,
-    ) -> Transferred:
+    def pull(self, url: str | StoreUrl, *, dataset: str | None = None, report: Reporter = SILENT) -> Transferred:
         """Bring a dataset, or everything, from a store in a bucket to this one, which lies in a folder."""
         if not is_url(url):
             raise wrong_url(f"{url!a:.80} is not a URL", "give one, such as s3://bucket/prefix")
@@ -132,7 +125,7 @@ class LocalStore(Store):
             staging_cache(self) as folder,
             open_store(url, cache=None if url.scheme == "memory" else folder, read_only=True) as source,
         ):
-            return pull(self, source, dataset, keep=keep, report=report)
+            return pull(self, source, dataset, report=report)
 
     def verify(
         self,

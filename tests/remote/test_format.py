@@ -66,6 +66,13 @@ def test_a_url_that_names_no_store_is_refused(url: str) -> None:
         parse_url(url)
 
 
+def test_without_obstore_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is started or made."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(precook.PrecookError, match=r"precook\[remote\]"):
+        precook.open("s3://bucket/x")
+
+
 def test_requests_to_other_machines_are_encrypted() -> None:
     """Plain http is for this machine, or for whoever asks for it."""
     for endpoint in ("http://127.0.0.1:9000", "http://localhost:9000", "https://host"):

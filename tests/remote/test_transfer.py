@@ -117,6 +117,28 @@ def test_what_was_pushed_halfway_is_not_sent_twice(folder: Buckets, tmp_path: Pa
             assert len(far_store) == 6
 
 
+def test_an_entry_that_is_damaged_here_goes_by_its_other_copy_or_is_named(folder: Buckets, tmp_path: Path) -> None:
+    """A pack with a damaged row does not go as it is."""
+    with precook.open(tmp_path / "a") as store:
+        keys = [RECIPE.key(number) for number in range(4)]
+        with store.writer() as writer:
+            for number, key in enumerate(keys):
+                writer.put(key, np.full(5000, number), recipe=RECIPE)
+    (pack,) = (tmp_path / "a" / "packs").rglob("*.safetensors")
+    data = bytearray(pack.read_bytes())
+    data[-1] ^= 1
+    pack.write_bytes(data)
+    name = fresh()
+    with precook.open(tmp_path / "a") as store:
+        with pytest.raises(precook.SnapshotEntriesError):
+            store.push(folder.url(name), cache=folder.cache)
+        assert len(store.damaged()) == 1
+        store.push(folder.url(name), cache=folder.cache)  # what is damaged is no entry any more
+        with folder.open(name) as far:
+            assert len(far) == 3
+            assert far.verify().clean
+
+
 def test_the_commands_tell_what_was_brought(s3: Buckets, tmp_path: Path) -> None:
     """`precook push` and `precook pull` say datasets, entries and bytes, for people and for programs."""
     url = s3.url(fresh())

@@ -28,5 +28,5 @@ def command(
     url = find_remote(config, source)
     opened = open_store(find_folder(config, store, "pull"))
     with opened:
-        done = opened.pull(url, dataset=dataset, keep=("captions", "paths"), report=progress.reporter())
+        done = opened.pull(url, dataset=dataset, report=progress.reporter())
     show_transfer(done, "pulled", str(url), as_json=as_json)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precook.errors import PrecookError, ReadOnlyError, SnapshotEntriesError, StoreReadError, printable
+from precook.errors import DamagedPackError, PrecookError, ReadOnlyError, StoreReadError, printable
 from precook.identity.digest import derived_digest
 from precook.maintain.bundle import KEEPS
 from precook.maintain.export import EntryList, EntryReader, hold_snapshot
@@ -85,21 +86,25 @@ def push(
     return _transfer(store, target, dataset, keep=keep, doing="push", report=report)
 
 
-def pull(
-    store: Store, source: Store, dataset: str | None = None, *, keep: Sequence[str] = (), report: Reporter = SILENT
-) -> Transferred:
+def pull(store: Store, source: Store, dataset: str | None = None, *, report: Reporter = SILENT) -> Transferred:
     """Bring a dataset, or everything, from a store in a bucket to one in a folder; each byte is checked on the way."""
     if isinstance(store, BucketStore):
         raise PrecookError(f"{printable(store.location)} is in a bucket", hint="pull into a store in a folder")
-    return _transfer(source, store, dataset, keep=keep, doing="pull", report=report)
+    if not isinstance(source, BucketStore):
+        raise PrecookError(f"{printable(source.location)} is not in a bucket", hint="give a URL, such as s3://bucket/x")
+    return _transfer(source, store, dataset, keep=KEEPS, doing="pull", report=report)
 
 
 @contextlib.contextmanager
 def staging_cache(store: Store) -> Iterator[Path]:
-    """Where a pull keeps what it has fetched: on the disk of the store, so that packs only get another name."""
-    folder = store.path / STAGING / "pull"
-    yield folder
-    with files.explained(store.path):
+    """Where a pull keeps what it has fetched: on the disk of the store, and each pull for itself.
+
+    What one that was killed leaves there is removed as what imports leave: what it had brought is in the store.
+    """
+    folder = store.path / STAGING / f"pull-{secrets.token_hex(4)}"
+    try:
+        yield folder
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.parent.rmdir()  # an import may be at work in it
@@ -165,7 +170,6 @@ class _Carrier:
     def __init__(self, source: Store, target: Store, named: str) -> None:
         self._source = source
         self._target = target
-        self._named = named
         self._reader = EntryReader(source, named)
 
     def carry(self, keys: Bytes, *, report: Reporter, doing: str) -> tuple[int, int, int]:
@@ -180,8 +184,8 @@ class _Carrier:
             # One that lies there, and of which entries are missing all the same, has lost them.
             known = self._target.internals().index.pack_ids()
             for head, some in _by_pack(entries):
-                if len(some) == head.rows and _has_no_labels(head) and head.id not in known:
-                    self._carry_whole(head)
+                whole = len(some) == head.rows and _has_no_labels(head) and head.id not in known
+                if whole and self._carry_whole(head):
                     packs, nbytes = packs + 1, nbytes + head.file_bytes
                     task.advance(int(entries.nbytes[some].sum()))
                 else:
@@ -191,29 +195,31 @@ class _Carrier:
                 packs, nbytes = packs + 1, nbytes + int(entries.nbytes[some].sum())
         return len(entries), packs, nbytes
 
-    def _carry_whole(self, head: Head) -> None:
-        """Bring a pack as it is."""
+    def _carry_whole(self, head: Head) -> bool:
+        """Bring a pack as it is; whether it is whole. Of one that is not, each entry is looked for elsewhere, too."""
         target = self._target.internals()
-        pack = self._open(head.id)
-        lost = tuple((bad.key, bad.reason) for bad in check_pack(pack) if bad.key is not None)
-        if lost:
-            raise SnapshotEntriesError(self._source.location, self._named, lost)
-        if not pack.whole:
-            raise StoreReadError(pack.path, "the pack is cut short")
+        try:
+            pack = self._open(head.id)
+        except DamagedPackError:
+            return False
+        if any(True for _ in check_pack(pack)):
+            return False
         if isinstance(target, BucketInternals):
             with pack.open() as descriptor:
                 raw = pack.read_bytes(descriptor, 0, head.nbytes)
             target.check_leases()
             target.sender.send_file(head.id, pack.path, raw)
             target.index.add([head])
-            return
+            return True
         target.check_leases()
         with target.room(head.file_bytes):
             with publishing(target, head.id) as path, pack.path.open("rb") as file:
                 files.publish(path, iter(lambda: file.read(_PIECE), b""))
             target.index.add([head])
-        with contextlib.suppress(OSError):
-            pack.path.unlink()  # of a pull: what is here now need not lie here twice
+        if isinstance(self._source, BucketStore):
+            with contextlib.suppress(OSError):
+                pack.path.unlink()  # a copy of what lies in the bucket, and here now
+        return True
 
     def _open(self, name: str) -> PackFile:
         """A pack that lies on this disk."""
