@@ -20,8 +20,10 @@ import precook
 from precook.store.remote.store import BucketStore
 from precook.store.remote.url import RemoteOptions, courier_name, parse_url
 from tests.remote.faulty import Proxy, proxy
+from tests.remote.test_commands import encoded, write_config
 from tests.support.buckets import SECRET, Buckets, fresh
 from tests.support.commands import run
+from tests.support.projects import picture
 
 RECIPE = precook.Recipe("test", {"version": 1})
 KEYS = [RECIPE.key(number) for number in range(40)]
@@ -116,6 +118,22 @@ def test_a_server_that_stays_away_ends_with_its_own_exit_code(faulty: Proxy, s3:
         assert store.missing(KEYS[:10]) == KEYS[5:10]
         fill(store, range(10))
         check(store, range(10))
+
+
+def test_a_build_ends_with_its_exit_code_and_the_next_one_goes_on(faulty: Proxy, s3: Buckets, tmp_path: Path) -> None:
+    """REMOTE A6: gone for longer than the patience of the config; when it is back, only the rest is encoded."""
+    config = write_config(tmp_path, s3.url(fresh()), s3)
+    config.write_text(config.read_text() + "remote: {patience: 2s}\n")
+    assert run("build", "--config", config).code == 0
+    picture(tmp_path / "data" / "new.png", seed=9)
+    (tmp_path / "data" / "new.txt").write_text("another\n")
+    faulty.stopped = True
+    ended = run("build", "--config", config)
+    assert ended.code == 14, ended.err
+    assert "did not answer" in ended.err
+    faulty.stopped = False
+    again = run("build", "--config", config, "--json")
+    assert (again.code, encoded(again)) == (0, {"pixels": 1})
 
 
 WRITER = """
