@@ -80,6 +80,25 @@ def test_bits_that_flip_on_the_way_are_fetched_again(faulty: Proxy, s3: Buckets,
     assert "flip" in faulty.done
 
 
+def test_a_row_that_was_changed_on_the_way_is_fetched_alone(faulty: Proxy, s3: Buckets, tmp_path: Path) -> None:
+    """What comes near is checked before anybody reads it: of a pack with one wrong row, only that row comes again."""
+    url = s3.url(fresh())
+    with precook.open(url, cache=tmp_path / "a") as store:
+        fill(store, range(20), at_a_time=20)
+    with precook.open(url, cache=tmp_path / "b", read_only=True) as store:
+        faulty.requests.clear()
+        faulty.rates["flip"] = 1.0
+        # The second request is for the pack itself; what comes after is as it should be.
+        faulty.at = 3, lambda: faulty.rates.update(flip=0.0)
+        check(store, range(20))
+    assert [method for method, _ in faulty.requests[:3]] == ["HEAD", "GET", "GET"]
+    assert "flip" in faulty.done
+    assert len(faulty.requests) == 3
+    (near,) = (tmp_path / "b").rglob("packs/*/*.safetensors")
+    (first,) = (tmp_path / "a").rglob("packs/*/*.safetensors")
+    assert near.read_bytes() == first.read_bytes()
+
+
 def test_a_server_that_ignores_ranges_is_refused_by_name(faulty: Proxy, s3: Buckets, tmp_path: Path) -> None:
     """REMOTE A8: rows are read by range; a store on such a server is not opened."""
     url = s3.url(fresh())
@@ -412,21 +431,27 @@ def test_no_secret_is_found_anywhere(s3: Buckets, tmp_path: Path, caplog: pytest
 
 
 def test_a_fork_goes_on_with_a_connection_of_its_own(folder: Buckets) -> None:
-    """A worker that was forked after its parent has read reads, too, and so does the parent."""
+    """A worker that was forked after its parent has read reads and writes, too, and so does the parent meanwhile."""
     name = fresh()
     with folder.open(name) as store:
         fill(store, range(10))
+        ready, go = os.pipe()
         child = os.fork()
         if not child:
             code = 1
             try:
+                os.read(ready, 1)
                 check(store, range(10))
-                store.put(KEYS[10], tree(10), recipe=RECIPE)
+                fill(store, range(10, 20), at_a_time=1)
                 code = 0
             finally:
                 os._exit(code)
+        os.write(go, b"!")
+        fill(store, range(20, 30), at_a_time=1)
         assert os.waitpid(child, 0)[1] == 0
-        check(store, range(11))
+        check(store, range(30))
+        os.close(ready)
+        os.close(go)
 
 
 def test_a_folder_store_needs_nothing_of_a_bucket() -> None:
