@@ -416,11 +416,15 @@ def test_no_bucket_and_no_store_are_told_apart(s3: Buckets, monkeypatch: pytest.
 
 
 def test_no_secret_is_found_anywhere(s3: Buckets, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """REMOTE A7: not in a pickle, a file of the cache, an object, an error or the log."""
+    """REMOTE A7: not in a pickle, a file of the cache, an object or the log."""
     url = s3.url(fresh())
     with precook.open(url, cache=tmp_path / "near") as store:
         fill(store, range(5))
         told = [pickle.dumps(store), repr(store).encode(), str(store.stats()).encode(), caplog.text.encode()]
+        assert isinstance(store, BucketStore)
+        objects = [item.name for item in store._courier.list("")]
+        assert "store.toml" in objects
+        told += [store._courier.get(name) for name in objects]
         again = pickle.loads(told[0])
         check(again, range(5))
         again.close()
