@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from precook.sources.thrift import I64, LIST, STRUCT, Struct, ThriftList
 from tests.cli.test_hostile_store import limited
+from tests.sources.test_parquet import columns, forged
+from tests.support.projects import picture
 
 CONFIG = """\
 store: cache
@@ -75,3 +78,22 @@ def test_a_table_that_claims_too_much_is_refused(tmp_path: Path, what: str) -> N
     assert f"{name}: {reason}" in ended.stderr
     assert "hint:" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_forged_statistics_end_no_process(tmp_path: Path) -> None:
+    """Pyarrow would: a histogram of levels that a column does not have is an exception that nobody catches."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"image": ["a.png"], "caption": ["a cat"]}), tmp_path / "t.parquet")
+
+    def change(footer: Struct) -> None:
+        for column in columns(footer):
+            column[16] = (STRUCT, {2: (LIST, ThriftList(I64, [1, 2]))})
+
+    (tmp_path / "t.parquet").write_bytes(forged((tmp_path / "t.parquet").read_bytes(), change))
+    picture(tmp_path / "a.png", 1)
+    config = tmp_path / "precook.yaml"
+    config.write_text(CONFIG.format(table="t.parquet"))
+    ended = limited("plan", "--config", config)
+    assert ended.returncode == 0, ended.stderr
+    assert "given: 1 sample in 1 concept" in ended.stdout

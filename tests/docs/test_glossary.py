@@ -23,7 +23,7 @@ Words of every program:
 Verbs that mean what they mean everywhere:
     clear encode export fill init load ls maintain prepare protect read reason reindex remove repair show trust
 Other projects, formats and what they are about:
-    cli comfyui demo dlm embedding fs hf mgds npz pixel posix tensor torch vae vl windows yaml zip
+    arrow cli comfyui demo dlm embedding fs hf mgds npz parquet pixel posix tensor thrift torch vae vl windows yaml zip
 """
 ENDINGS = ("s", "es", "d", "ed", "ing", "r", "er", "ized", "ation")
 

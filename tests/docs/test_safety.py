@@ -14,7 +14,7 @@ from precook.feed import sampler
 from precook.identity import models
 from precook.integrations import torch_file
 from precook.maintain import archive
-from precook.sources import captions, facts, tables
+from precook.sources import captions, facts, parquet, parquet_values, tables
 from precook.store import layout, leaves, pack_cache, packfile
 from precook.store.format import header, pack
 from tests.support.commands import everything, run
@@ -32,7 +32,9 @@ LIMITS = {
     "an archive": (archive.MAX_MEMBERS, archive.MAX_BYTES),
     "a source": (facts.LARGEST,),
     "a caption file": (captions.MAX_BYTES, captions.MAX_LINES),
-    "a table": (tables.MAX_BYTES,),
+    "a table": (tables.MAX_BYTES, parquet.SMALL, parquet.UNFOLDING),
+    "a page of pictures": (parquet_values.MAX_PAGE, parquet.SMALL, parquet.UNFOLDING),
+    "the footer of a Parquet file": (parquet.MAX_FOOTER,),
     "a picture": (ImageSettings.model_fields["max_pixels"].default,),
     "a model's folder": (models.MAX_ENTRIES,),
     "a pickled shard": (torch_file.MAX_PICKLE, torch_file.MAX_VALUES),

@@ -8,6 +8,7 @@ by a fuzzer has to be imported after it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import os
@@ -123,7 +124,7 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
 def _mutate_form(form: Any, rng: random.Random) -> Any:
     parts = list(_parts(form))
     if not parts:
-        return rng.choice([*VALUES, *NUMBERS])
+        return copy.deepcopy(rng.choice([*VALUES, *NUMBERS]))
     parent, key = rng.choice(parts)
     kind = rng.randrange(7)
     if kind == 0:
@@ -147,7 +148,8 @@ def _mutate_form(form: Any, rng: random.Random) -> Any:
         text = parent[key].encode("utf-8", "surrogatepass")
         parent[key] = mutate_bytes(text, rng).decode("latin-1")
     else:
-        parent[key] = rng.choice(NUMBERS) if rng.randrange(2) else rng.choice(VALUES)
+        # A copy: what stands for the lists of many documents must not become a part of itself.
+        parent[key] = rng.choice(NUMBERS) if rng.randrange(2) else copy.deepcopy(rng.choice(VALUES))
     return form
 
 

@@ -1,12 +1,11 @@
 """Tables of texts: any bytes are texts, conversations or completions, or refused by a `SourceError`.
 
-The first byte of an input says which format it is, as for tables of pictures. Parquet is not among the seeds: where
-statistics of a nested column are forged, pyarrow ends the process at the first look at them, and no code of ours is
-asked. docs/concepts/safety.md says so.
+The first byte of an input says which format it is, as for tables of pictures.
 """
 
 from __future__ import annotations
 
+import io
 import json
 
 from precook.config.texts import CompletionColumns, MessagesColumn, PassageSettings, TextColumn
@@ -14,6 +13,12 @@ from precook.errors import SourceError
 from precook.sources.documents import ROLES, Document, read_documents, split_text, text_digest
 from tests.fuzz.frame import Target
 from tests.fuzz.fuzz_table import SUFFIXES, folder, mutate
+
+try:
+    import pyarrow as pa
+    from pyarrow import parquet
+except ImportError:  # the other formats need nothing
+    pa = None
 
 MESSAGES = [
     {"role": "user", "content": "a cat?", "name": None},
@@ -79,6 +84,15 @@ def seeds() -> list[bytes]:
     found.append(b"j" + "\n".join(map(json.dumps, spoken)).encode())
     cells = [['"{}"'.format(json.dumps(value).replace('"', '""')) for value in row.values()] for row in ROWS]
     found.append(b"c" + "\r\n".join(",".join(line) for line in [[*ROWS[0]], *cells]).encode())
+    if pa is not None:
+        # Arrow has one type for a column: what JSON may write as a list of parts is a text here.
+        plain = [{**message, "content": str(message["content"])} for message in MESSAGES]
+        for messages in (plain[:1], plain):
+            for compression in ("none", "gzip"):
+                file = io.BytesIO()
+                table = pa.Table.from_pylist([{**row, "messages": messages} for row in ROWS])
+                parquet.write_table(table, file, compression=compression)
+                found.append(b"p" + file.getvalue())
     return found
 
 

@@ -1,6 +1,7 @@
 """Tables: any bytes are a table of some format, or refused by a `SourceError`; and what its rows name stays inside.
 
-The first byte of an input says which format it is: `j` lines of JSON, `c` a .csv, `t` a .tsv, `p` Parquet.
+The first byte of an input says which format it is: `j` lines of JSON, `c` a .csv, `t` a .tsv, `p` Parquet, `a` a stream
+of Arrow. Of the last two the cells may hold pictures.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from pathlib import Path
 
 from precook.config.concept import Concept
 from precook.errors import SourceError
+from precook.fs.trust import FileSystem
+from precook.memo.memo import Memory
+from precook.report import SILENT
+from precook.sources.embedded import PageCache, TableFile, collect_embedded
+from precook.sources.facts import PictureReader
 from precook.sources.sample_files import table_files
 from precook.sources.tables import read_table
 from precook.sources.walk import OUTSIDE
@@ -26,7 +32,7 @@ try:
 except ImportError:  # the other formats need nothing
     pa = None
 
-SUFFIXES = {b"j": ".jsonl", b"c": ".csv", b"t": ".tsv", b"p": ".parquet"}
+SUFFIXES = {b"j": ".jsonl", b"c": ".csv", b"t": ".tsv", b"p": ".parquet", b"a": ".arrow"}
 ROWS = [
     {"image": "a.png", "caption": "a cat", "mask": "a-mask.png"},
     {"image": "b/c.png", "caption": 'a "quoted", comma\n', "mask": None},
@@ -34,6 +40,11 @@ ROWS = [
     {"image": "link.png", "caption": "é", "mask": "link.png"},
 ]
 LISTS = [{**row, "caption": [row["caption"], "more"]} for row in ROWS]
+EMBEDDED = [
+    {"image": {"bytes": b"GIF89a" + bytes(20), "path": "a.png"}, "caption": "a", "mask": b"GIF"},
+    {"image": {"bytes": None, "path": "../secret.png"}, "caption": None, "mask": None},
+    {"image": None, "caption": "b", "mask": b""},
+] * 3
 
 
 @functools.cache
@@ -58,13 +69,28 @@ def check(data: bytes) -> bool:
     )
     try:
         table = read_table(path, caption_column="caption", mask_column="mask")
+        file = TableFile(path, path.name, table, PageCache())
+        facts = {
+            (0, column): collect_embedded(
+                file,
+                column,
+                PictureReader(),
+                Memory(None),
+                file_system=FileSystem(0, trusted=False),
+                save=lambda: None,
+                report=SILENT,
+            )
+            for column in table.embedded
+        }
     except SourceError as error:
         assert error.hint
         return False
-    assert all(isinstance(row.image, str) and row.image for row in table.rows)
+    assert all(isinstance(row.image, str) and (row.image or "image" in table.embedded) for row in table.rows)
     assert all(isinstance(caption, str) for row in table.rows for caption in row.captions or ())
     assert all(problem.reason and problem.number > 0 for problem in table.problems)
-    listing = table_files(concept, path, table).listing
+    files, problems = table_files(concept, path.parent, [file], facts)
+    assert len(files.pictures) + len(problems) == len(table.rows)
+    listing = files.listing
     root = os.path.realpath(folder())
     for row in listing.regular().nonzero()[0].tolist()[:100]:
         assert os.path.realpath(listing.full_path(row)).startswith(root + os.sep)
@@ -86,12 +112,35 @@ def seeds() -> list[bytes]:
                 file = io.BytesIO()
                 parquet.write_table(pa.Table.from_pylist(rows), file, compression=compression)
                 found.append(b"p" + file.getvalue())
+        for version, dictionary in (("1.0", True), ("2.0", False), ("1.0", False)):
+            file = io.BytesIO()
+            table = pa.Table.from_pylist(EMBEDDED)
+            options = {"data_page_version": version, "use_dictionary": dictionary, "row_group_size": 4}
+            parquet.write_table(table, file, compression="snappy", **options)
+            found.append(b"p" + file.getvalue())
+        for rows in (ROWS, LISTS, EMBEDDED):
+            file = io.BytesIO()
+            table = pa.Table.from_pylist(rows)
+            with pa.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table, max_chunksize=4)
+            found.append(b"a" + file.getvalue())
     return found
+
+
+def mutate_footer(data: bytes, rng: random.Random) -> bytes:
+    """What a Parquet file says about itself, with a length that is right again."""
+    length = int.from_bytes(data[-8:-4], "little")
+    if not 0 < length < len(data) - 8:
+        return mutate_bytes(data, rng)
+    footer = mutate_bytes(data[-8 - length : -8], rng)
+    return data[: -8 - length] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
     """A line of JSON is changed as JSON, everything else as bytes."""
     kind, rest = data[:1], data[1:]
+    if kind == b"p" and rng.randrange(2):
+        return kind + mutate_footer(rest, rng)
     if kind != b"j" or rng.randrange(4) == 0:
         return kind + mutate_bytes(rest, rng)
     lines = rest.split(b"\n")

@@ -261,7 +261,6 @@ class TestBadInput:
                 {"control": {"path": "{stem}.x", "optional": 1}},
                 "control.optional: must be true or false, not the number 1",
             ),
-            ({"control": {"column": "c"}}, "images: a column needs a table, and path is a folder"),
             ({"control": ["{stem}.x", 3]}, "images.control[1]: must be a pattern or {column: …}, not the number 3"),
             ({"control": []}, "images.control: must not be empty"),
             ({"text": "{stem}.x"}, "images.text: a sample has a part of that name already"),

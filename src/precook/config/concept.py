@@ -244,7 +244,8 @@ class Concept(Section):
         WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _NAME}),
     ] = Field(description="What batches and reports call it.", examples=["cats"], json_schema_extra=NOT_IN_KEYS)
     path: PathText = Field(
-        description="Folder of pictures or texts, or table (.jsonl, .csv, .parquet), relative to this file.",
+        description="Folder of pictures, texts or .parquet files, or table (.jsonl, .csv, .parquet); relative to this "
+        "file.",
         examples=["data/cats"],
         json_schema_extra=NOT_IN_KEYS,
     )
@@ -342,7 +343,9 @@ class Concept(Section):
         examples=['{control: "../control/{stem}.png"}'],
     )
     image_column: NonEmpty = Field(
-        default="image", description="Column of the table that names the picture.", json_schema_extra=NOT_IN_KEYS
+        default="image",
+        description="Column of the table that names the picture or holds it.",
+        json_schema_extra=NOT_IN_KEYS,
     )
     repeats: float = Field(
         default=1.0,
@@ -402,7 +405,14 @@ class Concept(Section):
 
     @property
     def is_table(self) -> bool:
-        """Whether `path` names a table; the disk is not asked."""
+        """Whether `path` names a table, or a folder of tables, as columns say; the disk is not asked."""
+        columns = isinstance(self.captions, ColumnName) or isinstance(self.masks, ColumnName)
+        columns = columns or any(picture.column is not None for picture in self.further.values())
+        return self.is_table_file or columns
+
+    @property
+    def is_table_file(self) -> bool:
+        """Whether `path` names a table by its end."""
         return PurePath(self.path).suffix.lower() in TABLES
 
     @property
@@ -412,14 +422,7 @@ class Concept(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Concept:
-        columns = {"captions": isinstance(self.captions, ColumnName), "masks": isinstance(self.masks, ColumnName)}
-        columns["images"] = any(picture.column is not None for picture in self.further.values())
-        flaws = [
-            Flaw("a column needs a table, and path is a folder", f"tables end in {either(TABLES)}", (name,))
-            for name, is_column in columns.items()
-            if is_column and not self.is_table
-        ]
-        flaws += self._text_flaws()
+        flaws = list(self._text_flaws())
         if self.clips == "folders" and (self.is_table or self.further):
             what = "path is a table" if self.is_table else "it has images"
             flaws.append(Flaw(f"folders of frames are looked for in a folder, and {what}", "write files", ("clips",)))
@@ -435,10 +438,10 @@ class Concept(Section):
             if self.passages is not None:
                 yield Flaw("splits texts, and this concept has pictures", "write texts, or remove it", ("passages",))
             return
-        if isinstance(self.texts, TextFiles) and self.is_table:
+        if isinstance(self.texts, TextFiles) and self.is_table_file:
             hint = f"name its column: {{column: text}}; tables end in {either(TABLES)}"
             yield Flaw("files lie in a folder, and path is a table", hint, ("texts",))
-        if isinstance(self.texts, TextColumn | MessagesColumn | CompletionColumns) and not self.is_table:
+        if isinstance(self.texts, TextColumn | MessagesColumn | CompletionColumns) and not self.is_table_file:
             yield Flaw("a column needs a table, and path is a folder", f"tables end in {either(TABLES)}", ("texts",))
         if isinstance(self.texts, MessagesColumn | CompletionColumns) and self.passages is not None:
             yield Flaw("only texts are split, no conversations and no completions", "remove it", ("passages",))

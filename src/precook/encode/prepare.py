@@ -16,7 +16,6 @@ from precook.config.further_pictures import OWN, VIDEO
 from precook.encode.encoder import Item
 from precook.encode.stages import StageTimes
 from precook.errors import SourceChangedError
-from precook.fs.read import read_small
 from precook.identity.digest import digest
 from precook.plan.entries import PlannedEntry
 from precook.plan.targets import Samples
@@ -25,7 +24,6 @@ from precook.sources.captions import CaptionError
 from precook.sources.clips import decode_frames
 from precook.sources.crop import cut, cut_mask
 from precook.sources.documents import DocumentText, text_digest
-from precook.sources.facts import LARGEST
 from precook.sources.frame_choice import FrameTimes, frame_numbers
 from precook.sources.frame_folder import FrameFolder
 from precook.sources.geometry import Geometry
@@ -126,7 +124,7 @@ class Unit:
             if name != TEXT and not part.white and not part.absent:
                 folder = concept.frame_folder(number) if name in (OWN, VIDEO) else None
                 with times.measured("reading"):
-                    files[name] = folder or _content(_path(concept, number, name), part.input)
+                    files[name] = folder or _content(concept, number, name, part.input)
         with times.measured("decoding") if files else nullcontext():
             decoded = _Decoded(files, concept.image.rgb)
             for name in self.encoding.inputs:
@@ -229,18 +227,11 @@ class _Decoded:
         return cut(picture, geometry)
 
 
-def _path(concept: ConceptSamples, number: int, name: str) -> str:
-    """Where a picture or a mask of a sample lies."""
-    if name in (OWN, VIDEO):
-        return concept.full_path(number)
-    return (concept.mask_path(number) if name == MASK else concept.further_path(number, name)) or ""
-
-
-def _content(path: str, planned: bytes) -> bytes:
-    """A file's bytes, if they are what was planned."""
-    content = read_small(path, LARGEST)
+def _content(concept: ConceptSamples, number: int, name: str, planned: bytes) -> bytes:
+    """The bytes of a picture or a mask, if they are what was planned."""
+    content = concept.read(number, name)
     if digest(content).bytes != planned:
-        raise SourceChangedError(Path(path))
+        raise SourceChangedError(Path(concept.full_path(number)))
     return content
 
 

@@ -12,6 +12,8 @@ from precook.fs.stamps import why_not_a_file
 from precook.fs.system import calls
 
 _MAX_SEGMENTS = 10_000
+_LARGEST_READ = 1 << 30
+"""Bytes that are asked for at a time: Linux gives no more than two GiB, and says so only by giving less."""
 _PIECE = 1 << 20
 """Bytes of a small file that are read at a time: memory is taken for what is there, not for what may be."""
 
@@ -49,6 +51,18 @@ def read_all(descriptor: int) -> bytes:
     """Everything from here to the end of a file."""
     with open(descriptor, "rb", buffering=0, closefd=False) as file:
         return file.readall()
+
+
+def read_at(descriptor: int, offset: int, size: int) -> bytes:
+    """So many bytes from a place in a file on; `EOFError` where it ends before."""
+    pieces, left = [], size
+    while left:
+        piece = calls.pread(descriptor, min(left, _LARGEST_READ), offset + size - left)
+        if not piece:
+            raise EOFError(f"the file ends before byte {offset + size:,}")
+        pieces.append(piece)
+        left -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def read_small(path: str | os.PathLike[str], limit: int) -> bytes:

@@ -138,7 +138,7 @@ def _problems_at(plan: PlannedDataset, wanted: str) -> tuple[str, ...]:
         for concept in plan.samples.by_concept:
             if failure.encoder is None and failure.path is not None and concept.concept.name == failure.concept:
                 file = os.path.abspath(os.path.join(concept.listing.root, failure.path))  # noqa: PTH100, PTH118
-                of_table = concept.files.documents is not None and file.rpartition(", row ")[0] == wanted
+                of_table = file.rpartition(", row ")[0] == wanted
                 if file in files or of_table:
                     problems.append(failure.reason if file == wanted else f"{file}: {failure.reason}")
     return tuple(problems)

@@ -11,11 +11,13 @@ import numpy as np
 
 from precook.config.concept import Concept
 from precook.errors import PrecookError, SourceError, printable
+from precook.fs.trust import FileSystem
 from precook.identity.recipe import recipe_digest
 from precook.memo.memo import Memory
 from precook.plan.dataset import PlannedDataset
 from precook.plan.wanted import NOBODY, remembered_inputs, rows_with
-from precook.sources.facts import remembered_files
+from precook.sources.embedded import ColumnFacts, TableFile, recall_embedded
+from precook.sources.facts import PictureReader, remembered_files
 from precook.sources.samples import list_files
 from precook.store.keysets import rows_that_begin_with
 from precook.store.store import Store
@@ -89,13 +91,22 @@ def trace_files(
 
     A concept that cannot be listed has none.
     """
+
+    def look(file: TableFile, column: str) -> ColumnFacts:
+        file_system = FileSystem.of(file.path.parent, trust=trust)
+        return recall_embedded(file, column, PictureReader(), memory, file_system=file_system)
+
     found: dict[str, None] = {}
     for concept in concepts:
         try:
-            listed = list_files(concept, base, clips=True)
+            listed = list_files(concept, base, clips=True, look=look)
         except (SourceError, OSError):
             continue
-        found |= dict.fromkeys(remembered_files(listed.files.listing, listed.root, memory, digests, trust=trust))
+        files, embedded = listed.files, listed.files.embedded
+        found |= dict.fromkeys(remembered_files(files.listing, listed.root, memory, digests, trust=trust))
+        if embedded is not None:
+            cells = rows_with(embedded.facts.digests, set(digests))
+            found |= dict.fromkeys(files.listing.full_path(embedded.first + cell) for cell in cells.tolist())
     return list(found)
 
 

@@ -22,7 +22,7 @@ from precook.sources.caption_rule import CaptionTexts
 from precook.sources.captions import CaptionError, checked, decode_caption
 from precook.sources.passages import split_passages
 from precook.sources.table_formats import JSON, Cells, RowError, RowProblem, TableColumns, kind_name, quoted
-from precook.sources.tables import read_content, usable_rows
+from precook.sources.tables import content_digest, read_content, usable_rows
 
 MAX_BYTES = 256 << 20
 """The largest file of a text: it is in memory several times while it is split."""
@@ -112,11 +112,11 @@ def read_documents(path: Path, source: TextColumn | MessagesColumn | CompletionC
         columns = TableColumns(source.messages, None, source.tools, nested=True, texts=True)
     else:
         columns = TableColumns(source.prompt, source.completion, source.tools, nested=True, texts=True)
-    stamp, content = read_content(path)
-    rows, problems = usable_rows(path, content, columns, lambda cells: (cells[0], _document(cells, source)))
+    table, stamp = read_content(path, columns)
+    rows, problems = usable_rows(path, table, columns, lambda cells: (cells[0], _document(cells, source)))
     texts = tuple(text for _, text in rows)
     return DocumentTable(
-        digest=digest(content).bytes,
+        digest=content_digest(path, table, stamp).bytes,
         numbers=tuple(number for number, _ in rows),
         problems=tuple(problems),
         source=TableTexts(texts, lambda: texts),

@@ -85,6 +85,18 @@ class FileFacts:
     problems: dict[int, str]
     """Files that cannot be used, and why."""
 
+    def fill(self, results: Iterable[ReadResult]) -> None:
+        """Add what was read."""
+        for result in results:
+            if isinstance(result, tuple):
+                row, reason = result
+                self.problems[row] = reason
+                continue
+            self.digests[result.row] = np.frombuffer(result.digest, np.uint8)
+            self.facts[result.row] = np.frombuffer(result.facts, np.uint8)
+            if result.refusal is not None:
+                self.problems[result.row] = result.refusal
+
 
 def collect_facts(
     stamps: Stamps,
@@ -105,6 +117,29 @@ def collect_facts(
     # What was remembered while stamps were trusted is no longer believed where they are not.
     known &= file_systems.trusted(stamps)
     digests[~known] = 0
+    facts, done, problems = recall_facts(digests, known, reader, memory)
+
+    def read(row: int) -> ReadResult:
+        return _read_file(row, path_of(row), reader)
+
+    def remember(files: list[ReadSource]) -> None:
+        if files:
+            stamps = np.array([file.stamp for file in files], np.int64).reshape(-1, COLUMNS)
+            lasting = file_systems.lasting(stamps)
+            memory.remember(FILES, stamp_keys(stamps)[lasting], rows_of([file.digest for file in files])[lasting])
+            remember_facts(files, reader, memory)
+
+    unknown = np.flatnonzero(~done).tolist()
+    results = read_each(unknown, read, remember, reader.task, save=save, report=report)
+    found = FileFacts(digests, facts, problems)
+    found.fill(results)
+    return found
+
+
+def recall_facts(
+    digests: Bytes, known: Flags, reader: FactReader, memory: Memory
+) -> tuple[Bytes, Flags, dict[int, str]]:
+    """The facts about content whose digest is `known`, which of it need not be read, and why some is refused."""
     has_facts, facts = memory.recall(reader.kind, digests)
     problems: dict[int, str] = {}
     reasons = memory.notes(reader.refusals)
@@ -114,17 +149,7 @@ def collect_facts(
             has_facts[row] = False  # refused by another version; this one might take it
         else:
             problems[row] = reason
-    unknown = np.flatnonzero(~(known & has_facts)).tolist()
-    for result in _read_files(unknown, path_of, reader, memory, file_systems=file_systems, save=save, report=report):
-        if isinstance(result, tuple):
-            row, reason = result
-            problems[row] = reason
-            continue
-        digests[result.row] = np.frombuffer(result.digest, np.uint8)
-        facts[result.row] = np.frombuffer(result.facts, np.uint8)
-        if result.refusal is not None:
-            problems[result.row] = result.refusal
-    return FileFacts(digests, facts, problems)
+    return facts, known & has_facts, problems
 
 
 def remembered_files(
@@ -152,50 +177,55 @@ class _UnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadFile:
+class ReadSource:
+    """What was read of one source: a file, or a cell of a table."""
+
     row: int
     stamp: Stamp
+    """Of the file that it stands in."""
     digest: bytes
     facts: bytes
     refusal: str | None
 
 
-_Result = _ReadFile | tuple[int, str]
+ReadResult = ReadSource | tuple[int, str]
 """What was read, or a row and why it was not."""
 
 
-def _read_files(
+def read_each(
     rows: list[int],
-    path_of: Callable[[int], str],
-    reader: FactReader,
-    memory: Memory,
+    read: Callable[[int], ReadResult],
+    remember: Callable[[list[ReadSource]], None],
+    name: str,
     *,
-    file_systems: FileSystems,
     save: Callable[[], None],
     report: Reporter,
-) -> Iterator[_Result]:
-    """Read files in several threads and remember their facts in order: the next plan asks memory in that order."""
+) -> Iterator[ReadResult]:
+    """Read sources in several threads and remember their facts in order: the next plan asks memory in that order.
 
-    def read_batch(batch: list[int]) -> list[_Result]:
-        return [_read_file(row, path_of(row), reader) for row in batch]
+    `name` is what the progress bar says.
+    """
+
+    def read_batch(batch: list[int]) -> list[ReadResult]:
+        return [read(row) for row in batch]
 
     if not rows:
         return
     saved = time.monotonic()
-    unsaved: list[_ReadFile] = []
+    unsaved: list[ReadSource] = []
     pool = ThreadPool(min(8, 2 * (os.cpu_count() or 1)), thread_name_prefix="precook-read")
-    waiting: deque[Future[list[_Result]]] = deque()
+    waiting: deque[Future[list[ReadResult]]] = deque()
     try:
-        with report.task(reader.task, total=len(rows), unit="files") as task:
+        with report.task(name, total=len(rows), unit="files") as task:
             waiting += [pool.submit(read_batch, rows[start : start + _BATCH]) for start in range(0, len(rows), _BATCH)]
             while waiting:
                 with interruption():
                     results = waiting[0].result()
-                unsaved += [result for result in results if isinstance(result, _ReadFile)]
+                unsaved += [result for result in results if isinstance(result, ReadSource)]
                 waiting.popleft()
                 task.advance(len(results))
                 if time.monotonic() - saved > _SAVE_SECONDS:
-                    _remember(unsaved, reader, memory, file_systems)
+                    remember(unsaved)
                     save()
                     unsaved, saved = [], time.monotonic()
                 yield from results
@@ -203,22 +233,27 @@ def _read_files(
         # Whatever ends this early, no further file is opened, and what was read is kept.
         pool.shutdown(wait=True, cancel_futures=True)
         done = [future for future in waiting if not future.cancelled() and future.exception() is None]
-        unsaved += [result for future in done for result in future.result() if isinstance(result, _ReadFile)]
-        _remember(unsaved, reader, memory, file_systems)
+        unsaved += [result for future in done for result in future.result() if isinstance(result, ReadSource)]
+        remember(unsaved)
 
 
-def _read_file(row: int, path: str, reader: FactReader) -> _Result:
+def _read_file(row: int, path: str, reader: FactReader) -> ReadResult:
     """One file's digest and facts, from one descriptor and the same bytes."""
     try:
         stamp, content = _stamp_and_content(path)
     except (_UnreadableError, OSError, ValueError, MemoryError) as error:
         return row, _why_unreadable(path, error)
+    return understand(row, stamp, content, reader)
+
+
+def understand(row: int, stamp: Stamp, content: bytes, reader: FactReader) -> ReadResult:
+    """The digest of some content, and the facts about it."""
     digest: bytes = blake3(content).digest()
     try:
-        return _ReadFile(row, stamp, digest, reader.read(digest, content), None)
+        return ReadSource(row, stamp, digest, reader.read(digest, content), None)
     except ValueError as error:
         refused = bytes(reader.kind.value - 1) + b"\1"
-        return _ReadFile(row, stamp, digest, refused, str(error))
+        return ReadSource(row, stamp, digest, refused, str(error))
     except Exception as error:  # noqa: BLE001 - one file must not end the work on all others
         # Nothing of this is remembered: it may be the decoder's fault, and a later one may do better.
         return row, f"cannot be understood: {type(error).__name__}: {error}"
@@ -259,17 +294,15 @@ def _why_unreadable(path: str, error: Exception) -> str:
     return "cannot be read: no file can have such a name"  # ValueError: a NUL, or a lone surrogate
 
 
-def _remember(files: list[_ReadFile], reader: FactReader, memory: Memory, file_systems: FileSystems) -> None:
-    if not files:
+def remember_facts(sources: list[ReadSource], reader: FactReader, memory: Memory) -> None:
+    """Remember what was read, by its digest."""
+    if not sources:
         return
-    digests = rows_of([file.digest for file in files])
-    stamps = np.array([file.stamp for file in files], np.int64).reshape(-1, COLUMNS)
-    lasting = file_systems.lasting(stamps)
-    memory.remember(FILES, stamp_keys(stamps)[lasting], digests[lasting])
-    memory.remember(reader.kind, digests, rows_of([file.facts for file in files]))
-    for file in files:
-        if file.refusal is not None:
-            memory.write_note(reader.refusals, file.digest, file.refusal)
+    digests = rows_of([source.digest for source in sources])
+    memory.remember(reader.kind, digests, rows_of([source.facts for source in sources]))
+    for source in sources:
+        if source.refusal is not None:
+            memory.write_note(reader.refusals, source.digest, source.refusal)
     reader.remember_rest(memory)
 
 

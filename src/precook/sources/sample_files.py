@@ -1,10 +1,14 @@
-"""Files of samples: each picture of a folder or a table with its caption file, its mask and its further pictures."""
+"""Files of samples: each picture of a folder or a table with its caption file, its mask and its further pictures.
+
+Pictures that stand in the cells of a table are no files, and are listed with them: by the table's name and their row.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, repeat
 from pathlib import Path
@@ -12,11 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from precook.config.concept import ColumnName, Concept, FileName, FixedText
+from precook.errors import printable
 from precook.sources.captions import from_file_name
 from precook.sources.documents import DocumentTable
+from precook.sources.embedded import ColumnFacts, TableFile
+from precook.sources.facts import FileFacts
 from precook.sources.formats import EXTRA_SUFFIXES, SUFFIXES, VIDEO_SUFFIXES
 from precook.sources.pictures import reads
-from precook.sources.tables import SourceTable
+from precook.sources.tables import TableRow
 from precook.sources.walk import Listing, list_names, mark_outside, walk
 from precook.units import by_number
 from precook.values import Numbers
@@ -25,6 +32,33 @@ PICTURE, CAPTION, OTHER, DOCUMENT = 1, 2, 3, 4
 """Roles of files in a listing: samples, their captions, masks and further pictures, and texts alone."""
 NOT_SAMPLES = ("-masklabel", "-condlabel")
 """Ends of names that trainers give to masks and conditions: such files are never samples."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddedFiles:
+    """Pictures that stand in the cells of tables: in a listing they have rows and names, and are no files."""
+
+    first: int
+    """The first of them in the listing: all that follow are such."""
+    files: tuple[TableFile, ...]
+    columns: tuple[str, ...]
+    places: Numbers
+    """Of each, the number of its file, of its column, and of its row in the file."""
+    paths: tuple[str, ...]
+    """What stands beside each as its path, or nothing."""
+    facts: FileFacts
+
+    def file(self, row: int) -> TableFile:
+        """The table that a picture stands in, by its row of the listing."""
+        return self.files[int(self.places[row - self.first, 0])]
+
+    def place(self, row: int) -> int:
+        """The row of its table that a picture stands in."""
+        return int(self.places[row - self.first, 2])
+
+    def read(self, row: int) -> bytes:
+        """The bytes of a picture as they are now; `SourceChangedError` where there are none any more."""
+        return self.file(row).read(self.columns[int(self.places[row - self.first, 1])], self.place(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +79,17 @@ class SampleFiles:
     """Files that lie where a further picture is looked for and belong to no picture: its name, and their paths."""
     frames: tuple[Numbers, ...] | None = None
     """Of clips that are folders: the frames of each, in their order; `pictures` are the first ones."""
+    embedded: EmbeddedFiles | None = None
+    """Pictures that stand in tables themselves."""
 
     def path(self, number: int) -> str:
         """Where a picture lies, relative to the root or as it was given; of a clip that is a folder, that folder."""
         path = self.listing.path(int(self.pictures[number]))
         return path if self.frames is None else path.rpartition("/")[0]
+
+    def is_embedded(self, row: int) -> bool:
+        """Whether a row of the listing is a picture in a table."""
+        return self.embedded is not None and row >= self.embedded.first
 
     def given_texts(self, concept: Concept, number: int) -> list[str] | None:
         """A picture's captions from the table, the config or its name; None where they lie in a file of their own."""
@@ -58,7 +98,10 @@ class SampleFiles:
         if isinstance(concept.captions, FixedText):
             text = concept.captions.text.strip()
         elif isinstance(concept.captions, FileName):
-            name = os.path.basename(self.path(number))  # noqa: PTH119
+            row, embedded = int(self.pictures[number]), self.embedded
+            inside = embedded is not None and row >= embedded.first
+            path = embedded.paths[row - embedded.first] if embedded is not None and inside else self.path(number)
+            name = os.path.basename(path)  # noqa: PTH119
             text = from_file_name(name.rpartition(".")[0] if self.frames is None else name)
         else:
             return None
@@ -165,51 +208,156 @@ def _beside(folder: str, pattern: str) -> str:
     return os.path.normpath(os.path.join(around, filled))  # noqa: PTH118
 
 
-def table_files(concept: Concept, path: Path, table: SourceTable) -> SampleFiles:
-    """Look at the files that a table names."""
-    names = [row.image for row in table.rows]
-    roles = bytearray([PICTURE]) * len(names)
-    captions = [-1] * len(table.rows)
+_Line = tuple[tuple[int, int], TableRow]
+"""A row of a table that has a picture: the number of its file, and its own among the rows of that; and the row."""
+
+
+@dataclass(slots=True)
+class _TableNames:
+    """Collects what the rows of tables name and hold; numbers below -1 stand for pictures in cells."""
+
+    files: Sequence[TableFile]
+    found: Mapping[tuple[int, str], ColumnFacts]
+    names: list[str] = field(default_factory=list)
+    roles: bytearray = field(default_factory=bytearray)
+    patterned: list[int] = field(default_factory=list)
+    """Which names only follow from a pattern."""
+    cells: list[tuple[int, str, int]] = field(default_factory=list)
+    """Of each picture in a cell its file, its column, and the number of its row among those of the table."""
+
+    def add(self, name: str, role: int, *, by_pattern: bool = False) -> int:
+        """A file by its name; its number."""
+        if by_pattern:
+            self.patterned.append(len(self.names))
+        self.names.append(name)
+        self.roles.append(role)
+        return len(self.names) - 1
+
+    def cell(self, place: tuple[int, int], column: str, path: str | None, role: int) -> int:
+        """What a row has in a column: a picture itself or, where that is null, one by its path; or -1."""
+        number, row = place
+        facts = self.found.get((number, column))
+        if facts is not None and facts.present[row]:
+            self.cells.append((number, column, row))
+            return -1 - len(self.cells)
+        if not path or (facts is None and column in self.files[number].table.embedded):
+            return -1
+        return self.add(self.beside(number, path), role)
+
+    def beside(self, number: int, path: str) -> str:
+        """A path in a table as one from the root."""
+        return os.path.join(os.path.dirname(self.files[number].name), path)  # noqa: PTH118, PTH120 - there are many
+
+    def embedded(self, listing: Listing, image_column: str) -> EmbeddedFiles | None:
+        """The pictures in cells, which are added to the listing."""
+        if not self.cells:
+            return None
+        names, paths = [], []
+        columns = tuple(dict.fromkeys(column for _, column, _ in self.cells))
+        places = np.zeros((len(self.cells), 3), np.int64)
+        for cell, (number, column, row) in enumerate(self.cells):
+            file = self.files[number]
+            line = file.table.rows[row]
+            own = column == image_column
+            names.append(f"{file.name}, row {line.number}" + ("" if own else f", column {column}"))
+            paths.append(line.image if own else "")
+            places[cell] = number, columns.index(column), line.number - 1
+        stamps = np.array([self.files[number].table.stamp for number, _, _ in self.cells], np.int64)
+        modes = np.full(len(names), stat.S_IFREG)
+        first = len(listing.names)
+        roles = bytearray([PICTURE]) * len(names)
+        listing.add(Listing(listing.root, names, roles, [("", 0, len(names))], modes=modes, stamps=stamps))
+        return EmbeddedFiles(first, tuple(self.files), columns, places, tuple(paths), self._facts())
+
+    def _facts(self) -> FileFacts:
+        """What is known of the pictures in cells, in their order."""
+        facts = [(self.found[number, column].facts, row) for number, column, row in self.cells]
+        return FileFacts(
+            np.stack([one.digests[row] for one, row in facts]),
+            np.stack([one.facts[row] for one, row in facts]),
+            {cell: one.problems[row] for cell, (one, row) in enumerate(facts) if row in one.problems},
+        )
+
+
+def table_files(
+    concept: Concept, root: Path, files: Sequence[TableFile], found: Mapping[tuple[int, str], ColumnFacts]
+) -> tuple[SampleFiles, list[tuple[str, str]]]:
+    """Look at the files that tables name, beside the pictures that they hold, which are known by file and column.
+
+    Also the rows that have no picture, and why.
+    """
+    names = _TableNames(files, found)
+    pictures: list[int] = []
+    lines: list[_Line] = []
+    problems: list[tuple[str, str]] = []
+    for number, file in enumerate(files):
+        for row, line in enumerate(file.table.rows):
+            picture = names.cell((number, row), concept.image_column, line.image, PICTURE)
+            if picture == -1:
+                reason = f"no picture in column '{printable(concept.image_column)}': neither bytes nor a path"
+                problems.append((f"{file.name}, row {line.number}", reason))
+            else:
+                pictures.append(picture)
+                lines.append(((number, row), line))
+    sidecars = [-1] * len(lines)
     if (sidecar := concept.sidecar_extension) is not None:
-        captions = list(range(len(names), 2 * len(names)))
-        names += [os.path.splitext(name)[0] + sidecar for name in names]  # noqa: PTH122
-        roles += bytearray([CAPTION]) * len(captions)
-    columns = [name for name, picture in concept.further.items() if picture.column is not None]
-    wanted: list[tuple[list[str | None], bool]] = []
-    """What else the rows name or a pattern says: paths, and whether by a pattern."""
-    pattern = concept.masks
-    if isinstance(pattern, ColumnName):
-        wanted.append(([row.mask for row in table.rows], False))
-    elif pattern is not None:
-        wanted.append(([mask_path(row.image, pattern) for row in table.rows], True))
-    for name, picture in concept.further.items():
-        if picture.path is None:
-            wanted.append(([row.further[columns.index(name)] for row in table.rows], False))
-        else:
-            wanted.append(([mask_path(row.image, picture.path) for row in table.rows], True))
-    patterned = [False] * len(names)
-    found: list[list[int]] = []
-    for paths, by_pattern in wanted:
-        next_row = iter(range(len(names), len(names) + len(paths)))
-        found.append([-1 if path is None else next(next_row) for path in paths])
-        named = [path for path in paths if path is not None]
-        names += named
-        roles += bytearray([OTHER]) * len(named)
-        patterned += [by_pattern] * len(named)
-    listing = list_names(path.parent, names, roles)
+        for row, picture in enumerate(pictures):
+            if picture >= 0:
+                sidecars[row] = names.add(os.path.splitext(names.names[picture])[0] + sidecar, CAPTION)  # noqa: PTH122
+    named, patterned = _masks_and_further(concept, names, lines)
+    listing = list_names(root, names.names, names.roles)
     if concept.outside == "refuse":
-        for by_pattern in (False, True):
-            rows = [row for row, is_pattern in enumerate(patterned) if is_pattern is by_pattern]
-            mark_outside(listing, rows, by_pattern=by_pattern)
-    texts = tuple(row.captions for row in table.rows) if isinstance(concept.captions, ColumnName) else None
+        by_pattern = set(names.patterned)
+        mark_outside(listing, [row for row in range(len(listing.names)) if row not in by_pattern], by_pattern=False)
+        mark_outside(listing, names.patterned, by_pattern=True)
+    captions = _present(listing, sidecars)
     # What a table names is meant to be there; what only follows from a pattern may not be.
-    others = [
-        _present(listing, rows) if by_pattern else np.array(rows, np.int64)
-        for rows, (_, by_pattern) in zip(found, wanted, strict=True)
-    ]
-    masks = np.full(len(table.rows), -1) if pattern is None else others.pop(0)
-    further = dict(zip(concept.further, others, strict=True))
-    return SampleFiles(listing, np.arange(len(table.rows)), _present(listing, captions), masks, texts, further=further)
+    rows = {name: _present(listing, some) for name, some in patterned.items()}
+    embedded = names.embedded(listing, concept.image_column)
+    first = 0 if embedded is None else embedded.first
+    rows |= {name: _with_cells(some, first) for name, some in named.items()}
+    texts = tuple(line.captions for _, line in lines) if isinstance(concept.captions, ColumnName) else None
+    masks = rows.pop("mask", np.full(len(lines), -1))
+    further = {name: rows[name] for name in concept.further}
+    sample_files = SampleFiles(
+        listing, _with_cells(pictures, first), captions, masks, texts, further=further, embedded=embedded
+    )
+    return sample_files, problems
+
+
+def _masks_and_further(
+    concept: Concept, names: _TableNames, lines: Sequence[_Line]
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """What rows have beside their pictures: what their columns name or hold, and what follows from patterns."""
+    # No further picture is called mask.
+    columns = {"mask": concept.masks.column} if isinstance(concept.masks, ColumnName) else {}
+    patterns = {"mask": concept.masks} if isinstance(concept.masks, str) else {}
+    columns |= {name: one.column for name, one in concept.further.items() if one.column is not None}
+    patterns |= {name: one.path for name, one in concept.further.items() if one.path is not None}
+    places = {name: place for place, name in enumerate(name for name in columns if name != "mask")}
+    named = {
+        name: [
+            names.cell(place, column, line.mask if name == "mask" else line.further[places[name]], OTHER)
+            for place, line in lines
+        ]
+        for name, column in columns.items()
+    }
+    patterned = {
+        name: [
+            names.add(mask_path(names.beside(place[0], line.image), pattern), OTHER, by_pattern=True)
+            if line.image
+            else -1
+            for place, line in lines
+        ]
+        for name, pattern in patterns.items()
+    }
+    return named, patterned
+
+
+def _with_cells(numbers: list[int], first: int) -> Numbers:
+    """Rows of a listing whose pictures in cells begin at `first`."""
+    rows = np.array(numbers, np.int64)
+    return np.where(rows < -1, first - 2 - rows, rows)
 
 
 def document_files(concept: Concept, root: Path) -> SampleFiles:

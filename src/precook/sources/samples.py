@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from precook.config.concept import ColumnName, Concept
+from precook.config.further_pictures import OWN, VIDEO
 from precook.config.schema import Settings
 from precook.config.sections import ImageSettings, TextSettings, VideoSettings
+from precook.errors import SourceError
 from precook.fs.read import read_small
 from precook.fs.stamps import SIZE
 from precook.fs.trust import FileSystem
@@ -28,8 +30,10 @@ from precook.sources.captions import MAX_BYTES, CaptionError
 from precook.sources.clip_facts import ClipReader, with_audio
 from precook.sources.documents import MAX_BYTES as MAX_DOCUMENT
 from precook.sources.documents import DocumentRule, DocumentText, split_text
+from precook.sources.embedded import ColumnFacts, PageCache, TableFile, collect_embedded
 from precook.sources.facts import (
     ALPHA,
+    LARGEST,
     CaptionReader,
     FactReader,
     FileFacts,
@@ -42,7 +46,7 @@ from precook.sources.frame_choice import FrameTimes
 from precook.sources.frame_folder import FrameFolder, frames_digest
 from precook.sources.pictures import Facts, RefusedError, check_pixels
 from precook.sources.sample_files import SampleFiles, folder_files, mask_path, table_files
-from precook.sources.tables import read_table
+from precook.sources.tables import SourceTable, find_tables, is_saved_dataset, read_table
 from precook.sources.walk import OUTSIDE, Listing
 from precook.values import Bytes, Flags, Numbers
 
@@ -162,6 +166,27 @@ class ConceptSamples:
         rows = self.files.pictures[[row]] if self.files.frames is None else self.files.frames[row]
         return int(self.listing.stamps[rows, SIZE].max())
 
+    def read(self, sample: int, part: str) -> bytes:
+        """The bytes of a picture or a mask as they are now: whoever uses them compares their digest."""
+        row = self._listed(sample, part)
+        embedded = self.files.embedded
+        if embedded is not None and self.files.is_embedded(row):
+            return embedded.read(row)
+        return read_small(self.listing.full_path(row), LARGEST)
+
+    def table_path(self, sample: int) -> str | None:
+        """The path of the table that the picture stands in, where it does."""
+        row, embedded = self._listed(sample, OWN), self.files.embedded
+        return str(embedded.file(row).path) if embedded is not None and self.files.is_embedded(row) else None
+
+    def _listed(self, sample: int, part: str) -> int:
+        """The row of the listing that a picture or a mask has; -1 where there is none."""
+        number = int(self.rows[sample])
+        if part in (OWN, VIDEO):
+            return int(self.files.pictures[number])
+        rows = self.files.masks if part == "mask" else self.files.further.get(part)
+        return -1 if rows is None else int(rows[number])
+
     def frame_folder(self, sample: int) -> FrameFolder | None:
         """The frames of a clip that is a folder; None where it is a file."""
         if self.files.frames is None:
@@ -172,15 +197,29 @@ class ConceptSamples:
     def order(self, sample: int) -> tuple[bytes, int, int]:
         """Where a sample stands in a list of its concept's sources: by path, row of a table and passage."""
         # By bytes, not by letters: names that are not UTF-8 have an order, too.
-        row = int(self.rows[sample])
-        path = self.listing.path(int(self.files.pictures[row])).encode("utf-8", "surrogateescape")
+        row, embedded = int(self.rows[sample]), self.files.embedded
+        picture = int(self.files.pictures[row])
+        if embedded is not None and self.files.is_embedded(picture):
+            name = embedded.file(picture).name.encode("utf-8", "surrogateescape")
+            return name, embedded.place(picture), 0
+        path = self.listing.path(picture).encode("utf-8", "surrogateescape")
         return path, row if self.files.documents else 0, 0 if self.passages is None else int(self.passages[sample])
 
     def names(self, sample: int) -> set[str]:
         """Every path that stands for a sample: of any of its files and, of a text, of its row and its passage."""
         path = self.file_path(sample)
-        found = {path, path + self._row(sample), self.full_path(sample), self.caption_path(sample)}
-        found |= {self.mask_path(sample), *(self.further_path(sample, name) for name in self.further)}
+        found = {
+            path,
+            path + self._row(sample),
+            self.full_path(sample),
+            self.caption_path(sample),
+            self.table_path(sample),
+        }
+        found |= {
+            self.table_path(sample),
+            self.mask_path(sample),
+            *(self.further_path(sample, name) for name in self.further),
+        }
         frames = self.frame_folder(sample)
         found.update(() if frames is None else frames.paths)
         return {path for path in found if path is not None}
@@ -198,12 +237,12 @@ class ConceptSamples:
 
     def mask_path(self, sample: int) -> str | None:
         """The mask's path, where there is one."""
-        row = int(self.files.masks[self.rows[sample]])
+        row = self._listed(sample, "mask")
         return self.listing.full_path(row) if row >= 0 else None
 
     def further_path(self, sample: int, name: str) -> str | None:
         """The path of a further picture, where there is one."""
-        row = int(self.files.further[name][self.rows[sample]]) if name in self.files.further else -1
+        row = self._listed(sample, name)
         return self.listing.full_path(row) if row >= 0 else None
 
     def caption_path(self, sample: int) -> str | None:
@@ -282,16 +321,37 @@ def collect_samples(
     `taken` are the inputs of all encoders: of masks and further pictures only those are looked at that one takes, and
     only where one takes videos are these samples. `save` is called now and then while files are read.
     """
-    listed = list_files(concept, base, clips="video" in taken)
-    file_system = FileSystem.of(listed.root, trust=settings.stamps == "trust")
+    trust = settings.stamps == "trust"
+
+    def look(file: TableFile, column: str) -> ColumnFacts | None:
+        if column == concept.image_column and "video" in taken:
+            hint = "write the clips as files, and name their paths in that column"
+            raise SourceError(file.path, "an encoder takes clips, and the table holds pictures itself", hint=hint)
+        if column not in _taken_columns(concept, taken):
+            return None
+        file_system = FileSystem.of(file.path.parent, trust=trust)
+        return collect_embedded(
+            file, column, PictureReader(), memory, file_system=file_system, save=save, report=report
+        )
+
+    listed = list_files(concept, base, clips="video" in taken, look=look)
+    file_system = FileSystem.of(listed.root, trust=trust)
     collection = _Collection(concept, listed.files, settings, memory, file_system, save, report)
     collection.problems += [SourceProblem(concept.name, path, reason) for path, reason in listed.problems]
     return collection.collect(taken)
 
 
+def _taken_columns(concept: Concept, taken: Collection[str]) -> set[str]:
+    """The columns of a table whose pictures something takes."""
+    columns = {concept.image_column}
+    if isinstance(concept.masks, ColumnName) and "mask" in taken:
+        columns.add(concept.masks.column)
+    return columns | {one.column for name, one in concept.further.items() if one.column and name in taken}
+
+
 @dataclass(frozen=True, slots=True)
 class ListedFiles:
-    """The files of a concept, none of which was opened, and the folder that they are in."""
+    """The files of a concept, none of which was opened but tables, and the folder that they are in."""
 
     files: SampleFiles
     root: Path
@@ -299,21 +359,43 @@ class ListedFiles:
     """Folders that cannot be listed, or rows of the table that cannot be used: where, and why."""
 
 
-def list_files(concept: Concept, base: Path, *, clips: bool) -> ListedFiles:
-    """List a concept's folder, with `clips` also its videos, or read its table; pair what belongs together."""
-    root = base / concept.path
-    if not concept.is_table:
-        files = folder_files(concept, root, clips=clips)
-        return ListedFiles(files, root, files.listing.problems)
-    table = read_table(
-        root,
+def list_files(
+    concept: Concept, base: Path, *, clips: bool, look: Callable[[TableFile, str], ColumnFacts | None]
+) -> ListedFiles:
+    """List a concept's folder, with `clips` also its videos, or read its table; pair what belongs together.
+
+    `look` tells what is known of the pictures in a column of a table that holds them itself; None where nothing has to
+    be.
+    """
+    path = base / concept.path
+    if not concept.is_table and not is_saved_dataset(path):
+        files = folder_files(concept, path, clips=clips)
+        return ListedFiles(files, path, files.listing.problems)
+    root, names = find_tables(path, recursive=concept.recursive, outside=concept.outside == "allow")
+    cache = PageCache()
+    tables = [TableFile(root / name, name, _read_table(concept, root / name), cache) for name in names]
+    found = {
+        (number, column): facts
+        for number, file in enumerate(tables)
+        for column in sorted(file.table.embedded)
+        if (facts := look(file, column)) is not None
+    }
+    cache.clear()  # what was hashed last is hardly what is encoded first
+    files, problems = table_files(concept, root, tables, found)
+    bad_rows = [
+        (f"{file.name}, row {problem.number}", problem.reason) for file in tables for problem in file.table.problems
+    ]
+    return ListedFiles(files, root, bad_rows + problems)
+
+
+def _read_table(concept: Concept, path: Path) -> SourceTable:
+    return read_table(
+        path,
         image_column=concept.image_column,
         caption_column=concept.captions.column if isinstance(concept.captions, ColumnName) else None,
         mask_column=concept.masks.column if isinstance(concept.masks, ColumnName) else None,
         further_columns=tuple(one.column for one in concept.further.values() if one.column is not None),
     )
-    bad_rows = [(f"{root.name}, row {problem.number}", problem.reason) for problem in table.problems]
-    return ListedFiles(table_files(concept, root, table), root.parent, bad_rows)
 
 
 class _Collection:
@@ -432,6 +514,24 @@ class _Collection:
             return clips, reader.times(clips.digests, clips.facts, self._memory)
 
     def _facts(self, rows: Numbers, reader: FactReader) -> FileFacts:
+        """What is known of some files; of pictures in tables that was found out with these."""
+        embedded = self._files.embedded
+        inside = np.zeros(len(rows), bool) if embedded is None else rows >= embedded.first
+        if embedded is None or not inside.any():
+            return self._file_facts(rows, reader)
+        plain = self._file_facts(rows[~inside], reader)
+        cells = rows[inside] - embedded.first
+        digests, facts = (np.zeros((len(rows), width), np.uint8) for width in (32, reader.kind.value))
+        digests[inside], facts[inside] = embedded.facts.digests[cells], embedded.facts.facts[cells]
+        digests[~inside], facts[~inside] = plain.digests, plain.facts
+        outside = np.flatnonzero(~inside)
+        problems = {int(outside[row]): reason for row, reason in plain.problems.items()}
+        for row, cell in zip(np.flatnonzero(inside).tolist(), cells.tolist(), strict=True):
+            if cell in embedded.facts.problems:
+                problems[row] = embedded.facts.problems[cell]
+        return FileFacts(digests, facts, problems)
+
+    def _file_facts(self, rows: Numbers, reader: FactReader) -> FileFacts:
         listing = self._files.listing
         return collect_facts(
             listing.stamps[rows],

@@ -23,6 +23,7 @@ from precook.sources.pictures import RefusedError, read_facts
 from precook.sources.sample_files import CAPTION, NOT_SAMPLES, OTHER, PICTURE, mask_path, picture_suffixes
 from precook.sources.survey_captions import EXTENSIONS, find_captions, find_metadata, repeats_in
 from precook.sources.survey_further import control_beside, control_patterns, describe_controls, find_targets
+from precook.sources.table_survey import survey_tables
 from precook.sources.text_survey import survey_files, survey_table
 from precook.sources.walk import walk
 from precook.units import format_count
@@ -65,11 +66,13 @@ class _FileGroup:
 def survey(folder: Path, base: Path, *, clips: bool | None = None, report: Reporter = SILENT) -> list[SurveyedConcept]:
     """The concepts in a folder: each of its folders that holds pictures, or the folder itself if pictures lie in it.
 
-    With `clips` videos are samples beside them, as they are where a model takes them; where nobody says whether it
-    does, they are if they are more than the pictures. Without pictures and videos, the texts of a folder or of a table
-    are a concept. `base` is where the config file will lie; paths are relative to it. `SourceError` where there is
-    nothing of all that.
+    Tables that hold pictures themselves, as datasets of the hub do, go before all else. With `clips` videos are samples
+    beside pictures, as they are where a model takes them; where nobody says whether it does, they are if they are more
+    than the pictures. Without pictures and videos, the texts of a folder or of a table are a concept. `base` is where
+    the config file will lie; paths are relative to it. `SourceError` where there is nothing of all that.
     """
+    if tables := survey_tables(folder, lambda path: relative_path(path, base)):
+        return [SurveyedConcept(one.concept, one.captioned, usual_side=one.usual_side) for one in tables]
     if folder.is_file():
         return [SurveyedConcept(survey_table(folder, relative_path(folder, base)))]
     roles = dict.fromkeys((ending[1:] for ending in EXTENSIONS), CAPTION) | dict.fromkeys(VIDEO_SUFFIXES, OTHER)

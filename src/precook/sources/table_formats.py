@@ -1,4 +1,4 @@
-"""Formats of tables: the cells of each row of JSON lines, comma- or tab-separated values, or parquet.
+"""Formats of tables: the cells of each row of JSON lines, comma- or tab-separated values, Parquet or Arrow.
 
 A row that cannot be read is a problem of that row. A table that lacks a column, or whose rows cannot be told apart, is
 refused with a `SourceError`.
@@ -14,15 +14,18 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 from precook.config.texts import usual_texts
 from precook.errors import SourceError, printable
+from precook.sources.arrow import ArrowFile
+from precook.sources.parquet import UNFOLDING, Leaf, TableFileError, most_unfolded, read_footer, text_or_bytes
+from precook.sources.parquet_values import ParquetCells
 from precook.units import format_size
 
 _SHOWN_COLUMNS = 12
@@ -45,10 +48,8 @@ _MAX_LINE = 16 << 20
 """Bytes of a line of JSON: its values take up to 24 times as much while it is read."""
 _MAX_ROWS = 1_000_000
 """Rows of a Parquet file, or texts of a column, beyond one for each of its bytes."""
-_MAX_TEXT = 64 << 20
-"""Bytes of a column of a Parquet file, beyond 50 times those of the file."""
-_UNFOLDING = 50
 _ESCAPED = re.compile("[\udc00-\udcff]")
+_TOO_MUCH = f"its texts are more than {UNFOLDING} times the file"
 _WRITE_AGAIN = "write the file again"
 _csv_limit = threading.Lock()
 """Held while the csv module's limit is not what others set."""
@@ -67,12 +68,32 @@ class TableColumns:
     """Those of further pictures."""
     texts: bool = False
     """Whether texts are asked for, and no pictures."""
+    embedded: bool = False
+    """Whether the columns of pictures and masks may hold these themselves, in place of their paths."""
 
     @property
     def names(self) -> list[str]:
         """Each name once."""
         every = (self.image, self.caption, self.mask, *self.further)
         return list(dict.fromkeys(name for name in every if name is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class TableContent:
+    """What was read of a table: all of it or, where its columns lie apart from each other, those that are asked for."""
+
+    content: bytes
+    """Of Parquet, a file of these columns alone; of Arrow, nothing."""
+    rows: int = 0
+    """Of Parquet and Arrow, how many there are."""
+    most: int = 0
+    """Of Parquet, bytes that the texts of the content may have."""
+    dictionaries: tuple[str, ...] = ()
+    """Of Parquet, columns of values in the content of which that is not known yet."""
+    cells: Mapping[str, list[object]] = field(default_factory=dict)
+    """Of Parquet and Arrow, what stands in columns that are not in the content."""
+    embedded: frozenset[str] = frozenset()
+    """Columns that hold pictures themselves: of these the cells are the paths beside them, or null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +112,41 @@ Cells = tuple[int, object, object, object, Sequence[object]]
 """The number of a row and what the format gives for its image, captions, mask and further pictures."""
 
 
-def read_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Cells | RowProblem]:
+def in_columns(path: Path) -> bool:
+    """Whether a table is of a format whose columns are read apart from each other; its suffix tells."""
+    return path.suffix.lower() in (".parquet", ".arrow")
+
+
+def read_parts(path: Path, descriptor: int, size: int, columns: TableColumns) -> TableContent:
+    """What is asked for of a table of Parquet or Arrow, which is open; nothing else of it is read."""
+    name = "parquet" if path.suffix.lower() == ".parquet" else "arrow"
+    try:
+        import pyarrow  # noqa: PLC0415, ICN001 - an extra, and slow to import
+    except ImportError as error:
+        raise SourceError(path, f"{name} needs pyarrow", hint="pip install 'precook[parquet]'") from error
+    read = _read_parquet if name == "parquet" else _read_arrow
+    try:
+        return read(path, descriptor, size, columns)
+    except (TableFileError, EOFError, pyarrow.ArrowException) as error:
+        raise broken(path, error) from error
+
+
+def broken(path: Path, error: Exception) -> SourceError:
+    """The error for a table whose bytes cannot be what they should be."""
+    name = path.suffix.lower().removeprefix(".")
+    return SourceError(path, f"broken {name}: {printable(error)}", hint=_WRITE_AGAIN)
+
+
+def read_rows(path: Path, table: TableContent, columns: TableColumns) -> Iterator[Cells | RowProblem]:
     """The rows of a table with this content; its suffix tells the format."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return _parquet_rows(path, content, columns)
+        return _parquet_rows(path, table, columns)
+    if suffix == ".arrow":
+        return _arrow_rows(table, columns)
     if suffix in (".csv", ".tsv"):
-        return _csv_rows(path, content, columns, delimiter="," if suffix == ".csv" else "\t")
-    return _json_rows(path, content, columns)
+        return _csv_rows(path, table.content, columns, delimiter="," if suffix == ".csv" else "\t")
+    return _json_rows(path, table.content, columns)
 
 
 def kind_name(value: object) -> str:
@@ -266,81 +314,107 @@ def _room_for_cells(length: int) -> Iterator[None]:
 # Parquet
 
 
-def _parquet_rows(path: Path, content: bytes, columns: TableColumns) -> Iterator[Cells | RowProblem]:
-    try:
-        import pyarrow  # noqa: PLC0415, ICN001 - an extra, and slow to import
-        import pyarrow.parquet  # noqa: PLC0415
-    except ImportError as error:
-        raise SourceError(path, "parquet needs pyarrow", hint="pip install 'precook[parquet]'") from error
-    try:
-        with pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content)) as file:
-            schema = file.schema_arrow
-            _require_columns(path, schema.names, columns)
-            for name in columns.names:
-                # Asked before anything in the column is read: it may well hold the pictures.
-                kind = schema.field(name).type
-                if not columns.nested and not _holds_text(kind, lists=name == columns.caption):
-                    raise SourceError(
-                        path,
-                        f"column {quoted(name)} holds {printable(kind)}, not text",
-                        hint="a picture or mask is a path, a caption a text or a list of texts",
-                    )
-            leaves = _checked_leaves(path, file.metadata, len(content), columns)
+def _read_parquet(path: Path, descriptor: int, size: int, columns: TableColumns) -> TableContent:
+    footer = read_footer(descriptor, size)
+    _require_columns(path, footer.names, columns)
+    paths: dict[str, Leaf | None] = {}
+    for name in columns.names:
+        if columns.embedded and name != columns.caption and (pictures := footer.pictures(name)) is not None:
+            paths[name] = pictures[1]
+    leaves = [leaf for name in columns.names if name not in paths for leaf in footer.leaves(name)]
+    if leaves:
+        _require_texts(path, footer.excerpt(descriptor, leaves, rows=False), leaves, columns)
+    most = most_unfolded(size)
+    values, unfolded = footer.claims([*leaves, *(leaf for leaf in paths.values() if leaf is not None)])
+    if values > _MAX_ROWS + size or unfolded > most:
+        claims = f"it claims {values:,} values of {format_size(unfolded)}"
+        raise SourceError(path, f"{claims}, and the file has {format_size(size)}", hint=_WRITE_AGAIN)
+    cells: dict[str, list[object]] = {
+        name: list(map(text_or_bytes, ParquetCells(footer, leaf).read_all(descriptor, most)))
+        for name, leaf in paths.items()
+        if leaf is not None
+    }
+    dictionaries = []
+    for leaf in leaves:
         # As dictionaries: a text that stands in a million rows is there once, until we know how much it would be.
-        source = pyarrow.BufferReader(content)
-        with pyarrow.parquet.ParquetFile(source, read_dictionary=leaves) as file:
-            number, left = 1, _MAX_TEXT + _UNFOLDING * len(content)
-            for batch in file.iter_batches(columns=columns.names, use_threads=False):
-                left -= sum(_text_bytes(batch.column(name)) for name in columns.names)
-                if left < 0:
-                    raise SourceError(path, f"its texts are more than {_UNFOLDING} times the file", hint=_WRITE_AGAIN)
-                further = [_values(batch, name) for name in columns.further]
-                yield from zip(
-                    range(number, number + len(batch)),
-                    *(_values(batch, name) for name in (columns.image, columns.caption, columns.mask)),
-                    zip(*further, strict=True) if further else itertools.repeat((), len(batch)),
-                    strict=True,
-                )
-                number += len(batch)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
-        raise SourceError(path, f"broken parquet: {printable(error)}", hint=_WRITE_AGAIN) from error
+        # pyarrow joins no dictionaries of several parts of a file in lists and objects: of those it is counted here.
+        count = ParquetCells(footer, leaf).count_bytes(descriptor) if len(leaf.path) > 1 else None
+        most -= count or 0
+        dictionaries += [".".join(leaf.path)] if count is None else []
+    if most < 0:
+        raise SourceError(path, _TOO_MUCH, hint=_WRITE_AGAIN)
+    content = footer.excerpt(descriptor, leaves) if leaves else b""
+    return TableContent(content, footer.rows, most, tuple(dictionaries), cells, frozenset(paths))
 
 
-def parquet_columns(path: Path) -> list[str]:
-    """What the columns of a Parquet file are called."""
+def _require_texts(path: Path, empty: bytes, leaves: Sequence[Leaf], columns: TableColumns) -> None:
+    """Refuse columns that hold anything but texts, by a file without rows: one may be of another kind, and large."""
+    import pyarrow  # noqa: PLC0415, ICN001 - an extra, and slow to import
+    import pyarrow.parquet  # noqa: PLC0415
+
     try:
-        import pyarrow  # noqa: PLC0415, ICN001 - an extra, and slow to import
-        from pyarrow import parquet  # noqa: PLC0415
-    except ImportError as error:
-        raise SourceError(path, "parquet needs pyarrow", hint="pip install 'precook[parquet]'") from error
-    try:
-        names: list[str] = parquet.read_schema(path).names
-    except pyarrow.ArrowException as error:
-        raise SourceError(path, f"broken parquet: {printable(error)}", hint=_WRITE_AGAIN) from error
-    return names
-
-
-def _checked_leaves(path: Path, metadata: Any, nbytes: int, columns: TableColumns) -> list[str]:
-    """Where the texts of the columns lie in the file; refused where they claim to be very much more than its bytes."""
-    most_values, most_bytes = _MAX_ROWS + nbytes, _MAX_TEXT + _UNFOLDING * nbytes
-    values, unfolded = Counter({"": metadata.num_rows}), 0
-    for number in range(metadata.num_columns):
-        # By the schema, and before anything is asked about the chunks: of one that says of numbers what can be said of
-        # texts only, pyarrow ends the process.
-        leaf = metadata.schema.column(number)
-        if leaf.path.partition(".")[0] not in columns.names and leaf.path not in columns.names:
-            continue
-        if leaf.physical_type != "BYTE_ARRAY" and str(leaf.logical_type) != "Null":
-            message = f"column {quoted(leaf.path)} holds {leaf.physical_type}, not text"
+        with pyarrow.parquet.ParquetFile(pyarrow.BufferReader(empty)) as file:
+            schema = file.schema_arrow
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise broken(path, error) from error
+    for name in schema.names:
+        _require_text(path, name, schema.field(name).type, columns)
+    for leaf in leaves:
+        if leaf.kind_name != "BYTE_ARRAY" and not leaf.is_null:
+            message = f"column {quoted('.'.join(leaf.path))} holds {leaf.kind_name}, not text"
             raise SourceError(path, message, hint="leave it out, or write the table as .jsonl")
-        for group in range(metadata.num_row_groups):
-            chunk = metadata.row_group(group).column(number)
-            values[leaf.path] += max(chunk.num_values, 0)
-            unfolded += max(chunk.total_uncompressed_size, 0)
-    if max(values.values()) > most_values or unfolded > most_bytes:
-        claims = f"it claims {max(values.values()):,} values of {format_size(unfolded)}"
-        raise SourceError(path, f"{claims}, and the file has {format_size(nbytes)}", hint=_WRITE_AGAIN)
-    return [leaf for leaf in values if leaf]
+
+
+def _require_text(path: Path, name: str, kind: Any, columns: TableColumns) -> None:
+    if not columns.nested and not _holds_text(kind, lists=name == columns.caption):
+        raise SourceError(
+            path,
+            f"column {quoted(name)} holds {printable(kind)}, not text",
+            hint="a picture or mask is a path, a caption a text or a list of texts",
+        )
+
+
+def _parquet_rows(path: Path, table: TableContent, columns: TableColumns) -> Iterator[Cells | RowProblem]:
+    if not table.content:
+        yield from _cells(columns, table.cells, 0, table.rows)
+        return
+    import pyarrow  # noqa: PLC0415, ICN001 - an extra, and slow to import
+    import pyarrow.parquet  # noqa: PLC0415
+
+    try:
+        source = pyarrow.BufferReader(table.content)
+        with pyarrow.parquet.ParquetFile(source, read_dictionary=list(table.dictionaries)) as file:
+            row, left = 0, table.most
+            for batch in file.iter_batches(use_threads=False):
+                left -= sum(map(_text_bytes, batch.columns))
+                if left < 0:
+                    raise SourceError(path, _TOO_MUCH, hint=_WRITE_AGAIN)
+                if row + len(batch) > table.rows:
+                    break
+                values = {name: some[row : row + len(batch)] for name, some in table.cells.items()}
+                values |= {name: _values(batch.column(name)) for name in batch.schema.names}
+                yield from _cells(columns, values, row, len(batch))
+                row += len(batch)
+        if row != table.rows:
+            raise broken(path, TableFileError("its pages have other rows than its footer says"))
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+        raise broken(path, error) from error
+
+
+def _cells(columns: TableColumns, values: Mapping[str, list[object]], before: int, count: int) -> Iterator[Cells]:
+    """Rows of columns that were read apart from each other, after so many; what was not read is null in all of them."""
+    nothing: list[object] = [None] * count
+
+    def column(name: str | None) -> list[object]:
+        return nothing if name is None else values.get(name, nothing)
+
+    further = [column(name) for name in columns.further]
+    yield from zip(
+        range(before + 1, before + 1 + count),
+        *(column(name) for name in (columns.image, columns.caption, columns.mask)),
+        zip(*further, strict=True) if further else itertools.repeat((), count),
+        strict=True,
+    )
 
 
 def _text_bytes(column: Any) -> int:
@@ -367,17 +441,14 @@ def _holds_text(kind: Any, *, lists: bool) -> bool:
     return str(kind) in ("string", "large_string", "string_view", "null")
 
 
-def _values(batch: Any, name: str | None) -> list[object]:
-    if name is None:
-        return [None] * len(batch)
-    column = batch.column(name)
+def _values(column: Any) -> list[object]:
     # Measured: 25 times as fast as looking up value by value.
     column = column.cast(_written_out(column.type))
     try:
         values: list[object] = column.to_pylist()
     except UnicodeDecodeError:
         # pyarrow hands out what the file says is UTF-8; one by one, the rows that are not can be told.
-        values = [_text_or_bytes(cell) for cell in column]
+        values = [_cell_value(cell) for cell in column]
     return values
 
 
@@ -396,13 +467,39 @@ def _written_out(kind: Any) -> Any:
     return list_(_written_out(kind.value_type)) if types.is_list(kind) else kind
 
 
-def _text_or_bytes(cell: Any) -> object:
+def _cell_value(cell: Any) -> object:
     """The value of a cell; bytes, which no cell is meant to hold, where its text is not UTF-8."""
     try:
         value: object = cell.as_py()
     except UnicodeDecodeError:
         return b""
     return value
+
+
+# Arrow
+
+
+def _read_arrow(path: Path, descriptor: int, size: int, columns: TableColumns) -> TableContent:
+    file = ArrowFile(descriptor, size)
+    _require_columns(path, file.names, columns)
+    if file.rows > _MAX_ROWS + size:
+        raise SourceError(path, f"it claims {file.rows:,} rows of {format_size(size)}", hint=_WRITE_AGAIN)
+    embedded: set[str] = set()
+    cells: dict[str, list[object]] = {}
+    for name in columns.names:
+        kind = file.kind(name)
+        if columns.embedded and name != columns.caption and file.pictures(name) is not None:
+            embedded.add(name)
+            if not file.has_paths(name):
+                continue
+        else:
+            _require_text(path, name, kind, columns)
+        cells[name] = list(itertools.chain.from_iterable(file.texts(descriptor, name, path=name in embedded)))
+    return TableContent(b"", file.rows, cells=cells, embedded=frozenset(embedded))
+
+
+def _arrow_rows(table: TableContent, columns: TableColumns) -> Iterator[Cells]:
+    return _cells(columns, table.cells, 0, table.rows)
 
 
 # All formats
