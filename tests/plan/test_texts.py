@@ -596,7 +596,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tables that are opened, each time that one is."""
     tables: list[str] = []
     read = documents.read_content
-    monkeypatch.setattr(documents, "read_content", lambda path: tables.append(path.name) or read(path))
+    monkeypatch.setattr(
+        documents, "read_content", lambda path, columns: tables.append(path.name) or read(path, columns)
+    )
     return tables
 
 
