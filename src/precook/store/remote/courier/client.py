@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import precook
 from precook.errors import (
     AccessError,
     NoSpaceError,
@@ -32,6 +31,7 @@ from precook.errors import (
     UnreachableError,
     printable,
 )
+from precook.identity.versions import OURS, library_versions
 from precook.store import files
 from precook.store.remote.courier.messages import HungUpError, receive, send
 from precook.store.remote.url import StoreUrl, as_form, courier_name
@@ -72,7 +72,8 @@ class CourierClient:
         check_installed()
         self._url = url
         self._cache = cache.absolute()
-        self._socket = _socket_folder() / f"{courier_name(url, self._cache, precook.__version__)}.sock"
+        version = library_versions(())[OURS]
+        self._socket = _socket_folder() / f"{courier_name(url, self._cache, version)}.sock"
         self._lock = threading.Lock()
         self._free: list[socket.socket] = []
         """Connections that nobody uses just now, of the process that `_pid` says."""
