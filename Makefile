@@ -36,7 +36,7 @@ remote: .venv/ready
 	PRECOOK_S3_SERVER=ceph $(BIN)/python -m pytest -q tests/remote $(ARGS)
 
 # Every write, read and lock of every scenario, killed, torn, shortened and failed; power cuts; a second process, a second
-# user, a full disk; seeded bugs. About an hour and a half on two quiet cores; ARGS="--only gc --every 7" for a part.
+# user, a full disk; seeded bugs. About an hour on two quiet cores; ARGS="--only gc --every 7" for a part.
 faults: .venv/ready
 	$(BIN)/python -m tests.crash $(ARGS)
 
