@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from precook.config.check import read_config
 from precook.fs import trust
@@ -124,3 +125,22 @@ def test_parquet_is_not_read_for_what_it_does_not_hold(tmp_path: Path, monkeypat
 def _texts(base: Path) -> Path:
     datasets.Dataset.from_dict({"text": ["a", "b"]}).to_parquet(base / "t.parquet")
     return base / "t.parquet"
+
+
+def test_a_table_that_cannot_be_read_does_not_hide_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of pictures gets a config whatever else lies in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "notes.parquet").write_bytes(b"not a table")
+    Image.new("RGB", (64, 64)).save(tmp_path / "data" / "cat.png")
+    ended = run("init", "data")
+    assert ended.code == 0, ended.err
+    assert "1 picture" in ended.out
+
+
+def test_pictures_beside_tables_are_told(downloaded: Path) -> None:
+    """The config takes the tables, and says what it leaves aside."""
+    Image.new("RGB", (64, 64)).save(downloaded / "pets" / "cat.png")
+    ended = run("init", "pets")
+    assert ended.code == 0, ended.err
+    assert "left aside: 1 picture in files of their own" in (downloaded / "precook.yaml").read_text() + ended.out

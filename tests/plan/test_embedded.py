@@ -157,7 +157,7 @@ def test_a_plan_over_an_unchanged_table_reads_no_picture(
         pytest.fail("a picture was read, or the table hashed")
 
     monkeypatch.setattr(embedded.TableFile, "read_open", refuse)
-    monkeypatch.setattr(embedded, "digest", refuse)
+    monkeypatch.setattr(embedded, "digest_open", refuse)
     monkeypatch.setattr(embedded, "understand", refuse)
     with project(tmp_path, **of_table(path)) as again:
         assert keys(again.plan()) == before
@@ -448,3 +448,55 @@ def test_an_encoder_of_clips_takes_no_pictures_of_a_table(tmp_path: Path) -> Non
     sections = {**of_table("t.parquet"), "encoders": {"clips": clips}}
     with project(tmp_path, **sections) as opened, pytest.raises(precook.SourceError, match="an encoder takes clips"):
         opened.plan()
+
+
+def test_rows_that_were_read_during_an_edit_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that is written over while it is read, and then put back, is read again."""
+    table = tmp_path / "train.parquet"
+    flat = [Pictures.new("RGB", (96, 64), colour) for colour in ("red", "green", "blue", "white")]
+    contents = [io.BytesIO() for _ in flat]
+    for picture_, file in zip(flat, contents, strict=True):
+        picture_.save(file, "BMP")  # of one length, so that the two tables are laid out alike
+    tables = []
+    for pair in (contents[:2], contents[2:]):
+        images = pa.array([{"bytes": file.getvalue()} for file in pair], pa.struct({"bytes": pa.binary()}))
+        parquet.write_table(pa.table({"image": images, "text": ["a", "b"]}), table, compression="none")
+        tables.append(table.read_bytes())
+    before, other = tables
+    table.write_bytes(before)
+    read = embedded.TableFile.read_open
+
+    def edited(self: Any, *arguments: Any) -> Any:
+        table.write_bytes(other)
+        return read(self, *arguments)
+
+    with project(tmp_path, **of_table("train.parquet")) as planned:
+        with monkeypatch.context() as patch:
+            patch.setattr(embedded.TableFile, "read_open", edited)
+            with pytest.raises(precook.SourceChangedError):
+                planned.plan()
+        table.write_bytes(before)
+        found = keys(planned.plan())["pixels"]
+    for number, file in enumerate(contents[:2]):
+        (tmp_path / "files").mkdir(exist_ok=True)
+        (tmp_path / "files" / f"{number}.bmp").write_bytes(file.getvalue())
+    with project(tmp_path, concepts=[{"name": "things", "path": "files"}], **PICTURES) as files:
+        assert keys(files.plan())["pixels"] == found
+
+
+def test_a_path_under_a_null_cell_does_not_count(tmp_path: Path) -> None:
+    """In a stream of Arrow as in a file of Parquet: what a struct hides is not there."""
+    (tmp_path / "saved").mkdir()
+    struct = pa.StructArray.from_arrays(
+        [pa.array([None, encoded(2)], pa.binary()), pa.array(["a.png", "b.png"])],
+        names=["bytes", "path"],
+        mask=pa.array([True, False]),
+    )
+    hub(rows(1)).save_to_disk(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    (tmp_path / "saved" / "a.png").write_bytes(encoded(1))
+    stream = pa.table({"image": struct, "text": ["none", "one"]})
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, stream.schema) as writer:
+        writer.write_table(stream)
+    with project(tmp_path, **of_table("saved")) as planned:
+        assert len(planned.plan().ready) + len(planned.plan().missing) == 3

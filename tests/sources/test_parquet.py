@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precook.sources.parquet import ParquetFooter, TableFileError, read_footer
+from precook.sources import parquet_values
+from precook.sources.parquet import Chunk, ParquetFooter, TableFileError, read_footer
 from precook.sources.parquet_values import ParquetCells
 from precook.sources.thrift import I32, I64, LIST, STRUCT, Struct, ThriftError, ThriftList, read_struct, write_struct
 
@@ -171,3 +172,34 @@ def test_any_bytes_are_a_struct_or_refused(content: bytes) -> None:
         read_struct(content)
     with contextlib.suppress(TableFileError):
         ParquetFooter(content, 100)
+
+
+def test_a_table_without_rows_is_one(tmp_path: Path) -> None:
+    """As pyarrow writes it: a part without rows, whose columns lie nowhere."""
+    assert cells(tmp_path / "empty.parquet", written([])) == []
+
+
+def test_parts_of_a_column_that_lie_over_each_other_are_refused(tmp_path: Path) -> None:
+    """A small file that names the same bytes a thousand times would be read a thousand times."""
+
+    def repeat(footer: Struct) -> None:
+        groups = footer[4][1]
+        footer[3] = I64, 1000 * footer[3][1]
+        footer[4] = LIST, ThriftList(groups.kind, groups.values * 1000)
+
+    content = forged(written([{"bytes": bytes(50_000), "path": "a"}], compression="none"), repeat)
+    with pytest.raises(TableFileError, match="over each other"):
+        cells(tmp_path / "forged.parquet", content)
+
+
+@pytest.mark.parametrize("codec", ["snappy", "gzip", "zstd", "brotli", "lz4_raw"])
+def test_a_page_that_is_shorter_than_it_claims_is_refused(codec: str) -> None:
+    """Whatever lies in memory behind it is no part of a picture."""
+    packed = pa.compress(bytes(100), codec=codec, asbytes=True)
+    number = next(number for number, name in parquet_values._CODECS.items() if name == codec)
+    part = parquet_values._Part.__new__(parquet_values._Part)
+    object.__setattr__(part, "chunk", Chunk(4, len(packed), {4: (I32, number)}))
+    assert parquet_values._decompressed(part, packed, 100) == bytes(100)
+    for size in (101, 4000):
+        with pytest.raises(TableFileError, match="damaged"):
+            parquet_values._decompressed(part, packed, size)

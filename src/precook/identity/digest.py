@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,17 +59,31 @@ def derived_digest(context: str, content: bytes) -> bytes:
     return blake3(content, derive_key_context=context).digest()
 
 
+def digest_open(descriptor: int, path: Path) -> Digest:
+    """The digest of a file that is open, whatever its path leads to by now; where it was read up to is lost."""
+    with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+        file.seek(0)
+        return _digest_stream(file, path, threads=max_threads())
+
+
 def _digest_file(path: Path, *, threads: int) -> Digest:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return _digest_stream(file, path, threads=threads)
+    except OSError as error:
+        raise SourceError(path, error.strerror or str(error)) from error
+
+
+def _digest_stream(file: io.FileIO, path: Path, *, threads: int) -> Digest:
     hasher = blake3(max_threads=threads)
     try:
         # Unbuffered reads of one descriptor: a mapping would die with SIGBUS if the file shrank.
-        with path.open("rb", buffering=0) as file:
-            before = _size_and_times(file.fileno())
-            chunk = memoryview(bytearray(min(CHUNK, max(before[0], 1) + 1)))
-            with starting("precook-digest"):
-                while size := file.readinto(chunk):
-                    hasher.update(chunk[:size])
-            after = _size_and_times(file.fileno())
+        before = _size_and_times(file.fileno())
+        chunk = memoryview(bytearray(min(CHUNK, max(before[0], 1) + 1)))
+        with starting("precook-digest"):
+            while size := file.readinto(chunk):
+                hasher.update(chunk[:size])
+        after = _size_and_times(file.fileno())
     except OSError as error:
         raise SourceError(path, error.strerror or str(error)) from error
     if before != after:

@@ -111,7 +111,7 @@ class ArrowFile:
 
         A text that is not UTF-8 is given as bytes.
         """
-        place = self._columns[column]
+        whole = place = self._columns[column]
         if path:
             place = self._child(place, "path")
         for batch in self.batches:
@@ -119,7 +119,14 @@ class ArrowFile:
                 raise TableFileError("its batches are packed: write it again by `Dataset.save_to_disk`")
             if batch.nodes[place.node, 0] != batch.rows:
                 raise TableFileError("a column has another length than its batch")
-            yield _decoded(_array(descriptor, batch, place).to_pylist())
+            texts = _decoded(_array(descriptor, batch, place).to_pylist())
+            if path:
+                # What stands under a cell that is null does not count.
+                texts = [
+                    text if is_there else None
+                    for text, is_there in zip(texts, _present(descriptor, batch, whole), strict=True)
+                ]
+            yield texts
 
     def _messages(self, descriptor: int) -> Iterator[tuple[int, bytes, int, int]]:
         """Each message: its kind, the bytes that describe it, and where its body lies, with its length."""
@@ -209,25 +216,31 @@ class ArrowPictures:
         """Where each cell begins and ends in the column, and which are there."""
         if batch.packed:
             raise TableFileError("its batches are packed: write it again by `Dataset.save_to_disk`")
-        places = [self.place] if self.outer is None else [self.outer, self.place]
-        present = np.ones(batch.rows, bool)
-        for one in places:
-            if batch.nodes[one.node, 0] != batch.rows:
-                raise TableFileError("a column has another length than its batch")
-            start, size = batch.buffers[one.buffer].tolist()
-            if size:
-                if 8 * size < batch.rows:
-                    raise TableFileError("a column has fewer cells than its batch")
-                bits = np.frombuffer(read_at(descriptor, start, -(-batch.rows // 8)), np.uint8)
-                present &= np.unpackbits(bits, bitorder="little", count=batch.rows).astype(bool)
+        if not batch.rows:
+            return np.zeros(1, np.int64), np.zeros(0, bool)
         start, size = batch.buffers[self.place.buffer + 1].tolist()
         width = 8 if self.wide else 4
-        if not batch.rows:
-            return np.zeros(1, np.int64), present
+        # First: what comes then takes memory for as many rows as the batch claims.
         if size < width * (batch.rows + 1):
             raise TableFileError("a column has fewer cells than its batch")
         content = read_at(descriptor, start, width * (batch.rows + 1))
+        present = _present(descriptor, batch, self.place)
+        if self.outer is not None:
+            present &= _present(descriptor, batch, self.outer)
         return np.frombuffer(content, f"<i{width}").astype(np.int64), present
+
+
+def _present(descriptor: int, batch: _Batch, place: _Place) -> Flags:
+    """Which cells of a column are not null; its length was looked at, or its rows take bytes of their own."""
+    if batch.nodes[place.node, 0] != batch.rows:
+        raise TableFileError("a column has another length than its batch")
+    start, size = batch.buffers[place.buffer].tolist()
+    if not size:
+        return np.ones(batch.rows, bool)
+    if 8 * size < batch.rows:
+        raise TableFileError("a column has fewer cells than its batch")
+    bits = np.frombuffer(read_at(descriptor, start, -(-batch.rows // 8)), np.uint8)
+    return np.unpackbits(bits, bitorder="little", count=batch.rows).astype(bool)
 
 
 class _Spans(tuple[Numbers, Flags]):

@@ -18,8 +18,9 @@ import numpy as np
 from precook.errors import SourceChangedError, SourceError
 from precook.fs.read import open_source
 from precook.fs.stamps import COLUMNS, FILES, SIZE, Stamp, stamp_keys, stamp_of
+from precook.fs.system import calls
 from precook.fs.trust import FileSystem, FileSystems
-from precook.identity.digest import derived_digest, digest
+from precook.identity.digest import derived_digest, digest_open
 from precook.memo.columns import Kind, rows_of
 from precook.memo.memo import Memory
 from precook.report import Reporter
@@ -168,14 +169,16 @@ def collect_embedded(
     found = FileFacts(digests, facts, problems)
     unknown = np.flatnonzero(~done).tolist()
 
-    def remember(results: list[ReadSource]) -> None:
-        if results:
-            rows = [result.row for result in results]
-            memory.remember(EMBEDDED, keys[rows], rows_of([result.digest for result in results]))
-            remember_facts([result for result in results if result.digest != _NULL], reader, memory)
-
     if unknown:
-        with open_table(file.path, stamp=file.table.stamp) as (descriptor, _):
+        with open_table(file.path, stamp=file.table.stamp) as (descriptor, stamp):
+
+            def remember(results: list[ReadSource]) -> None:
+                # What was read of a file that is being written to is that of no digest; the end of `with` says so.
+                if results and stamp_of(calls.fstat(descriptor)) == stamp:
+                    rows = [result.row for result in results]
+                    memory.remember(EMBEDDED, keys[rows], rows_of([result.digest for result in results]))
+                    remember_facts([result for result in results if result.digest != _NULL], reader, memory)
+
             cells = _Cells(file, column, descriptor, reader, numbers.tolist())
             found.fill(read_each(unknown, cells.read, remember, reader.task, save=save, report=report))
     present = np.asarray(digests.any(axis=1))
@@ -250,8 +253,8 @@ def _file_digest(file: TableFile, memory: Memory, file_systems: FileSystems) -> 
     stamps = _stamps(file)
     known, digests = memory.recall(FILES, stamp_keys(stamps))
     if not (known & file_systems.trusted(stamps)).all():
-        with open_table(file.path, stamp=file.table.stamp):
-            digests = rows_of([digest(file.path).bytes])
+        with open_table(file.path, stamp=file.table.stamp) as (descriptor, _):
+            digests = rows_of([digest_open(descriptor, file.path).bytes])
         if file_systems.lasting(stamps).all():
             memory.remember(FILES, stamp_keys(stamps), digests)
     content: bytes = digests[0].tobytes()

@@ -103,7 +103,8 @@ class ParquetFooter:
             elements = items(root, 2, STRUCT)
             self._version = value_of(root, 1, I32)
             self.rows: int = value_of(root, 3, I64)
-            self._groups = [_group(group) for group in items(root, 4, STRUCT)]
+            # One without rows says nothing, and its columns lie nowhere: so an empty table is written.
+            self._groups = [group for group in map(_group, items(root, 4, STRUCT)) if group[0]]
             self._leaves: list[Leaf] = []
             self._root, used = self._node(elements, 0, (), 0, 0)
         except ThriftError as error:
@@ -146,11 +147,17 @@ class ParquetFooter:
 
     def chunks(self, leaf: Leaf) -> Iterator[tuple[int, Chunk]]:
         """How many rows each part of the file has, and where the values of a column lie in it."""
+        left = self._end
         for rows, columns in self._groups:
             try:
-                yield rows, self._chunk(leaf, rows, columns[leaf.number])
+                chunk = self._chunk(leaf, rows, columns[leaf.number])
             except ThriftError as error:
                 raise TableFileError(f"its footer cannot be read: {error}") from None
+            left -= chunk.size
+            if left < 0:
+                # Whoever reads all of them would read a small file a thousand times.
+                raise TableFileError("the parts of a column lie over each other")
+            yield rows, chunk
 
     def claims(self, leaves: Sequence[Leaf]) -> tuple[int, int]:
         """The most values that a column of values has, and the bytes of all of them once they are unpacked."""

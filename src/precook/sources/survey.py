@@ -71,8 +71,8 @@ def survey(folder: Path, base: Path, *, clips: bool | None = None, report: Repor
     than the pictures. Without pictures and videos, the texts of a folder or of a table are a concept. `base` is where
     the config file will lie; paths are relative to it. `SourceError` where there is nothing of all that.
     """
-    if tables := survey_tables(folder, lambda path: relative_path(path, base)):
-        return [SurveyedConcept(one.concept, one.captioned, usual_side=one.usual_side) for one in tables]
+    if tables := _with_tables(folder, base):
+        return tables
     if folder.is_file():
         return [SurveyedConcept(survey_table(folder, relative_path(folder, base)))]
     roles = dict.fromkeys((ending[1:] for ending in EXTENSIONS), CAPTION) | dict.fromkeys(VIDEO_SUFFIXES, OTHER)
@@ -122,6 +122,27 @@ def survey(folder: Path, base: Path, *, clips: bool | None = None, report: Repor
         if names[each.concept.name] > 1
         else each
         for each, group in zip(found, groups, strict=True)
+    ]
+
+
+def _with_tables(folder: Path, base: Path) -> list[SurveyedConcept]:
+    """The concepts whose pictures stand in tables; nothing where there are none."""
+    roles = dict.fromkeys(picture_suffixes(), PICTURE)
+    files = 0 if folder.is_file() else len(walk(folder, roles, recursive=True).names)
+    try:
+        tables = survey_tables(folder, lambda path: relative_path(path, base))
+    except SourceError:
+        # A table that cannot be read says nothing against the pictures beside it.
+        if not files:
+            raise
+        return []
+    aside = f"left aside: {format_count(files, 'picture')} in files of their own; name their folder to take them"
+    remarks = (aside,) if files else ()
+    return [
+        SurveyedConcept(
+            replace(one.concept, remarks=(*one.concept.remarks, *remarks)), one.captioned, usual_side=one.usual_side
+        )
+        for one in tables
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import importlib.util
 import io
 import itertools
 import json
@@ -117,14 +118,25 @@ def in_columns(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".arrow")
 
 
+def require_pyarrow(path: Path) -> None:
+    """Say what is missing where a table of Parquet or Arrow cannot be read at all."""
+    if importlib.util.find_spec("pyarrow") is None:
+        name = "parquet" if path.suffix.lower() == ".parquet" else "arrow"
+        raise SourceError(path, f"{name} needs pyarrow", hint="pip install 'precook[parquet]'")
+
+
+def check_rows(path: Path, rows: int, size: int) -> None:
+    """Refuse a table of so many bytes that claims more rows than it can have."""
+    if rows > _MAX_ROWS + size:
+        raise SourceError(path, f"it claims {rows:,} rows of {format_size(size)}", hint=_WRITE_AGAIN)
+
+
 def read_parts(path: Path, descriptor: int, size: int, columns: TableColumns) -> TableContent:
     """What is asked for of a table of Parquet or Arrow, which is open; nothing else of it is read."""
-    name = "parquet" if path.suffix.lower() == ".parquet" else "arrow"
-    try:
-        import pyarrow  # noqa: PLC0415, ICN001 - an extra, and slow to import
-    except ImportError as error:
-        raise SourceError(path, f"{name} needs pyarrow", hint="pip install 'precook[parquet]'") from error
-    read = _read_parquet if name == "parquet" else _read_arrow
+    require_pyarrow(path)
+    import pyarrow  # noqa: PLC0415, ICN001 - an extra, and slow to import
+
+    read = _read_parquet if path.suffix.lower() == ".parquet" else _read_arrow
     try:
         return read(path, descriptor, size, columns)
     except (TableFileError, EOFError, pyarrow.ArrowException) as error:
@@ -482,8 +494,7 @@ def _cell_value(cell: Any) -> object:
 def _read_arrow(path: Path, descriptor: int, size: int, columns: TableColumns) -> TableContent:
     file = ArrowFile(descriptor, size)
     _require_columns(path, file.names, columns)
-    if file.rows > _MAX_ROWS + size:
-        raise SourceError(path, f"it claims {file.rows:,} rows of {format_size(size)}", hint=_WRITE_AGAIN)
+    check_rows(path, file.rows, size)
     embedded: set[str] = set()
     cells: dict[str, list[object]] = {}
     for name in columns.names:

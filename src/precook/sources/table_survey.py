@@ -18,7 +18,7 @@ from precook.sources.arrow import ArrowFile
 from precook.sources.embedded import PageCache, TableFile
 from precook.sources.parquet import ParquetFooter, TableFileError, read_footer
 from precook.sources.pictures import RefusedError, read_facts
-from precook.sources.table_formats import broken
+from precook.sources.table_formats import broken, check_rows, require_pyarrow
 from precook.sources.tables import SPLITS, SourceTable, find_tables, is_saved_dataset, open_table
 from precook.sources.walk import walk
 
@@ -106,11 +106,15 @@ def _parts(path: Path) -> Iterator[tuple[str, Path, list[Path]]]:
 
 
 def _columns(file: Path) -> _Columns:
+    require_pyarrow(file)
     try:
         with open_table(file) as (descriptor, stamp):
             if file.suffix.lower() == ".parquet":
-                return _parquet_columns(read_footer(descriptor, stamp[SIZE]))
+                footer = read_footer(descriptor, stamp[SIZE])
+                check_rows(file, footer.rows, stamp[SIZE])
+                return _parquet_columns(footer)
             table = ArrowFile(descriptor, stamp[SIZE])
+            check_rows(file, table.rows, stamp[SIZE])
             pictures = tuple(name for name in table.names if table.pictures(name) is not None)
             texts = tuple(name for name in table.names if str(table.kind(name)) in ("string", "large_string"))
             return _Columns(table.rows, pictures, texts)

@@ -24,7 +24,7 @@ from precook.errors import SourceChangedError, SourceError, printable
 from precook.fs.read import NotAFileError, bytes_there, open_source, read_all, read_small
 from precook.fs.stamps import SIZE, Stamp, stamp_of
 from precook.fs.system import calls
-from precook.identity.digest import digest
+from precook.identity.digest import digest, digest_open
 from precook.sources.captions import CaptionError, checked
 from precook.sources.parquet import TableFileError, read_footer
 from precook.sources.table_formats import (
@@ -273,8 +273,8 @@ def content_digest(path: Path, table: TableContent, stamp: Stamp) -> Digest:
     """The digest of all bytes of a table that was read; `SourceChangedError` where it has changed since."""
     if not in_columns(path):
         return digest(table.content)
-    with open_table(path, stamp=stamp):
-        return digest(path)
+    with open_table(path, stamp=stamp) as (descriptor, _):
+        return digest_open(descriptor, path)
 
 
 def _row(cells: Cells, columns: TableColumns, embedded: frozenset[str]) -> TableRow:

@@ -152,8 +152,9 @@ class _TableMemory:
         split = None if concept.passages is None else concept.passages.model_dump()
         # By its place, too, so that what a table was before can be forgotten: tables are long, and grow.
         name = digest(canonical([source.model_dump(), split, os.path.abspath(path)])).hex  # noqa: PTH100
-        self._kind = Kind(f"rows of a table/1/{name}", key=40, value=40)
-        self._notes = f"tables of texts/1/{name}"
+        # The number goes up with every change of what `documents` makes of a row: bad ones are remembered, too.
+        self._kind = Kind(f"rows of a table/2/{name}", key=40, value=40)
+        self._notes = f"tables of texts/2/{name}"
 
     def read(self) -> tuple[DocumentTable, _TableRows]:
         """The table and its passages; it is opened where its stamp, or what stood in it, is not remembered."""
