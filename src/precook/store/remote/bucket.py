@@ -59,6 +59,14 @@ class BucketFault(Exception):  # noqa: N818 - it travels to the client, which ma
         self.message = message
 
 
+class TooLargeFault(BucketFault):
+    """An object with more bytes than whoever asked wants to read."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        super().__init__("refused", f"{name}: {nbytes} bytes are too many")
+        self.nbytes = nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectFacts:
     """What a bucket says about an object."""
@@ -80,10 +88,13 @@ class Bucket:
         with self._explained("opening the bucket"):
             self._store: Any = _CONNECT[url.scheme](url)
 
-    def get(self, name: str) -> bytes:
-        """An object's bytes."""
+    def get(self, name: str, *, most: int | None = None) -> bytes:
+        """An object's bytes; `TooLargeFault` where there are more than `most`, before they are read."""
         with self._explained(f"reading {name}"):
-            return bytes(self._obstore.get(self._reading(name), self._begin + name).bytes())
+            found = self._obstore.get(self._reading(name), self._begin + name)
+            if most is not None and found.meta["size"] > most:
+                raise TooLargeFault(name, found.meta["size"])
+            return bytes(found.bytes())
 
     def ranges(self, name: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Some parts of an object, each from one byte to another."""
@@ -100,7 +111,7 @@ class Bucket:
     def put(self, name: str, content: bytes | Path) -> None:
         """Store an object; durable when it returns. Names are unique or digests, so the same again does no harm."""
         nbytes = content.stat().st_size if isinstance(content, Path) else len(content)
-        with self._explained(f"writing {name}"):
+        with self._explained(f"writing {name}", changing=True):
             self._obstore.put(
                 self._writing(),
                 self._begin + name,
@@ -112,12 +123,14 @@ class Bucket:
 
     def create(self, name: str, content: bytes) -> bool:
         """Store an object unless there is one; False where there is, or may be: whoever asks reads it then."""
+        there = (self._errors.AlreadyExistsError, self._errors.PreconditionError)
+        unable = self._errors.NotSupportedError
         try:
-            with self._explained(f"writing {name}"):
+            with self._explained(f"writing {name}", changing=True, passing=(*there, unable)):
                 self._obstore.put(self._writing(), self._begin + name, content, mode="create", use_multipart=False)
-        except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+        except there:
             return False
-        except self._errors.NotSupportedError:
+        except unable:
             # A server without conditional writes: whoever is last stays, and both read what that is.
             self.put(name, content)
         return True
@@ -141,10 +154,11 @@ class Bucket:
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects; those that are not there are no error."""
-        with self._explained(f"deleting {len(names)} objects"):
-            for name in names:
+        with self._explained(f"deleting {len(names)} objects", changing=True):
+            store = self._reading(None)
+            for name in names if store is not None else ():
                 try:
-                    self._obstore.delete(self._reading(name), self._begin + name)
+                    self._obstore.delete(store, self._begin + name)
                 except FileNotFoundError:
                     continue
 
@@ -154,6 +168,10 @@ class Bucket:
         self.put(name, b"precook\n")
         try:
             return self.head(name).modified
+        except BucketFault as fault:
+            if fault.kind != "missing":
+                raise
+            raise BucketFault("refused", f"{name} was written and is not there") from fault
         finally:
             self.delete([name])
 
@@ -172,15 +190,23 @@ class Bucket:
         return self._store
 
     @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
-        """Turn what obstore says into our words."""
-        errors = self._errors
+    def _explained(
+        self, doing: str, *, changing: bool = False, passing: tuple[type[Exception], ...] = ()
+    ) -> Iterator[None]:
+        """Turn what obstore says into our words, except for `passing`.
+
+        Where something is `changing`, an object that is missing is not what was asked about: the server refused.
+        """
+        known: tuple[type[Exception], ...] = (BucketFault, *passing)
         try:
             yield
-        except (BucketFault, errors.AlreadyExistsError, errors.PreconditionError, errors.NotSupportedError):
+        except known:
             raise
-        except (errors.BaseError, OSError, ValueError) as error:
-            raise self._fault(doing, error) from error
+        except (self._errors.BaseError, OSError, ValueError) as error:
+            fault = self._fault(doing, error)
+            if changing and fault.kind == "missing":
+                fault = BucketFault("refused", fault.message)
+            raise fault from error
 
     def _fault(self, doing: str, error: Exception) -> BucketFault:
         text = str(error)
@@ -199,13 +225,14 @@ class Bucket:
         errors = self._errors
         denied = isinstance(error, (PermissionError, errors.PermissionDeniedError, errors.UnauthenticatedError))
         missing = isinstance(error, (FileNotFoundError, errors.NotFoundError))
+        against = isinstance(error, (errors.AlreadyExistsError, errors.PreconditionError, errors.NotSupportedError))
         kinds: list[tuple[bool, FaultKind]] = [
             (code in _NO_BUCKET, "bucket"),
             (code in _FULL or status == "507", "full"),
             (denied or code in _ACCESS or status in ("401", "403"), "access"),
             (missing, "missing"),
             (status == "404", "bucket"),
-            (status.startswith("4") or isinstance(error, (OSError, ValueError)), "refused"),
+            (against or status.startswith("4") or isinstance(error, (OSError, ValueError)), "refused"),
         ]
         return next((kind for holds, kind in kinds if holds), "away")
 

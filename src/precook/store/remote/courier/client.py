@@ -46,6 +46,8 @@ _TOLD = 10.0
 _ATTEMPTS = 4
 """How often a courier is replaced that died, or had just decided to end, before that is an error."""
 _IDLE = 30.0
+_LONGEST_SOCKET = 100
+"""Bytes that the path of a socket may have: macOS takes 103, Linux 107."""
 _PROGRAM = (
     "import json, sys; config = json.load(sys.stdin); sys.path[:] = config['path'];"
     "from precook.store.remote.courier.process import main; main(config)"
@@ -70,10 +72,11 @@ class CourierClient:
 
     def __init__(self, url: StoreUrl, cache: Path) -> None:
         check_installed()
+        _check_endpoint(url)
         self._url = url
         self._cache = cache.absolute()
         version = library_versions(())[OURS]
-        self._socket = _socket_folder() / f"{courier_name(url, self._cache, version)}.sock"
+        self._socket = _socket_place(f"{courier_name(url, self._cache, version)}.sock")
         self._lock = threading.Lock()
         self._free: list[socket.socket] = []
         """Connections that nobody uses just now, of the process that `_pid` says."""
@@ -125,7 +128,10 @@ class CourierClient:
 
     def heads(self, leaves: Sequence[tuple[str, str, int]]) -> set[str]:
         """Bring the heads of packs near, by id, leaf and time; the ids of those that could not be had."""
-        return set(self._ask({"verb": "heads"}, json.dumps(leaves).encode())[0]["failed"])
+        answer = self._ask({"verb": "heads"}, json.dumps(leaves).encode())[0]
+        for name, nbytes in answer["large"]:
+            _log.warning("%s: %s has %d bytes, too many for a leaf: not read", printable(self._url), name, nbytes)
+        return set(answer["failed"])
 
     def pack_head(self, pack: str) -> bytes:
         """The head of a pack, from the pack itself; not checked."""
@@ -232,9 +238,16 @@ class CourierClient:
             "idle": _IDLE,
             "path": sys.path,
         }
-        done = subprocess.run(  # noqa: S603 - this very Python, with a program of our own
-            [sys.executable, "-c", _PROGRAM], input=json.dumps(config).encode(), capture_output=True, check=False
-        )
+        # Without -P the working folder comes first in its path, and a json.py that lies there would run.
+        command = [sys.executable, "-P", "-c", _PROGRAM]
+        given = json.dumps(config).encode()
+        try:
+            done = subprocess.run(  # noqa: S603 - this very Python, with a program of our own
+                command, input=given, capture_output=True, check=False, timeout=_START_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            waited = format_duration(_START_SECONDS)
+            raise StoreReadError(str(self._url), f"the courier does not start: nothing for {waited}") from error
         if done.returncode:
             lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
             raise StoreReadError(str(self._url), f"the courier does not start: {printable(lines[-1] if lines else '')}")
@@ -249,18 +262,35 @@ def check_installed() -> None:
         raise PrecookError("a store in a bucket needs obstore", hint=f"pip install 'precook[remote]'{needs}")
 
 
-def _socket_folder() -> Path:
-    """Where couriers can be called: a short path, for names of sockets have some hundred bytes at most."""
+def _check_endpoint(url: StoreUrl) -> None:
+    """Refuse what would be ignored: requests would go to another server than the one that was named."""
+    if url.scheme == "gs" and url.options.endpoint is not None:
+        hint = "leave `endpoint` out, or use the server's S3 interface with an s3:// URL"
+        raise PrecookError("the option `endpoint` is not for gs:// URLs", hint=hint)
+
+
+def _socket_place(name: str) -> Path:
+    """Where a courier can be called: of a long TMPDIR nothing, for the system takes no long paths of sockets."""
     if sys.platform == "win32":
         raise AssertionError  # `check_installed` has refused it
-    folder = Path(tempfile.gettempdir()) / f"precook-{os.getuid()}"
+    folder = f"precook-{os.getuid()}"
+    place = Path(tempfile.gettempdir()) / folder / name
+    if len(os.fsencode(place)) > _LONGEST_SOCKET:
+        place = Path("/tmp") / folder / name  # noqa: S108 - `_own_folder` looks whose it is
+    _own_folder(place.parent)
+    return place
+
+
+def _own_folder(folder: Path) -> None:
+    """Make a folder that nobody else can look into, or refuse the one that is there."""
+    if sys.platform == "win32":
+        raise AssertionError  # `check_installed` has refused it
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         hint = f"remove it: {printable(folder)}, or set TMPDIR to a folder of your own"
         raise StoreError(folder, "this folder is open to others, and nothing is said there", hint=hint)
-    return folder
 
 
 def _variables(scheme: str) -> str:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from precook.errors import DamagedPackError
 from precook.store.format.header import header_length
 from precook.store.format.pack import MAX_HEAD, pack_id, parse_pack_header
 from precook.store.packfile import Guard, PackFile
-from precook.store.remote.bucket import Bucket, BucketFault
+from precook.store.remote.bucket import Bucket, BucketFault, TooLargeFault
 from precook.store.remote.courier.messages import receive, send
 from precook.store.remote.url import RemoteOptions, near_name, parse_url
 
@@ -37,6 +37,8 @@ _LOOK_EVERY = 0.2
 """Seconds after which it looks whether anybody still needs it."""
 _PIECE = 8 << 20
 """Bytes of each range of a larger object."""
+_LARGEST_LEAF = 64 << 20
+"""Bytes of the largest leaf that is read: of a pack with a larger head, the head is read from the pack."""
 _AT_ONCE = 8
 """Ranges and leaves that are on their way at a time, for each client that asks."""
 
@@ -74,23 +76,31 @@ class Fetcher:
                         self._mend_rows(name, descriptor, PackFile(partial, pack, Guard()))
                         break
                 os.utime(descriptor, ns=(facts.modified, facts.modified))
+                # After a power cut a file that was renamed first may have its length and nothing but zeros.
+                os.fsync(descriptor)
                 partial.rename(path)
             finally:
                 os.close(descriptor)
                 partial.unlink(missing_ok=True)
 
-    def heads(self, leaves: Sequence[tuple[str, str, int]]) -> list[str]:
-        """Bring the heads of packs near, by id, leaf and time of the leaf; the ids of those that could not be had."""
+    def heads(self, leaves: Sequence[tuple[str, str, int]]) -> dict[str, Any]:
+        """Bring the heads of packs near, by id, leaf and time of the leaf.
+
+        `failed` has the ids of those that could not be had, `large` the names and sizes of leaves that were not read.
+        """
         failed = []
-        for (pack, _, _), there in zip(leaves, self._pool.map(self._head, leaves), strict=True):
+        large: list[tuple[str, int]] = []
+        for (pack, _, _), there in zip(
+            leaves, self._pool.map(lambda leaf: self._head(leaf, large), leaves), strict=True
+        ):
             if not there:
                 failed.append(pack)
-        return failed
+        return {"failed": failed, "large": large}
 
-    def _head(self, leaf: tuple[str, str, int]) -> bool:
+    def _head(self, leaf: tuple[str, str, int], large: list[tuple[str, int]]) -> bool:
         pack, name, modified = leaf
         path = self._inside(f"heads/{pack[:2]}/{pack}")
-        content = self._verified(lambda: self.bucket.get(name), pack)
+        content = self._verified(lambda: self._leaf(name, large), pack)
         if content is None:
             # A leaf is nothing but a copy: the pack has the same bytes.
             content = self._verified(lambda: self.read_head(pack), pack)
@@ -102,6 +112,14 @@ class Fetcher:
         os.utime(partial, ns=(modified, modified))
         partial.rename(path)
         return True
+
+    def _leaf(self, name: str, large: list[tuple[str, int]]) -> bytes:
+        """A leaf's bytes, unless it has more than any leaf: it is all in memory before it can be checked."""
+        try:
+            return self.bucket.get(name, most=_LARGEST_LEAF)
+        except TooLargeFault as fault:
+            large.append((name, fault.nbytes))
+            raise
 
     def read_head(self, pack: str) -> bytes:
         """The head of a pack, from the pack itself."""
@@ -136,7 +154,7 @@ class Fetcher:
         def piece(span: tuple[int, int]) -> None:
             _write_at(descriptor, self.bucket.ranges(name, [span])[0], span[0])
 
-        list(self._pool.map(piece, spans))
+        _all_of([self._pool.submit(piece, span) for span in spans])
 
     def _mend_rows(self, name: str, descriptor: int, pack: PackFile) -> None:
         """Fetch rows once more that are not what their checksums say."""
@@ -164,6 +182,15 @@ class Fetcher:
             lock = self._under_way.setdefault(place, threading.Lock())
         with lock:
             yield
+
+
+def _all_of(pieces: Sequence[Future[None]]) -> None:
+    """Wait for all pieces, also where one fails: none may write to a descriptor that is another file's by then."""
+    wait(pieces, return_when=FIRST_EXCEPTION)
+    begun = [piece for piece in pieces if not piece.cancel()]
+    wait(begun)
+    for piece in begun:
+        piece.result()
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:
@@ -195,6 +222,9 @@ class Courier:
         except OSError as error:
             # This machine's own: a full disk, say.
             return {"errno": error.errno or errno.EIO, "message": error.strerror or "no reason given"}, b""
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client waits for an answer
+            # The type alone: what a library says may hold a secret.
+            return {"fault": "refused", "message": f"{form['verb']}: {type(error).__name__}"}, b""
         return answer
 
     def _fetcher(self, url: str) -> Fetcher:
@@ -242,7 +272,7 @@ _VERBS: dict[str, Callable[[Fetcher, dict[str, Any], bytes], tuple[dict[str, Any
     "delete": _delete,
     "clock": lambda fetcher, _, __: ({"now": fetcher.bucket.clock()}, b""),
     "fetch": _fetch,
-    "heads": lambda fetcher, _, body: ({"failed": fetcher.heads(json.loads(body))}, b""),
+    "heads": lambda fetcher, _, body: (fetcher.heads(json.loads(body)), b""),
     "pack_head": lambda fetcher, form, _: ({}, fetcher.read_head(form["pack"])),
 }
 
@@ -281,6 +311,8 @@ def serve(listener: socket.socket, place: Path, config: dict[str, Any]) -> None:
         threading.Thread(target=_converse, args=(connection, courier, clients), daemon=True).start()
     # The name first: whoever finds it gone starts another, whoever is in the queue hears that we hung up.
     place.unlink(missing_ok=True)
+    # Then the lock's name, for clients that are idle may stay for long, and another courier must not wait for them.
+    _lock_of(place).unlink(missing_ok=True)
     listener.close()
     while clients.idle() == 0.0:
         time.sleep(_LOOK_EVERY)
@@ -291,6 +323,8 @@ def _converse(connection: socket.socket, courier: Courier, clients: _Clients) ->
         try:
             while not courier.refused.is_set():
                 form, body = receive(connection)
+                if courier.refused.is_set():
+                    break  # it asks again, and then another courier, with credentials that may be better
                 send(connection, *courier.answer(form, body))
         finally:
             clients.add(-1)
@@ -299,7 +333,7 @@ def _converse(connection: socket.socket, courier: Courier, clients: _Clients) ->
 def main(config: dict[str, Any]) -> None:
     """Become the courier of a name, unless there is one; the program that a client starts ends when it can be asked."""
     place = Path(config["socket"])
-    lock = _hold(Path(f"{place}.lock"))
+    lock = _hold(_lock_of(place))
     if lock is None:
         return  # there is one already, or another one is about to be
     place.unlink(missing_ok=True)
@@ -315,9 +349,12 @@ def main(config: dict[str, Any]) -> None:
         os.dup2(nothing, number)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)  # for people
     serve(listener, place, config)
-    # Before it is let go: whoever gets hold of it then sees that it has no name any more.
-    Path(f"{place}.lock").unlink(missing_ok=True)
     os._exit(0)
+
+
+def _lock_of(place: Path) -> Path:
+    """The lock that goes with a socket."""
+    return Path(f"{place}.lock")
 
 
 def _hold(path: Path) -> int | None:
