@@ -129,8 +129,9 @@ class CourierClient:
     def heads(self, leaves: Sequence[tuple[str, str, int]]) -> set[str]:
         """Bring the heads of packs near, by id, leaf and time; the ids of those that could not be had."""
         answer = self._ask({"verb": "heads"}, json.dumps(leaves).encode())[0]
+        url = printable(self._url)
         for name, nbytes in answer["large"]:
-            _log.warning("%s: %s has %d bytes, too many for a leaf: not read", printable(self._url), name, nbytes)
+            _log.warning("%s: %s has %d bytes, too many for a leaf: not read", url, printable(name), nbytes)
         return set(answer["failed"])
 
     def pack_head(self, pack: str) -> bytes:
