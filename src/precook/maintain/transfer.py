@@ -224,10 +224,10 @@ class _Carrier:
     def _open(self, name: str) -> PackFile:
         """A pack that lies on this disk."""
         internals = self._source.internals(create=False)
-        if isinstance(internals, BucketInternals):
-            internals.home.fetch(name)
         path = internals.layout.pack(name)
         try:
+            if isinstance(internals, BucketInternals):
+                internals.home.fetch(name)
             return PackFile(path, name, Guard())
         except FileNotFoundError as error:
             raise StoreReadError(path, "it was removed meanwhile", hint="start again") from error

@@ -46,6 +46,8 @@ _Result = TypeVar("_Result")
 _CONTEXT = "precook snapshot 1"
 _PIECE = 1 << 20
 """Bytes that are copied at a time."""
+_MAX_NUMBER = 99_999_999
+"""The largest number that a name has digits for: one with more would not be found again."""
 _NAME = re.compile(r"([0-9]{8})-([0-9a-f]{64})\.safetensors")
 
 
@@ -205,7 +207,7 @@ def write_snapshot(
             if latest is not None:
                 files.sync_directory(folder)  # whoever wrote it may have died before its name was durable
                 return latest
-            number = max((file.number for file in _snapshots_of(layout, dataset)), default=0) + 1
+            number = _next_number(layout, dataset)
             image = build_pack([entry], created=int(time.time()), salt=secrets.token_hex(8))
             file = SnapshotFile(dataset, number, image.id, folder / f"{number:08d}-{image.id}.safetensors")
             try:
@@ -232,8 +234,8 @@ def copy_snapshot(layout: Layout, directories: files.Directories, snapshot: Snap
         latest = _latest_with(layout, dataset, _content_key(take_apart(snapshot.content.tree())))
         if latest is not None:
             return latest
-        earlier = (file.number for file in _snapshots_of(layout, dataset))
-        number = max(max(earlier, default=0) + 1, snapshot.file.number)
+        # Not the number that it had there: a very large one would leave none for the snapshots after it.
+        number = _next_number(layout, dataset)
         path = folder / f"{number:08d}-{snapshot.file.id}.safetensors"
         with snapshot.file.path.open("rb") as source:
             files.publish(path, iter(lambda: source.read(_PIECE), b""))
@@ -264,6 +266,15 @@ def _content_key(parts: Parts) -> bytes:
 
 def _snapshots_of(layout: Layout, dataset: str) -> list[SnapshotFile]:
     return [snapshot for snapshot in list_snapshots(layout) if snapshot.dataset == dataset]
+
+
+def _next_number(layout: Layout, dataset: str) -> int:
+    """The number of the dataset's next snapshot; refused where a name has no digits left for it."""
+    number = max((file.number for file in _snapshots_of(layout, dataset)), default=0) + 1
+    if number > _MAX_NUMBER:
+        hint = "remove the snapshot with the largest number, or give the dataset another name"
+        raise StoreError(layout.root, f"{dataset} has a snapshot {number - 1:,}, and none can come after it", hint=hint)
+    return number
 
 
 def read_snapshot(file: SnapshotFile) -> Snapshot:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from precook.store import files
 from precook.store.format.build import PackImage
 from precook.store.remote.courier.client import CourierClient, NoObjectError
 from precook.store.remote.layout import LEAVES, PACKS, NearLayout, leaf_object, pack_object, read_leaf, read_pack
-from precook.store.remote.leaves import keep_head, read_head
+from precook.store.remote.leaves import BucketHome, keep_head, read_head
 
 _LEFT_SECONDS = 86_400.0
 """After so long a pack in the outbox, or one that is not here whole, is what somebody left who died."""
@@ -26,13 +27,15 @@ _LEFT_SECONDS = 86_400.0
 class Sender:
     """Brings packs to a bucket."""
 
-    def __init__(self, layout: NearLayout, courier: CourierClient) -> None:
+    def __init__(self, layout: NearLayout, courier: CourierClient, home: BucketHome) -> None:
         self._layout = layout
         self._courier = courier
+        self._home = home
 
     def send(self, image: PackImage) -> None:
         """Make a pack durable in the bucket; its file stays here as what was fetched would."""
-        path = self._layout.outbox / f"{image.id}.safetensors"
+        # Equal entries make an equal pack: another push may be sending it just now, or have died doing so.
+        path = self._layout.outbox / f"{image.id}.{secrets.token_hex(8)}.safetensors"
         try:
             with files.explained(self._layout.root):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,11 +59,14 @@ class Sender:
         self._courier.put(pack_object(pack), path)
         self._courier.put(leaf_object(pack), head)
         keep_head(self._layout, pack, head)
+        self._home.note_sent(pack)
 
     def adopt(self) -> int:
-        """Write the leaves of packs that have none; how many there were."""
-        packs = {pack for item in self._courier.list(PACKS) if (pack := read_pack(item.name)) is not None}
+        """Write the leaves of packs that have none, and note leaves whose packs are lost; how many were written."""
+        # Leaves first: one that is written between the two lists must not look like that of a lost pack.
         known = {pack for item in self._courier.list(LEAVES) if (pack := read_leaf(item.name)) is not None}
+        packs = {pack for item in self._courier.list(PACKS) if (pack := read_pack(item.name)) is not None}
+        self._home.note_packs(known, packs)
         adopted = 0
         for pack in sorted(packs - known):
             try:

@@ -100,6 +100,22 @@ class BucketHome:
             self._leaves = leaves
         return set(leaves)
 
+    def note_packs(self, named: set[str], packs: set[str]) -> set[str]:
+        """Compare packs that leaves name with a list of packs that was made later; those that are lost.
+
+        A pack is put before its leaf, so what has a leaf and is not in a later list is gone: its leaf is passed over
+        from now on, or the next look at the leaves would bring it back. What is listed again, somebody has sent anew.
+        """
+        lost = named - packs
+        with self._lock:
+            self._gone = (self._gone - packs) | lost
+        return lost
+
+    def note_sent(self, name: str) -> None:
+        """A pack is in the bucket now, whatever was known of it before."""
+        with self._lock:
+            self._gone.discard(name)
+
     def open(self, name: str, guard: Guard) -> PackFile:
         """A pack to read from; its rows are fetched when they are asked for."""
         return NearPackFile(self._layout.pack(name), guard, self.head(name), lambda: self.fetch(name))
@@ -126,7 +142,8 @@ class BucketHome:
         try:
             self._courier.fetch(pack_object(name), name, place, most=most, anew=anew)
         except NoObjectError:
-            self._gone.add(name)
+            with self._lock:
+                self._gone.add(name)
             raise PackGoneError(path) from None
 
     def fetch_again(self, pack: PackFile) -> bool:

@@ -54,7 +54,7 @@ class BucketInternals(StoreInternals):
         self._location = location
         self._refuses = refuses
         super().__init__(**parts, home=BucketHome(parts["layout"], courier), read_only=False, make_room=None)
-        self.sender = Sender(self.layout, courier)
+        self.sender = Sender(self.layout, courier, self.home)
         self.send = self.sender.send
 
     def make_index(self, *, read_only: bool) -> Index:  # noqa: ARG002 - what is near can always be written
@@ -63,9 +63,11 @@ class BucketInternals(StoreInternals):
 
     def pack_names(self) -> set[str]:
         """Every pack that the bucket has."""
+        # Before the list: what somebody adds meanwhile is not lost.
+        known = self.index.pack_ids()
         packs = {pack for item in self.courier.list(PACKS) if (pack := read_pack(item.name)) is not None}
         # What only a leaf names is lost, and told as such.
-        self.index.drop_packs(self.index.pack_ids() - packs)
+        self.index.drop_packs(self.home.note_packs(known, packs))
         return packs
 
     def open_pack(self, name: str) -> PackFile:
@@ -129,7 +131,9 @@ class BucketStore(Store):
     def reindex(self) -> int:
         """Make the view anew, and adopt packs whose leaves were never written; the number of entries found."""
         internals = self._bucket_internals()
-        if not self._read_only:
+        if self._read_only:
+            internals.pack_names()  # packs that are lost are not to be found again by their leaves
+        else:
             internals.sender.adopt()
         internals.index.rebuild()
         return internals.index.count()
