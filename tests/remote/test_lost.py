@@ -10,6 +10,8 @@ import pytest
 
 import precook
 from precook.errors import StoreError
+from precook.store.format.build import PackImage
+from precook.store.remote.courier.client import CourierClient
 from precook.store.snapshot import copy_snapshot
 from tests.remote.test_transfer import built
 from tests.support.buckets import Buckets, fresh
@@ -86,3 +88,92 @@ def test_a_foreign_number_leaves_room_for_later_snapshots(tmp_path: Path) -> Non
         (other.path / "snapshots" / "test" / last.name).write_bytes(b"")
         with pytest.raises(StoreError, match="none can come after it"):
             copy_snapshot(internals.layout, other._directories, foreign)
+
+
+def pushed(folder: Buckets, tmp_path: Path) -> str:
+    """The name of a store that a dataset was pushed to."""
+    name = fresh()
+    with built(tmp_path / "a") as made:
+        made.store.push(folder.url(name), cache=folder.cache)
+    return name
+
+
+def test_a_pack_that_a_dead_push_left_is_no_obstacle(folder: Buckets, tmp_path: Path) -> None:
+    """Equal entries make an equal pack, whose file in the outbox belongs to whoever made it."""
+    name = fresh()
+    with folder.open(name) as far:
+        far.put(RECIPE.key(0), np.arange(3), recipe=RECIPE)
+        internals = far.internals()
+        left = []
+
+        def leave(image: PackImage) -> None:
+            path = internals.layout.root / "outbox" / f"{image.id}.safetensors"
+            path.write_bytes(b"left")
+            left.append(path)
+            send(image)
+
+        send, internals.send = internals.send, leave
+        assert send is not None
+        far.put(RECIPE.key(1), np.arange(3), recipe=RECIPE)
+        assert [path.read_bytes() for path in left] == [b"left"]
+        np.testing.assert_array_equal(far.get(RECIPE.key(1)), np.arange(3))
+
+
+def test_a_copy_of_a_snapshot_that_is_damaged_is_fetched_again(folder: Buckets, tmp_path: Path) -> None:
+    """The bucket is the truth; where it is damaged there, too, that is told."""
+    name = pushed(folder, tmp_path)
+    with folder.open(name, cache=tmp_path / "other") as far:
+        path = far.snapshot("test").file.path
+        whole = path.read_bytes()
+        path.unlink()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        far.snapshot("test")
+        assert path.read_bytes() == whole
+        for damaged in (path, folder.root / "far" / name / "snapshots" / "test" / path.name):
+            damaged.unlink()
+            damaged.write_bytes(whole[:50])
+        with pytest.raises(precook.PrecookError):
+            far.snapshot("test")
+
+
+def test_a_snapshot_on_its_way_is_not_taken_for_one_that_is_gone(folder: Buckets, tmp_path: Path) -> None:
+    """Another process sends it after it has let go of the lock; what the bucket had and has no more goes."""
+    name = pushed(folder, tmp_path)
+    with folder.open(name, cache=tmp_path / "other") as far:
+        (known,) = far.snapshots()
+        young = known.path.with_name(f"00000002-{known.id}.safetensors")
+        shutil.copyfile(known.path, young)
+        assert [file.number for file in far.snapshots()] == [1, 2]
+        (folder.root / "far" / name / "snapshots" / "test" / known.path.name).unlink()
+        assert [file.number for file in far.snapshots()] == [2]
+
+
+def test_a_marker_that_is_too_large_or_never_the_same_is_refused(
+    folder: Buckets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is made of a store.toml of which no two reads agree."""
+    name = pushed(folder, tmp_path)
+    reads = iter(range(100))
+    with monkeypatch.context() as patch:
+        patch.setattr(CourierClient, "range", lambda *_: b"%d" % next(reads))
+        with pytest.raises(StoreError, match="another one each time"), folder.open(name) as far:
+            len(far)
+    marker = folder.root / "far" / name / "store.toml"
+    with marker.open("r+b") as file:
+        file.truncate(1 << 32)
+    with pytest.raises(StoreError, match="too large"), folder.open(name) as far:
+        len(far)
+
+
+def test_no_more_of_a_snapshot_is_fetched_than_belongs_to_it(folder: Buckets, tmp_path: Path) -> None:
+    """An object that has grown fills no disk, and is told as damaged."""
+    name = pushed(folder, tmp_path)
+    (far_path,) = (folder.root / "far" / name / "snapshots").rglob("*.safetensors")
+    whole = far_path.stat().st_size
+    with far_path.open("r+b") as file:
+        file.truncate(1 << 33)
+    with folder.open(name, cache=tmp_path / "other") as far:
+        (near,) = far.snapshots()
+        assert near.path.stat().st_size == whole + 1
+        with pytest.raises(precook.PrecookError):
+            far.snapshot("test")

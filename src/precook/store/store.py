@@ -389,7 +389,7 @@ class Store:
             snapshots = [snapshot for snapshot in listed if snapshot.dataset == dataset]
             if not snapshots:
                 raise NoSnapshotError(self.location, dataset)
-            return read_snapshot(snapshots[-1])
+            return self._read_snapshot(snapshots[-1])
 
         return dataclasses.replace(with_snapshots(self._layout, latest), store=self)
 
@@ -453,6 +453,10 @@ class Store:
 
     def look_for_snapshots(self) -> None:
         """Called before snapshots are listed: those of a bucket are brought near."""
+
+    def _read_snapshot(self, file: SnapshotFile) -> Snapshot:
+        """A snapshot, read and checked: a copy of one of a bucket is fetched again where it is damaged."""
+        return read_snapshot(file)
 
     def _send_snapshot(self, file: SnapshotFile) -> None:
         """Called with the latest snapshot once it lies here: one of a bucket is brought there."""

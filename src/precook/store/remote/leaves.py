@@ -17,11 +17,15 @@ from precook.errors import DamagedPackError
 from precook.fs.system import calls
 from precook.store import files
 from precook.store.format.header import header_length
-from precook.store.format.pack import Head, pack_id, parse_head, parse_pack_header
+from precook.store.format.pack import MAX_HEAD, Head, pack_id, parse_head, parse_pack_header
 from precook.store.packfile import Guard, PackFile, PackGoneError
 from precook.store.remote.courier.client import CourierClient, NoObjectError
 from precook.store.remote.layout import LEAVES, NearLayout, pack_object, read_leaf
 
+_ATTEMPTS = 3
+"""How often the head of a snapshot is read that is not what its name says: it may have changed on the way."""
+_NO_SNAPSHOT = 1 << 20
+"""Bytes that are fetched of a snapshot whose head cannot be read."""
 _AT_A_TIME = 1000
 """Leaves that are asked for by one call."""
 
@@ -164,6 +168,28 @@ class BucketHome:
         wanted = [(pack, *leaves[pack]) for pack in packs if pack in leaves]
         for start in range(0, len(wanted), _AT_A_TIME):
             self._courier.heads(wanted[start : start + _AT_A_TIME])
+
+
+def bound_snapshot(courier: CourierClient, name: str, pack: str) -> int:
+    """The most bytes to fetch of a snapshot: one more than its head says, so that one that is longer is seen to be.
+
+    Of an object that is none, a piece is enough for whoever reads it to say so.
+    """
+    there = courier.head(name).nbytes
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(ValueError, DamagedPackError):
+            header = _first(courier, name, header_length(_first(courier, name, 8, there)), there)
+            head = _first(courier, name, len(header) + parse_pack_header(header).directory, there)
+            return read_head(head, pack, Path(name)).file_bytes + 1
+    return _NO_SNAPSHOT
+
+
+def _first(courier: CourierClient, name: str, nbytes: int, there: int) -> bytes:
+    """The first bytes of an object; `ValueError` where it does not have so many, or they are too many for a head."""
+    if nbytes > min(there, MAX_HEAD):
+        message = "not a pack"
+        raise ValueError(message)
+    return courier.range(name, 0, nbytes)
 
 
 def keep_head(layout: NearLayout, pack: str, head: bytes) -> None:

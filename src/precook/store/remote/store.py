@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from precook.errors import LockedError, NotAStoreError, StoreError, printable
+from precook.errors import AccessError, DamagedPackError, LockedError, NotAStoreError, StoreError, printable
 from precook.store import files
 from precook.store.index.index import Index
 from precook.store.internals import Stats, StoreInternals
@@ -32,14 +34,16 @@ from precook.store.remote.layout import (
     read_snapshot_name,
     snapshot_object,
 )
-from precook.store.remote.leaves import BucketHome
+from precook.store.remote.leaves import BucketHome, bound_snapshot
 from precook.store.remote.url import StoreUrl, near_name
 from precook.store.remote.view import View
-from precook.store.snapshot import SnapshotFile
+from precook.store.snapshot import Snapshot, SnapshotFile
 from precook.store.store import Store
 
 _ATTEMPTS = 3
 """How often the marker is read until two reads agree: nothing else vouches for its bytes."""
+_ON_ITS_WAY = 3600.0
+"""So many seconds a snapshot may lie here that the bucket does not have: another process may be sending it."""
 _FOR_LATER = "do it to a store in a folder, and `precook push` that one to a prefix of its own"
 
 
@@ -173,23 +177,43 @@ class BucketStore(Store):
                     (layout.snapshots / dataset).mkdir(parents=True, exist_ok=True)
                     (layout.snapshots / dataset / file).touch()
             else:
-                pack = file.partition("-")[2].removesuffix(".safetensors")
                 with contextlib.suppress(NoObjectError):
-                    self._courier.fetch(snapshot_object(dataset, file), pack, f"snapshots/{dataset}/{file}")
+                    self._fetch_snapshot(dataset, file)
         gone = here - there.keys()
         if gone and self._internals is not None:
             # Whoever writes one just now has the lock: it is not here to be taken for one that is gone.
             with contextlib.suppress(LockedError), self._internals.index.exclusive(patience=0.1):
                 for dataset, file in gone:
-                    (layout.snapshots / dataset / file).unlink(missing_ok=True)
+                    path = layout.snapshots / dataset / file
+                    # It is sent after the lock is free again. What the bucket had before is not on its way there.
+                    if (dataset, file) in self._sent or _is_old(path):
+                        path.unlink(missing_ok=True)
         self._sent = set(there)
+
+    def _read_snapshot(self, file: SnapshotFile) -> Snapshot:
+        """Read a snapshot; where the copy here is damaged, once more from the bucket."""
+        try:
+            return super()._read_snapshot(file)
+        except DamagedPackError:
+            try:
+                self._fetch_snapshot(file.dataset, file.path.name, anew=True)
+            except NoObjectError:
+                raise FileNotFoundError(file.path) from None  # whoever has listed it lists them again
+            return super()._read_snapshot(file)
+
+    def _fetch_snapshot(self, dataset: str, file: str, *, anew: bool = False) -> None:
+        """Bring a snapshot near, and no more of its object than belongs to it."""
+        name = snapshot_object(dataset, file)
+        pack = file.partition("-")[2].removesuffix(".safetensors")
+        most = bound_snapshot(self._courier, name, pack)
+        self._courier.fetch(name, pack, f"snapshots/{dataset}/{file}", most=most, anew=anew)
 
     def _send_snapshot(self, file: SnapshotFile) -> None:
         """Bring a snapshot to the bucket, after everything that it names."""
         if (file.dataset, file.path.name) in self._sent:
             return
         # By a name of its own: nobody can take it from under the courier's hands.
-        outbox = NearLayout(self.path).outbox / f"{file.id}.{os.getpid()}"
+        outbox = NearLayout(self.path).outbox / f"{file.id}.{secrets.token_hex(8)}"
         with files.explained(self.path):
             outbox.parent.mkdir(parents=True, exist_ok=True)
             os.link(file.path, outbox)
@@ -238,21 +262,34 @@ class BucketStore(Store):
     def _read_marker(self) -> Marker | None:
         """What store.toml says in the bucket; None where there is no store yet."""
         try:
-            before = self._courier.get(MARKER)
-            if not before or len(before) > MAX_MARKER:
+            nbytes = self._marker_bytes()
+            if not 0 < nbytes <= MAX_MARKER:
                 raise NotAStoreError(self.location, "store.toml is empty or too large")
-            for _ in range(_ATTEMPTS):
+            before = b""
+            for _ in range(1 + _ATTEMPTS):
                 # By range: a server that cannot do that is no place for a store.
-                now = self._courier.range(MARKER, 0, len(before))
+                now = self._courier.range(MARKER, 0, nbytes)
                 if now == before:
                     break
                 before = now
+            else:
+                hint = "look at the server and what lies between"
+                raise StoreError(self.location, "store.toml is another one each time it is read", hint=hint)
         except NoObjectError:
             return None
         try:
             return parse_marker(self.location, now.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise NotAStoreError(self.location, "store.toml is not text") from error
+
+    def _marker_bytes(self) -> int:
+        """The size of store.toml, before it is read: whatever lies under that name need not be small."""
+        try:
+            return self._courier.head(MARKER).nbytes
+        except (AccessError, NoObjectError):
+            # Asked for a size, a server does not say why not, or that there is no bucket; asked for bytes it does.
+            self._courier.range(MARKER, 0, 1)
+            return self._courier.head(MARKER).nbytes
 
     def _make_store(self) -> Marker:
         marker = self._read_marker()
@@ -303,6 +340,14 @@ def _names(folder: Path) -> Iterator[tuple[str, str]]:
     for path in folder.glob("*/*"):
         if read_snapshot_name(f"snapshots/{path.parent.name}/{path.name}") is not None:
             yield path.parent.name, path.name
+
+
+def _is_old(path: Path) -> bool:
+    """Whether a file has lain here for so long that nobody is sending it any more."""
+    try:
+        return time.time() - path.stat().st_ctime > _ON_ITS_WAY
+    except FileNotFoundError:
+        return False
 
 
 def _reopen(kind: type[BucketStore], url: StoreUrl, options: dict[str, Any]) -> BucketStore:
