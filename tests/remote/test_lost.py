@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic_core import PydanticCustomError
 
 import precook
-from precook.errors import StoreError
+from precook.config.remote import RemoteSettings, no_secrets
+from precook.errors import ConfigError, StoreError
 from precook.store.format.build import PackImage
 from precook.store.remote.courier.client import CourierClient
+from precook.store.remote.url import RemoteOptions, courier_name, find_endpoint, near_name, parse_url
 from precook.store.snapshot import copy_snapshot
 from tests.remote.test_transfer import built
 from tests.support.buckets import Buckets, fresh
@@ -177,3 +180,59 @@ def test_no_more_of_a_snapshot_is_fetched_than_belongs_to_it(folder: Buckets, tm
         assert near.path.stat().st_size == whole + 1
         with pytest.raises(precook.PrecookError):
             far.snapshot("test")
+
+
+@pytest.mark.parametrize("text", ["s3://user:hunter2@[bucket/prefix", "s3://user:hunter2@[::1/x"])
+def test_a_url_that_cannot_be_read_is_not_repeated(text: str) -> None:
+    """A password may be part of it."""
+    with pytest.raises(ConfigError) as refused:
+        parse_url(text)
+    assert "hunter2" not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
+    url = parse_url("s3://bucket/x", RemoteOptions(endpoint="https://user:hunter2@[host"))
+    with pytest.raises(ConfigError) as refused:
+        find_endpoint(url)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "variable", ["AZURE_STORAGE_SAS_KEY", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_SERVICE_ACCOUNT_KEY"]
+)
+def test_whoever_asks_as_another_has_another_courier(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gets what another's credentials may read."""
+    url = parse_url("s3://bucket/x")
+    names = set()
+    for value in ("", "one", "two"):
+        monkeypatch.setenv(variable, value)
+        names.add(courier_name(url, Path("cache"), "1"))
+    assert len(names) == 3
+
+
+def test_containers_of_two_accounts_are_two_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account is no part of an az:// URL."""
+    names = set()
+    for account in ("one", "two"):
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", account)
+        names.add(near_name(parse_url("az://container/x")))
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["secret", "AWS_SECRET_ACCESS_KEY", "Aws_Session_Token", "azure_storage_account_key", "google_token"]
+)
+def test_credentials_in_a_config_are_refused_by_any_name(name: str) -> None:
+    """Whoever's they are, and however they are written."""
+    with pytest.raises(PydanticCustomError) as refused:
+        no_secrets({name: "hunter2"})
+    assert "in the environment instead" in str(refused.value.context)
+    assert "hunter2" not in str(refused.value.context)
+
+
+@pytest.mark.parametrize("patience", [float("inf"), float("nan"), 0, -1])
+def test_patience_has_an_end(patience: float) -> None:
+    """In the config as in Python."""
+    with pytest.raises(ValueError, match="refused"):
+        RemoteSettings(patience=patience)
+    with pytest.raises(ValueError, match="finite"):
+        RemoteOptions(patience=patience)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -17,6 +18,7 @@ SECRETS = {
     "client_secret": "AZURE_CLIENT_SECRET",
     "key": "AWS_ACCESS_KEY_ID",
     "password": "AWS_SECRET_ACCESS_KEY",
+    "sas_key": "AZURE_STORAGE_SAS_KEY",
     "sas_token": "AZURE_STORAGE_SAS_KEY",
     "secret": "AWS_SECRET_ACCESS_KEY",
     "secret_access_key": "AWS_SECRET_ACCESS_KEY",
@@ -28,13 +30,22 @@ SECRETS = {
 """What people write into a config for a credential, and the variable that it belongs into."""
 
 
+def _variable(name: str) -> str | None:
+    """The variable for a credential that a config gives by this name; None where the name is no credential's."""
+    plain = name.lower().replace("-", "_")
+    # In front stands whose it is, as in the names of variables.
+    for prefix in ("aws_", "azure_", "google_"):
+        plain = plain.removeprefix(prefix)
+    return SECRETS.get(plain) or SECRETS.get(plain.removeprefix("storage_"))
+
+
 def no_secrets(value: object) -> object:
     """Refuse credentials, and say where they belong; what was written is not repeated."""
     if isinstance(value, dict):
         flaws = [
-            Flaw("credentials are not part of a config", f"set {SECRETS[name]} in the environment instead", (name,))
+            Flaw("credentials are not part of a config", f"set {variable} in the environment instead", (name,))
             for name in value
-            if isinstance(name, str) and name in SECRETS
+            if isinstance(name, str) and (variable := _variable(name)) is not None
         ]
         if flaws:
             raise refusal(*flaws)
@@ -55,7 +66,7 @@ def _server(value: object) -> object:
 
 
 def _positive(value: Any) -> Any:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     raise refusal(Flaw(f"must be a duration such as 15m, not {described(value)}"))
 

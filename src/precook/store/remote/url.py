@@ -5,12 +5,13 @@ No secret is ever part of a URL or of an option: credentials come from the envir
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from precook.errors import ConfigError, ConfigProblem, printable
 from precook.identity.digest import derived_digest
@@ -25,6 +26,7 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._=+@ -]{1,200}")
 _CONTEXT = "precook remote store 1"
+_SECRETS_CONTEXT = "precook remote credentials 1"
 _IDENTITY = (
     "AWS_ACCESS_KEY_ID",
     "AWS_PROFILE",
@@ -34,6 +36,7 @@ _IDENTITY = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_REGION",
     "AWS_DEFAULT_REGION",
+    "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_SKIP_SIGNATURE",
     "AZURE_CLIENT_ID",
     "AZURE_STORAGE_ACCOUNT_NAME",
@@ -42,6 +45,8 @@ _IDENTITY = (
     "GOOGLE_SERVICE_ACCOUNT",
 )
 """Variables that say who asks, none of which is a secret: two that differ in one of them share no courier."""
+_SECRETS = ("AZURE_STORAGE_SAS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY")
+"""Variables that say who asks and are secrets: of them nothing but a digest goes any further."""
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
@@ -71,8 +76,8 @@ class RemoteOptions:
     """Seconds that the server may be away before we give up."""
 
     def __post_init__(self) -> None:
-        if self.patience <= 0:
-            message = "patience must be positive"
+        if not 0 < self.patience < math.inf:
+            message = "patience must be positive and finite"
             raise ValueError(message)
 
 
@@ -108,7 +113,7 @@ def parse_url(text: str, options: RemoteOptions | None = None) -> StoreUrl:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise wrong_url(f"{printable(scheme)}:// names no store that precook knows", f"there are {known}")
     # Before anything is said about the rest: a message must not repeat a secret.
-    parts = urlsplit(text)
+    parts = _split(text, f"a {scheme}:// URL cannot be read", f"write {scheme}://bucket/prefix")
     if "@" in parts.netloc or parts.query or parts.fragment or "?" in text or "#" in text:
         hint = "credentials come from the environment, other settings from `remote:` in the config"
         raise wrong_url(f"a {scheme}:// URL has neither a user, a password nor a query", hint)
@@ -123,6 +128,14 @@ def parse_url(text: str, options: RemoteOptions | None = None) -> StoreUrl:
         hint = f"write {scheme}://bucket/prefix with letters, digits, dots, dashes and underscores"
         raise wrong_url(f"{printable(text)} names no bucket and prefix", hint)
     return StoreUrl(scheme, parts.netloc, prefix, options)
+
+
+def _split(text: str, message: str, hint: str) -> SplitResult:
+    """The parts of a URL; what is wrong with one is not repeated, for a password may be part of it."""
+    try:
+        return urlsplit(text)
+    except ValueError:
+        raise wrong_url(message, hint) from None
 
 
 def find_place(settings: Settings, base: Path) -> Path | StoreUrl:
@@ -142,7 +155,7 @@ def find_endpoint(url: StoreUrl) -> str | None:
     endpoint = url.options.endpoint or next((value for value in variables if value), None)
     if endpoint is None:
         return None
-    parts = urlsplit(endpoint)
+    parts = _split(endpoint, "the endpoint cannot be read", "write https://host:port")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         raise wrong_url("the endpoint is not an http:// or https:// URL of a server", "write https://host:port")
     if parts.scheme == "http" and not url.options.allow_http and not _is_loopback(parts.hostname):
@@ -166,6 +179,9 @@ def default_cache() -> Path:
 def near_name(url: StoreUrl) -> str:
     """The folder of a store in the cache: known before the store is, and another one for each server."""
     told = f"{url}\0{find_endpoint(url) or ''}".encode()
+    if url.scheme == "az":
+        # A container is named within an account, which the URL does not tell.
+        told += b"\0" + os.fsencode(os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
     return derived_digest(_CONTEXT, told).hex()[:32]
 
 
@@ -174,6 +190,8 @@ def courier_name(url: StoreUrl, cache: Path, version: str) -> str:
     names = (*_IDENTITY, *_ENDPOINTS.get(url.scheme, ()))
     facts = [str(cache), version, *(f"{name}={value}" for name, value in sorted(as_form(url.options).items()))]
     facts += [f"{name}={os.environ.get(name, '')}" for name in names]
+    secrets = "\0".join(os.environ.get(name, "") for name in _SECRETS)
+    facts.append(derived_digest(_SECRETS_CONTEXT, os.fsencode(secrets)).hex())
     return derived_digest(_CONTEXT, "\0".join(facts).encode("utf-8", "surrogateescape")).hex()[:32]
 
 
