@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from precook.errors import AccessError, DamagedPackError, LockedError, NotAStoreError, StoreError, printable
+from precook.errors import DamagedPackError, LockedError, NotAStoreError, StoreError, printable
 from precook.store import files
 from precook.store.index.index import Index
 from precook.store.internals import Stats, StoreInternals
@@ -262,13 +262,12 @@ class BucketStore(Store):
     def _read_marker(self) -> Marker | None:
         """What store.toml says in the bucket; None where there is no store yet."""
         try:
-            nbytes = self._marker_bytes()
-            if not 0 < nbytes <= MAX_MARKER:
+            before = self._courier.get(MARKER)
+            if not before or len(before) > MAX_MARKER:
                 raise NotAStoreError(self.location, "store.toml is empty or too large")
-            before = b""
-            for _ in range(1 + _ATTEMPTS):
+            for _ in range(_ATTEMPTS):
                 # By range: a server that cannot do that is no place for a store.
-                now = self._courier.range(MARKER, 0, nbytes)
+                now = self._courier.range(MARKER, 0, len(before))
                 if now == before:
                     break
                 before = now
@@ -281,15 +280,6 @@ class BucketStore(Store):
             return parse_marker(self.location, now.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise NotAStoreError(self.location, "store.toml is not text") from error
-
-    def _marker_bytes(self) -> int:
-        """The size of store.toml, before it is read: whatever lies under that name need not be small."""
-        try:
-            return self._courier.head(MARKER).nbytes
-        except (AccessError, NoObjectError):
-            # Asked for a size, a server does not say why not, or that there is no bucket; asked for bytes it does.
-            self._courier.range(MARKER, 0, 1)
-            return self._courier.head(MARKER).nbytes
 
     def _make_store(self) -> Marker:
         marker = self._read_marker()
