@@ -25,6 +25,7 @@ from precook.interrupt import Condition
 from precook.plan.entries import PlannedEntry
 from precook.plan.forecast import find_rates
 from precook.plan.plan import Plan
+from precook.sources import samples
 from precook.sources.crop import cut
 from precook.sources.geometry import COLUMNS, TARGET
 from precook.sources.pictures import decode
@@ -123,7 +124,7 @@ class TestTogether:
 
         for name in ("decode_image", "decode_mask"):
             monkeypatch.setattr(prepare, name, counting(getattr(prepare, name)))
-        monkeypatch.setattr(prepare, "read_small", counted)
+        monkeypatch.setattr(samples, "read_small", counted)
         encoders = {name: Watched(takes, make, identity=name) for name, make in makes.items()}
         with project(tmp_path, store="together", concepts=concepts, encoders=encoders) as one:
             report = one.build()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from precook.errors import DamagedPackError
+from precook.fs.system import system
 from precook.store.format.header import header_length
 from precook.store.format.pack import MAX_HEAD, pack_id, parse_pack_header
 from precook.store.packfile import Guard, PackFile
@@ -362,7 +362,7 @@ def _hold(path: Path) -> int | None:
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(lock, shared=False, wait=False)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), path.stat()):
                     return lock
