@@ -94,12 +94,12 @@ def test_what_python_itself_has_frozen_is_nobody_s(monkeypatch: pytest.MonkeyPat
 
 def test_what_somebody_else_has_frozen_stays_so() -> None:
     """A server freezes what it has before it forks."""
+    ours: list[object] = [[]]
     gc.freeze()
     try:
-        before = gc.get_freeze_count()
         with short_pauses():
             pass
-        # Some of them may be gone by now: threads of other tests end when they like.
-        assert gc.get_freeze_count() > 0.9 * before
+        # Of one object, not of how many there are: those of other tests' threads end when they like.
+        assert not any(one is ours for one in gc.get_objects())
     finally:
         gc.unfreeze()

@@ -125,17 +125,24 @@ def survey(folder: Path, base: Path, *, clips: bool | None = None, report: Repor
     ]
 
 
+def _count_pictures(folder: Path) -> int:
+    """How many files of pictures lie in a folder; a file has none beside it."""
+    roles = dict.fromkeys(picture_suffixes(), PICTURE)
+    return 0 if folder.is_file() else len(walk(folder, roles, recursive=True).names)
+
+
 def _with_tables(folder: Path, base: Path) -> list[SurveyedConcept]:
     """The concepts whose pictures stand in tables; nothing where there are none."""
-    roles = dict.fromkeys(picture_suffixes(), PICTURE)
-    files = 0 if folder.is_file() else len(walk(folder, roles, recursive=True).names)
     try:
         tables = survey_tables(folder, lambda path: relative_path(path, base))
     except SourceError:
         # A table that cannot be read says nothing against the pictures beside it.
-        if not files:
+        if not _count_pictures(folder):
             raise
         return []
+    if not tables:
+        return []
+    files = _count_pictures(folder)
     aside = f"left aside: {format_count(files, 'picture')} in files of their own; name their folder to take them"
     remarks = (aside,) if files else ()
     return [
